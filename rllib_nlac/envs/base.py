@@ -1,0 +1,137 @@
+"""The environment contract: a plain ``gymnasium.Env[str, str]`` whose observations are only the *new* text.
+
+The transcript is rebuilt from the episode, so an environment never repeats what was said. ``TextEnv`` keeps the turn
+count, the info dict and the flags, and leaves three methods to an environment: ``sample_task``, ``begin``, ``reply``.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import gymnasium as gym
+
+from rllib_nlac.envs.spaces import TextSpace
+
+Task = TypeVar("Task")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the environment answers to one action.
+
+    Attributes:
+        text: The new observation.
+        reward: The reward of this step.
+        success: True or False once the task is decided, None while it is open.
+    """
+
+    text: str
+    reward: float = 0.0
+    success: bool | None = None
+
+
+@dataclass(frozen=True)
+class TaskId(Generic[Task]):
+    """A task together with the name it is asked for by ``reset(options={"task_id": ...})``."""
+
+    id: str
+    task: Task
+    privileged: dict[str, Any] = field(default_factory=dict)
+
+
+class TextEnv(gym.Env[str, str], Generic[Task]):
+    """Base class of the environments shipped here. Using it is a convenience: any ``gym.Env[str, str]`` will do.
+
+    ``info`` holds ``task_id, split, system_prompt, tools, turn, success, stop_reason`` and, under ``privileged``, what
+    no prompt may show. ``terminated`` means that the task is decided; ``truncated`` that the turns ran out.
+
+    Args:
+        max_turns: Actions per episode, at least 1.
+        split: Which tasks are drawn, "train" or "eval".
+
+    Raises:
+        ValueError: ``max_turns`` is below 1.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+    out_of_turns = "No turns left."
+
+    def __init__(self, max_turns: int, split: str = "train") -> None:
+        if max_turns < 1:
+            raise ValueError(f"max_turns is {max_turns}, and an episode needs at least 1 turn: set env_config.max_turns")
+        self.observation_space = TextSpace()
+        self.action_space = TextSpace()
+        self.max_turns = max_turns
+        self.split = split
+        self._current: TaskId[Task] | None = None
+        self._turn = 0
+        self._success: bool | None = None
+        self._stop_reason: str | None = None
+
+    @abc.abstractmethod
+    def sample_task(self, spec: str | None) -> TaskId[Task]:
+        """The task called ``spec``, or one drawn with ``self.np_random`` where it is None.
+
+        Raises:
+            ValueError: No task has that name.
+        """
+
+    @abc.abstractmethod
+    def begin(self, task: Task) -> str:
+        """The first observation of an episode of ``task``."""
+
+    @abc.abstractmethod
+    def reply(self, task: Task, action: str) -> Reply:
+        """The answer to one action."""
+
+    @property
+    @abc.abstractmethod
+    def system_prompt(self) -> str:
+        """What the agent is told before the first observation."""
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """JSON schemas of the tools that an action may call; none by default."""
+        return []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        options = options or {}
+        unknown = set(options) - {"task_id", "spec"}
+        if unknown:
+            raise ValueError(f"unknown reset option {sorted(unknown)[0]!r}; known are 'task_id' and 'spec'")
+        self._current = self.sample_task(options.get("task_id", options.get("spec")))
+        self._turn, self._success, self._stop_reason = 0, None, None
+        return self.begin(self._current.task), self._info()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._current is None:
+            raise RuntimeError("step() was called before reset()")
+        if self._stop_reason is not None:
+            raise RuntimeError(f"step() was called after the end of the episode ({self._stop_reason}): call reset()")
+        self._turn += 1
+        answer = self.reply(self._current.task, action)
+        text = answer.text
+        terminated = answer.success is not None
+        truncated = not terminated and self._turn >= self.max_turns
+        if terminated:
+            self._success, self._stop_reason = answer.success, "success" if answer.success else "failure"
+        elif truncated:
+            self._success, self._stop_reason = False, "turn_limit"
+            text = f"{text} {self.out_of_turns}".strip()
+        return text, answer.reward, terminated, truncated, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        assert self._current is not None
+        return {
+            "task_id": self._current.id,
+            "split": self.split,
+            "system_prompt": self.system_prompt,
+            "tools": self.tools,
+            "turn": self._turn,
+            "success": self._success,
+            "stop_reason": self._stop_reason,
+            "privileged": dict(self._current.privileged),
+        }

@@ -1,0 +1,188 @@
+"""Every record that crosses a stage, in the order in which data flows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Message(NamedTuple):
+    """One message of a dialogue; ``role`` is "system", "user" (the environment) or "assistant" (the agent)."""
+
+    role: str
+    content: str
+
+
+class Weights(StrEnum):
+    """Which weights answer a request: the policy's, θ, or the target's, θ̄."""
+
+    POLICY = "policy"
+    TARGET = "target"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One generation that is asked of an engine.
+
+    Attributes:
+        prompt_ids: The prompt's token ids.
+        max_tokens: The most tokens to generate, at least 1.
+        temperature: 0 is greedy.
+        top_p: Nucleus sampling mass.
+        seed: Makes this request's sampling reproducible; None leaves it to the engine.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What an engine answered.
+
+    Attributes:
+        prompt_ids: The prompt's token ids, as the engine saw them.
+        token_ids: The sampled ids, the end-of-turn token included where one was sampled.
+        logprobs: Log-probability of each sampled id under the distribution it was drawn from, shape (len(token_ids),).
+        finished: False where ``max_tokens`` cut the generation off.
+        weight_version: Version of the weights that answered.
+        weights: Whether those were the policy's or the target's.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: np.ndarray
+    finished: bool
+    weight_version: int
+    weights: Weights = Weights.POLICY
+
+
+@dataclass(frozen=True)
+class Step:
+    """One environment step of a text episode, as the EnvRunner keeps it."""
+
+    action: str
+    generation: Generation
+    observation: str
+    reward: float
+
+
+@dataclass(frozen=True)
+class Transition:
+    """(s, a, r, s', ended) with s the whole dialogue before the action.
+
+    Attributes:
+        id: Unique within a run; targets are cached by it.
+        env: Name of the environment, which chooses the prompts' wording.
+        state: s, the messages before the action, the system message included.
+        action: a, the full text of the agent's turn.
+        generation: The sampled ids behind ``action`` and the version of the weights that made them.
+        observation: The environment's answer, the last message of s'.
+        reward: The reward of this step.
+        terminated: The task was decided here.
+        truncated: A limit ended the episode here.
+        episode_success: Whether the episode ended in success; for diagnostics and baselines, never in a prompt.
+        returns_to_go: Undiscounted sum of rewards from this step to the end; likewise.
+    """
+
+    id: int
+    env: str
+    state: tuple[Message, ...]
+    action: str
+    generation: Generation
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    episode_success: bool
+    returns_to_go: float
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing follows: a truncated episode counts as an end."""
+        return self.terminated or self.truncated
+
+    @property
+    def next_state(self) -> tuple[Message, ...]:
+        """s', the messages before the next action."""
+        return (*self.state, Message("assistant", self.action), Message("user", self.observation))
+
+
+@dataclass(frozen=True)
+class Future:
+    """A parsed description of what follows (s, a).
+
+    Attributes:
+        text: The description without its label.
+        success: The outcome it predicts.
+    """
+
+    text: str
+    success: bool
+
+
+@dataclass(frozen=True)
+class Critique:
+    """A parsed judgement of (s, a).
+
+    Attributes:
+        text: The whole critique, as the refine prompt shows it.
+        optimal: The verdict.
+        reason: Why, grounded in the futures.
+        fix: How to improve, empty where the verdict is yes.
+    """
+
+    text: str
+    optimal: bool
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class BellmanTarget:
+    """y ~ B(s', r, d'), what the successor model is trained on for one transition.
+
+    Attributes:
+        transition: The transition backed up.
+        generation: The target's ids; None where it did not parse, and the transition's L1 is dropped.
+        future: The parsed target, None likewise.
+        next_action: a', None after an end.
+        next_future: d', None after an end or where it did not parse.
+    """
+
+    transition: Transition
+    generation: Generation | None
+    future: Future | None
+    next_action: str | None
+    next_future: str | None
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """The outcome of m rounds of critique and refinement of one transition's action.
+
+    Attributes:
+        transition: The transition whose action was judged.
+        futures: d_1..d_k of the first round, those that parsed.
+        critique: The first round's critique, None where it did not parse.
+        action: a_r's text; the stored action where the verdict was yes.
+        generation: The ids to train the policy on, None where this item's L2 is dropped.
+        kept: Whether ``action`` equals the stored one.
+        reason: Why L2 is trained or dropped, one of ``Refinement.REASONS``.
+    """
+
+    REASONS = ("refined", "kept", "yes_success", "yes_skipped", "unparsed_future", "unparsed_critique", "unparsed_action")
+
+    transition: Transition
+    futures: tuple[Future, ...]
+    critique: Critique | None
+    action: str | None
+    generation: Generation | None
+    kept: bool
+    reason: str
