@@ -1,0 +1,131 @@
+"""Prompts as versioned data: one YAML file a set, in ``prompt_sets/`` or anywhere a user keeps one.
+
+Every role speaks into the dialogue itself: its prompt is s (and a), followed by one user message, the instruction. So
+all roles share the prefix of the policy's own prompt, which an engine's prefix cache then computes once.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllib_nlac.types import Future, Message, Transition
+
+# Which fields each role's instruction must show. An instruction without its futures would be a critic that sees nothing.
+_REQUIRED = {
+    "predict": set(),
+    "backup": {"observation", "reward", "next_future"},
+    "backup_end": {"observation", "reward"},
+    "evaluate": {"futures"},
+    "refine": {"critique"},
+}
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The wording of every role for one environment.
+
+    Attributes:
+        name: The set's name.
+        version: Counted up with every change of wording; recorded in checkpoints.
+        predict: Asks for ``Future: ...`` ending in SUCCESS or FAILURE.
+        backup: Asks for one new future from the reply, the reward and d'.
+        backup_end: The same where nothing follows.
+        evaluate: Asks for ``Optimal:``, ``Reason:``, ``Fix:``.
+        refine: Asks for the action again.
+        system: Replaces the environment's system prompt where it is not None; "" drops it.
+        react: Added to the system prompt where turns have a thought and an action (``action_format: react``).
+    """
+
+    name: str
+    version: int
+    predict: str
+    backup: str
+    backup_end: str
+    evaluate: str
+    refine: str
+    system: str | None = None
+    react: str = "Answer with a line 'Thought: ...' and then a line 'Action: ...'. Only the action reaches the environment."
+
+    def __post_init__(self) -> None:
+        for role, required in _REQUIRED.items():
+            template = getattr(self, role)
+            try:
+                used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+            except ValueError as error:
+                raise ValueError(f"prompt set {self.name!r}, {role}: {error}; write a literal brace as {{{{") from error
+            if used != required:
+                raise ValueError(
+                    f"prompt set {self.name!r}, {role}: the fields must be {sorted(required)}, and it has {sorted(used)}"
+                )
+
+    def state(self, system_prompt: str, first_observation: str, action_format: str = "plain") -> tuple[Message, ...]:
+        """The messages at the start of an episode."""
+        system = system_prompt if self.system is None else self.system
+        if action_format == "react":
+            system = f"{system}\n\n{self.react}".strip()
+        opening = (Message("user", first_observation),)
+        return (Message("system", system), *opening) if system else opening
+
+    def predict_messages(self, state: Sequence[Message], action: str) -> tuple[Message, ...]:
+        """Prompt of M(d | s, a)."""
+        return self._ask(state, action, self.predict)
+
+    def backup_messages(self, transition: Transition, next_future: str | None) -> tuple[Message, ...]:
+        """Prompt of B(s', r, d'), with ``next_future`` None exactly when the episode ended here."""
+        known = {"observation": transition.observation, "reward": f"{transition.reward:g}"}
+        if next_future is None:
+            return self._ask(transition.state, transition.action, self.backup_end.format(**known))
+        return self._ask(transition.state, transition.action, self.backup.format(**known, next_future=next_future))
+
+    def evaluate_messages(self, state: Sequence[Message], action: str, futures: Sequence[Future]) -> tuple[Message, ...]:
+        """Prompt of E(s, a, d_1..d_k)."""
+        listed = "\n".join(f"{number}. {future.text}" for number, future in enumerate(futures, start=1))
+        return self._ask(state, action, self.evaluate.format(futures=listed))
+
+    def refine_messages(self, state: Sequence[Message], action: str, critique: str) -> tuple[Message, ...]:
+        """Prompt of π_r(a | s, a, Q_L)."""
+        return self._ask(state, action, self.refine.format(critique=critique))
+
+    @staticmethod
+    def _ask(state: Sequence[Message], action: str, instruction: str) -> tuple[Message, ...]:
+        return (*state, Message("assistant", action), Message("user", instruction))
+
+
+def load_prompts(source: str | dict[str, Any], env: str | None = None) -> PromptSet:
+    """Loads a prompt set and applies its overrides for one environment.
+
+    Args:
+        source: Name of a shipped set ("default", "compact"), path of a YAML file, or the mapping itself.
+        env: Registered name of the environment, a key below ``environments`` in the set.
+
+    Raises:
+        ValueError: The set is unknown, lacks a role, or has an unknown key.
+    """
+    data = dict(source) if isinstance(source, dict) else _read(source)
+    overrides = data.pop("environments", None) or {}
+    known = {field.name for field in fields(PromptSet)}
+    for key in [*data, *(key for override in overrides.values() for key in override)]:
+        if key not in known:
+            raise ValueError(f"prompt set {data.get('name', source)!r}: unknown key {key!r}; known are {sorted(known)}")
+    missing = known - {"system", "react"} - set(data)
+    if missing:
+        raise ValueError(f"prompt set {data.get('name', source)!r} lacks {sorted(missing)}")
+    return replace(PromptSet(**data), **overrides.get(env, {}))
+
+
+def _read(source: str) -> dict[str, Any]:
+    shipped = resources.files("rllib_nlac.language") / "prompt_sets" / f"{source}.yaml"
+    path = shipped if shipped.is_file() else Path(source)
+    if not path.is_file():
+        raise ValueError(f"no prompt set is called {source!r}, and no file of that name is there; shipped are 'default' and 'compact'")
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError(f"prompt set {source!r} must be a YAML mapping, and it is a {type(data).__name__}")
+    return data

@@ -1,0 +1,56 @@
+"""Stage 6, refinement: the action again, corrected by the critique, and whether the policy is trained on it."""
+
+from __future__ import annotations
+
+from rllib_nlac.language.critique import predicts_success
+from rllib_nlac.language.parsing import parse_action
+from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.types import Critique, Future, Generation, Message, Refinement, Transition
+
+
+def refine_prompt(prompts: PromptSet, transition: Transition, action: str, critique: Critique | None) -> tuple[Message, ...] | None:
+    """Prompt of a_r ~ π_r(.|s, a, Q_L); None where nothing needs refining: the verdict is yes, or there is none."""
+    if critique is None or critique.optimal:
+        return None
+    return prompts.refine_messages(transition.state, action, critique.text)
+
+
+def read_action(answer: tuple[Generation, str] | None, action_format: str) -> tuple[Generation, str] | None:
+    """The refined turn, None where it does not parse or was cut off."""
+    if answer is None or not answer[0].finished or parse_action(answer[1], action_format) is None:
+        return None
+    return answer
+
+
+def decide(
+    transition: Transition,
+    futures: tuple[Future, ...],
+    critique: Critique | None,
+    refined: tuple[Generation, str] | None,
+    train_on_yes: str,
+) -> Refinement:
+    """What the policy learns from one transition, if anything.
+
+    Args:
+        transition: The transition whose action was judged.
+        futures: What the evaluator saw in the first round.
+        critique: The first round's critique.
+        refined: The last round's action, where there is one.
+        train_on_yes: "success", "always" or "never"; see ``StageSettings``.
+    """
+
+    def outcome(reason: str, generation: Generation | None, action: str | None) -> Refinement:
+        kept = action is not None and action.strip() == transition.action.strip()
+        return Refinement(transition, futures, critique, action, generation, kept, reason)
+
+    if not futures:
+        return outcome("unparsed_future", None, None)
+    if critique is None:
+        return outcome("unparsed_critique", None, None)
+    if critique.optimal:
+        train = train_on_yes == "always" or (train_on_yes == "success" and predicts_success(futures))
+        return outcome("yes_success" if train else "yes_skipped", transition.generation if train else None, transition.action)
+    if refined is None:
+        return outcome("unparsed_action", None, None)
+    generation, action = refined
+    return outcome("kept" if action.strip() == transition.action.strip() else "refined", generation, action)

@@ -1,0 +1,49 @@
+"""How the language stages sample and decide; ``NLACConfig`` fills this in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rllib_nlac.types import Weights
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling of one role: the most tokens, the temperature (0 is greedy) and the nucleus mass."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """Everything the stages need beside prompts, engine and transitions.
+
+    Attributes:
+        action: Sampling of a' (and of the EnvRunner's actions).
+        future: Sampling of d and d'.
+        backup: Sampling of y.
+        critique: Sampling of the critique.
+        refine: Sampling of a_r.
+        num_futures: k, futures per critique.
+        num_refinements: m, rounds of critique and refinement.
+        action_format: "plain" or "react".
+        judge: Which weights criticise and refine. The target's drift more slowly than the policy's, and let all three
+            waves run with two swaps of weights.
+        critic_input: Which futures the evaluator sees: "predicted"; or, as ablations, "permuted" ones of other
+            transitions, or "constant", the same failure for all, which leaves nothing but distillation of the fixes.
+        train_on_yes: When a kept action of verdict yes is trained on: "success" (its predicted outcome), "always", "never".
+    """
+
+    action: Sampling
+    future: Sampling
+    backup: Sampling
+    critique: Sampling
+    refine: Sampling
+    num_futures: int = 1
+    num_refinements: int = 1
+    action_format: str = "plain"
+    judge: Weights = Weights.TARGET
+    critic_input: str = "predicted"
+    train_on_yes: str = "success"

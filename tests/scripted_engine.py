@@ -1,0 +1,57 @@
+"""A fake engine for unit tests: answers from a function of the prompt's text, and remembers what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.sampling.engine import checksum
+from rllib_nlac.types import Generation, Request, Weights
+
+
+class ScriptedEngine:
+    """``answer(prompt_text, weights)`` says what is generated; None stands for a generation cut off by its limit."""
+
+    def __init__(self, chat: Chat, answer: Callable[[str, Weights], str | None], version: int = 0) -> None:
+        self.chat, self.answer, self.version = chat, answer, version
+        self.calls: list[tuple[Weights, list[str]]] = []
+        self._queue: list[tuple[int, Request]] = []
+        self._next = 0
+
+    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+        self.calls.append((weights, [self.text(request) for request in requests]))
+        return [self._generation(request, weights) for request in requests]
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        tickets = list(range(self._next, self._next + len(requests)))
+        self._next += len(requests)
+        self._queue += zip(tickets, requests, strict=True)
+        return tickets
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        if not self._queue:
+            return []
+        ticket, request = self._queue.pop()  # the last first: nobody may rely on an order
+        return [(ticket, self._generation(request, Weights.POLICY))]
+
+    def set_weights(self, weights: Weights, version: int, state) -> float:
+        self.version = version
+        return checksum(list(state.values()))
+
+    def stop(self) -> None:
+        self._queue.clear()
+
+    def text(self, request: Request) -> str:
+        return self.chat.tokenizer.decode(list(request.prompt_ids))
+
+    def _generation(self, request: Request, weights: Weights) -> Generation:
+        answer = self.answer(self.text(request), weights)
+        ids = self.chat.encode(answer) if answer is not None else (5, 6, 7)
+        return Generation(request.prompt_ids, ids, np.zeros(len(ids), np.float32), answer is not None, self.version, weights)
+
+
+def last_message(prompt: str) -> str:
+    """Content of a prompt's last user message, in the tiny model's chat template."""
+    return prompt.rsplit("<|user|>", 1)[1].split("<|end|>")[0]

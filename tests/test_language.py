@@ -1,0 +1,171 @@
+"""Prompts and parsers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.types import Future, Generation, Message, Transition
+
+STATE = (Message("user", "Guess my object."),)
+
+
+def transition(ended: bool = False, **changes) -> Transition:
+    fields = {
+        "id": 1, "env": "TwentyQuestions", "state": STATE, "action": "Is it big?", "observation": "No.", "reward": 0.0,
+        "generation": Generation((1,), (2,), np.zeros(1, np.float32), True, 0), "terminated": ended, "truncated": False,
+        "episode_success": False, "returns_to_go": 0.0,
+    }  # fmt: skip
+    return Transition(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("name", ["default", "compact"])
+class TestEveryPromptSet:
+    def test_each_role_shares_the_policys_prefix(self, name):
+        prompts = load_prompts(name, "TwentyQuestions")
+        asked = [
+            prompts.predict_messages(STATE, "A"),
+            prompts.backup_messages(transition(action="A"), "d"),
+            prompts.evaluate_messages(STATE, "A", [Future("f", True)]),
+            prompts.refine_messages(STATE, "A", "c"),
+        ]
+        for messages in asked:
+            assert messages[: len(STATE) + 1] == (*STATE, Message("assistant", "A")) and messages[-1].role == "user"
+
+    def test_predict_shows_nothing_of_what_came_next(self, name):
+        prompts = load_prompts(name, "TwentyQuestions")
+        text = str(prompts.predict_messages(STATE, "A"))
+        assert "OBSERVED" not in text and len(prompts.predict_messages(STATE, "A")) == len(STATE) + 2
+
+    def test_backup_shows_reply_reward_and_next_future(self, name):
+        prompts = load_prompts(name, "TwentyQuestions")
+        text = prompts.backup_messages(transition(observation="OBSERVED", reward=0.25), "NEXT FUTURE")[-1].content
+        assert "OBSERVED" in text and "0.25" in text and "NEXT FUTURE" in text
+
+    def test_backup_of_an_end_has_no_next_future(self, name):
+        prompts = load_prompts(name, "TwentyQuestions")
+        going_on = prompts.backup_messages(transition(), "d")[-1].content
+        ended = prompts.backup_messages(transition(ended=True), None)[-1].content
+        assert ended != going_on and "None" not in ended
+
+    def test_every_future_is_in_the_evaluators_prompt(self, name):
+        prompts = load_prompts(name, "TwentyQuestions")
+        futures = [Future(f"future number {i}", True) for i in range(7)]
+        text = prompts.evaluate_messages(STATE, "A", futures)[-1].content
+        assert all(future.text in text for future in futures)
+
+    @pytest.mark.parametrize("odd", ["{braces}", "{0}", "%s", "{{x}}", "\\n"])
+    def test_texts_with_braces_pass_through(self, name, odd):
+        prompts = load_prompts(name, "TwentyQuestions")
+        assert odd in prompts.backup_messages(transition(observation=odd), odd)[-1].content
+        assert odd in prompts.refine_messages(STATE, "A", odd)[-1].content
+
+
+def test_environment_overrides_change_one_environment_only():
+    assert load_prompts("default", "TwentyQuestions").predict != load_prompts("default", "Other").predict
+    assert load_prompts("default", "TwentyQuestions").backup == load_prompts("default", "Other").backup
+
+
+def test_system_prompt_is_kept_replaced_or_dropped():
+    default, compact = load_prompts("default"), load_prompts("compact")
+    assert default.state("You play.", "Go.") == (Message("system", "You play."), Message("user", "Go."))
+    assert compact.state("You play.", "Go.") == (Message("user", "Go."),)
+    assert "Action:" in default.state("You play.", "Go.", "react")[0].content
+
+
+class TestBadPromptSets:
+    def base(self) -> dict:
+        return {
+            "name": "own", "version": 1, "predict": "p", "backup": "{observation}{reward}{next_future}",
+            "backup_end": "{observation}{reward}", "evaluate": "{futures}", "refine": "{critique}",
+        }  # fmt: skip
+
+    def test_the_base_is_good(self):
+        assert load_prompts(self.base()).name == "own"
+
+    def test_unknown_name(self):
+        with pytest.raises(ValueError, match="shipped are 'default' and 'compact'"):
+            load_prompts("compakt")
+
+    def test_evaluator_that_sees_no_futures(self):
+        with pytest.raises(ValueError, match="evaluate: the fields must be"):
+            load_prompts(self.base() | {"evaluate": "Was it good?"})
+
+    def test_unknown_field(self):
+        with pytest.raises(ValueError, match="refine: the fields must be"):
+            load_prompts(self.base() | {"refine": "{critique} {answer}"})
+
+    def test_unknown_key(self):
+        with pytest.raises(ValueError, match="unknown key 'critic'"):
+            load_prompts(self.base() | {"critic": "x"})
+
+    def test_missing_role(self):
+        with pytest.raises(ValueError, match=r"lacks \['refine'\]"):
+            load_prompts({key: value for key, value in self.base().items() if key != "refine"})
+
+    def test_lone_brace(self):
+        with pytest.raises(ValueError, match="literal brace"):
+            load_prompts(self.base() | {"predict": "a } b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "future"),
+    [
+        ("Future: Yes. few left. SUCCESS", Future("Yes. few left. SUCCESS", True)),
+        ("**Future:** it fails, FAILURE.", Future("it fails, FAILURE.", False)),
+        ("future : a SUCCESS at first, then FAILURE", Future("a SUCCESS at first, then FAILURE", False)),
+        ("<think>Future: x SUCCESS</think>\nFuture: y FAILURE", Future("y FAILURE", False)),
+        ("Future: nothing is said of the end", None),
+        ("It will be a SUCCESS", None),
+        ("Future: UNSUCCESSFUL", None),
+        ("", None),
+    ],
+)
+def test_parse_future(text, future):
+    assert parse_future(text) == future
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Optimal: Yes\nReason: good.", (True, "good.", "")),
+        ("Optimal: No\nReason: bad.\nFix: Is it big?", (False, "bad.", "Is it big?")),
+        ("**Optimal:** no\n\n**Reason:** two\nlines\n**Fix:** ask", (False, "two\nlines", "ask")),
+        ("Fix: x\nOptimal: No", (False, "", "x")),
+        ("Optimal: Yes\nFix: ignored", (True, "", "")),
+    ],
+)
+def test_parse_critique(text, expected):
+    critique = parse_critique(text)
+    assert (critique.optimal, critique.reason, critique.fix) == expected and critique.text == text
+
+
+@pytest.mark.parametrize("text", ["", "Yes", "Optimal:", "Optimal: maybe\nFix: x", "Optimal: No\nReason: bad.", "Optimal: No\nFix:"])
+def test_critiques_that_do_not_parse(text):
+    assert parse_critique(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "action_format", "action"),
+    [
+        ("Is it big?", "plain", "Is it big?"),
+        ("Thought: hm\nAction: Is it big?", "react", "Is it big?"),
+        ("Thought: Action: x\nAction: a\nAction: b", "react", "b"),
+        ("Is it big?", "react", None),
+        ("Action:", "react", None),
+        ("   ", "plain", None),
+        ("<think>long</think> go", "plain", "go"),
+    ],
+)
+def test_parse_action(text, action_format, action):
+    assert parse_action(text, action_format) == action
+
+
+@given(st.text(max_size=200))
+def test_parsers_never_raise(text):
+    for result in (parse_future(text), parse_critique(text), parse_action(text, "react"), parse_action(text, "plain")):
+        assert result is None or result

@@ -1,0 +1,232 @@
+"""The three waves, run on a scripted engine: who is asked what, under which weights, and what becomes of the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scripted_engine import ScriptedEngine, last_message
+
+from rllib_nlac.language.settings import Sampling, StageSettings
+from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.types import Generation, Message, Transition, Weights
+
+SETTINGS = StageSettings(*[Sampling(24)] * 5)
+NO = "Optimal: No\nReason: it leads to failure.\nFix: Is it alive?"
+YES = "Optimal: Yes\nReason: it leads to success."
+
+
+def transition(id: int = 1, ended: bool = False, truncated: bool = False, action: str = "Is it big?") -> Transition:
+    return Transition(
+        id=id, env="TwentyQuestions", state=(Message("user", "Guess my object."),), action=action,
+        generation=Generation((3, 4), (5, 6), np.zeros(2, np.float32), True, 0), observation="No.", reward=0.0,
+        terminated=ended, truncated=truncated, episode_success=False, returns_to_go=0.0,
+    )  # fmt: skip
+
+
+def script(verdict: str = NO, future: str = "Future: No. few left. FAILURE", **by_role: str | None):
+    """Answers by role; ``verdict`` for the evaluator, ``future`` for the successor model."""
+
+    def answer(prompt: str, weights: Weights) -> str | None:
+        instruction = last_message(prompt)
+        if instruction == "Predict.":
+            return by_role.get("predict", future)
+        if instruction.startswith("Backup."):
+            return by_role.get("backup", "Future: No. many left, then few left. FAILURE")
+        if instruction.startswith("Evaluate."):
+            return by_role.get("evaluate", verdict)
+        if instruction.startswith("Refine."):
+            return by_role.get("refine", "Is it alive?")
+        return by_role.get("policy", "Can it fly?")
+
+    return answer
+
+
+@pytest.fixture()
+def make(chat, compact):
+    def make(answer, **settings):
+        engine = ScriptedEngine(chat, answer)
+        stages = LanguageStages(engine, chat, lambda env: compact, dataclasses.replace(SETTINGS, **settings), seed=0)
+        return engine, stages
+
+    return make
+
+
+def test_a_batch_takes_three_full_engine_calls(make):
+    engine, stages = make(script(), judge=Weights.TARGET)
+    _, _, report = stages.run([transition(i) for i in range(10)])
+    assert [(weights, len(prompts)) for weights, prompts in engine.calls] == [
+        (Weights.POLICY, 20), (Weights.TARGET, 20), (Weights.TARGET, 20),
+    ]  # fmt: skip
+    assert report.calls == 3
+
+
+def test_d_prime_and_y_come_from_the_target_and_d_and_the_next_action_from_the_policy(make):
+    engine, stages = make(script(), judge=Weights.POLICY)
+    stages.run([transition()])
+    asked = {(weights, last_message(prompt).split(".")[0]) for weights, prompts in engine.calls for prompt in prompts}
+    assert asked == {
+        (Weights.POLICY, "No"),  # a': s' ends with the environment's reply
+        (Weights.POLICY, "Predict"), (Weights.TARGET, "Predict"), (Weights.POLICY, "Evaluate"), (Weights.POLICY, "Refine"),
+        (Weights.TARGET, "Backup"),
+    }  # fmt: skip
+
+
+def test_the_backup_follows_the_policys_next_action(make):
+    """Fails on a backup that follows the behaviour policy: there is no stored next action to be found in its prompts."""
+    engine, stages = make(script(policy="Is it found in water?"))
+    targets, *_ = stages.run([transition()])
+    (next_future_prompt,) = [p for w, prompts in engine.calls[1:2] for p in prompts if last_message(p) == "Predict."]
+    assert "Is it big?<|end|><|user|>No.<|end|><|assistant|>Is it found in water?" in next_future_prompt
+    assert targets[0].next_action == "Is it found in water?"
+
+
+@pytest.mark.parametrize("end", [{"ended": True}, {"truncated": True}])
+def test_nothing_is_bootstrapped_across_an_end(make, end):
+    engine, stages = make(script())
+    targets, *_ = stages.run([transition(**end)])
+    prompts = [prompt for _, prompts in engine.calls for prompt in prompts]
+    assert not any("Can it fly?" in prompt for prompt in prompts)
+    assert sum(last_message(prompt) == "Predict." for prompt in prompts) == 1  # d of (s, a) alone
+    (backup,) = [last_message(prompt) for prompt in prompts if last_message(prompt).startswith("Backup.")]
+    assert "The end." in backup and "Next:" not in backup
+    assert targets[0].next_action is None and targets[0].next_future is None and targets[0].generation is not None
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_k_futures_enter_the_evaluators_prompt(make, k):
+    engine, stages = make(script(), num_futures=k)
+    _, refinements, _ = stages.run([transition()])
+    (prompt,) = [last_message(p) for _, ps in engine.calls for p in ps if last_message(p).startswith("Evaluate.")]
+    assert [line.split(".")[0] for line in prompt.splitlines()[1:]] == [str(i + 1) for i in range(k)]
+    assert len(refinements[0].futures) == k
+
+
+def test_m_rounds_judge_the_refined_action_again(make):
+    turns = iter(["Is it alive?", "Can it fly?", "Can you eat it?"])
+    engine, stages = make(lambda prompt, w: next(turns) if last_message(prompt).startswith("Refine.") else script()(prompt, w), num_refinements=3)
+    _, refinements, report = stages.run([transition()])
+    judged = [p.split("<|assistant|>")[1].split("<|end|>")[0] for _, ps in engine.calls for p in ps if last_message(p).startswith("Evaluate.")]
+    assert judged == ["Is it big?", "Is it alive?", "Can it fly?"]
+    assert refinements[0].action == "Can you eat it?" and refinements[0].reason == "refined" and report.calls == 9
+
+
+def test_a_later_yes_keeps_the_former_rounds_action(make):
+    verdicts = iter([NO, YES])
+    _, stages = make(lambda prompt, w: next(verdicts) if last_message(prompt).startswith("Evaluate.") else script()(prompt, w), num_refinements=2)
+    _, refinements, _ = stages.run([transition()])
+    assert refinements[0].action == "Is it alive?" and refinements[0].generation is not None
+
+
+class TestWhatThePolicyLearns:
+    def run(self, make, answer, item=None, **settings):
+        _, stages = make(answer, **settings)
+        _, (refinement,), report = stages.run([item or transition()])
+        assert report.counts[f"refinement_{refinement.reason}"] == 1
+        return refinement
+
+    def test_no_trains_the_refined_action(self, make, chat):
+        refinement = self.run(make, script())
+        assert refinement.reason == "refined" and not refinement.kept
+        assert chat.decode(refinement.generation.token_ids) == "Is it alive?"
+
+    def test_an_unchanged_refinement_counts_as_kept(self, make):
+        refinement = self.run(make, script(refine="Is it big?"))
+        assert refinement.reason == "kept" and refinement.kept and refinement.generation is not None
+
+    def test_yes_with_predicted_success_trains_the_sampled_ids(self, make):
+        item = transition()
+        refinement = self.run(make, script(verdict=YES, future="Future: SUCCESS"), item)
+        assert refinement.reason == "yes_success" and refinement.generation is item.generation
+
+    def test_yes_with_predicted_failure_is_skipped(self, make):
+        refinement = self.run(make, script(verdict=YES))
+        assert refinement.reason == "yes_skipped" and refinement.generation is None
+
+    @pytest.mark.parametrize(("train_on_yes", "trained"), [("always", True), ("never", False)])
+    def test_the_switch(self, make, train_on_yes, trained):
+        refinement = self.run(make, script(verdict=YES), train_on_yes=train_on_yes)
+        assert (refinement.generation is not None) is trained
+
+    @pytest.mark.parametrize(
+        ("role", "text", "reason"),
+        [
+            ("predict", "no label", "unparsed_future"),
+            ("predict", None, "unparsed_future"),
+            ("evaluate", "Optimal: perhaps", "unparsed_critique"),
+            ("evaluate", None, "unparsed_critique"),
+            ("refine", "", "unparsed_action"),
+            ("refine", None, "unparsed_action"),
+        ],
+    )
+    def test_what_does_not_parse_or_was_cut_off_is_dropped_and_counted(self, make, role, text, reason):
+        refinement = self.run(make, script(**{role: text}))
+        assert refinement.reason == reason and refinement.generation is None
+
+    def test_react_needs_an_action_part(self, make):
+        assert self.run(make, script(refine="Is it alive?"), action_format="react").reason == "unparsed_action"
+        assert self.run(make, script(refine="Thought: x\nAction: y"), action_format="react").reason == "refined"
+
+
+@pytest.mark.parametrize("backup", ["no label", None])
+def test_a_target_that_does_not_parse_is_dropped_and_counted(make, backup):
+    _, stages = make(script(backup=backup))
+    (target,), _, report = stages.run([transition()])
+    assert target.generation is None and target.future is None and report.counts["unparsed_target"] == 1
+
+
+def test_targets_are_cached_by_transition_and_target_version(make):
+    engine, stages = make(script())
+    stages.run([transition(1), transition(2), transition(1)], target_version=1)
+    backups = [p for _, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")]
+    assert len(backups) == 2  # drawn twice, backed up once
+    _, _, report = stages.run([transition(2)], target_version=1)
+    assert report.counts["targets_cached"] == 1 and len(engine.calls) == 6
+    before = len([p for _, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")])
+    stages.run([transition(2)], target_version=2)
+    after = len([p for _, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")])
+    assert (before, after) == (2, 3)
+
+
+def test_permuted_futures_are_those_of_other_transitions(make):
+    futures = {f"Is it {i}?": f"Future: {i} FAILURE" for i in range(12)}
+
+    def answer(prompt: str, weights: Weights) -> str | None:
+        if last_message(prompt) == "Predict." and weights is Weights.POLICY:
+            return futures[prompt.split("<|assistant|>")[1].split("<|end|>")[0]]
+        return script()(prompt, weights)
+
+    items = [transition(i, ended=True, action=f"Is it {i}?") for i in range(12)]
+    _, stages = make(answer)
+    assert [r.futures[0].text for r in stages.run(items)[1]] == [f"{i} FAILURE" for i in range(12)]
+    _, stages = make(answer, critic_input="permuted")
+    seen = [r.futures[0].text for r in stages.run(items)[1]]
+    assert sorted(seen) == sorted(f"{i} FAILURE" for i in range(12)) and seen != [f"{i} FAILURE" for i in range(12)]
+
+
+def test_constant_futures_hide_the_critic(make):
+    engine, stages = make(script(), critic_input="constant")
+    stages.run([transition()])
+    (prompt,) = [last_message(p) for _, ps in engine.calls for p in ps if last_message(p).startswith("Evaluate.")]
+    assert prompt == "Evaluate.\n1. FAILURE"
+
+
+def test_a_prompt_beyond_the_context_drops_its_item_only(make):
+    long = dataclasses.replace(transition(2), state=(Message("user", "word " * 600),))
+    _, stages = make(script())
+    targets, refinements, report = stages.run([transition(1), long])
+    assert report.counts["prompt_too_long"] >= 2
+    assert targets[0].generation is not None and refinements[0].generation is not None
+    assert targets[1].generation is None and refinements[1].generation is None
+
+
+def test_same_seed_same_requests(make):
+    seeds = []
+    for _ in range(2):
+        engine, stages = make(script())
+        generate, seen = engine.generate, []
+        engine.generate = lambda requests, weights, g=generate, s=seen: s.extend(r.seed for r in requests) or g(requests, weights)
+        stages.run([transition(i) for i in range(4)])
+        seeds.append(seen)
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == len(seeds[0])
