@@ -1,0 +1,160 @@
+"""From configuration to an engine: one in this process, or a group of Ray actors behind the same protocol."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+
+from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.sampling.engine import Engine, EngineError
+from rllib_nlac.sampling.vllm_engine import VLLMEngine, VLLMSettings
+from rllib_nlac.types import Generation, Request, Weights
+
+if TYPE_CHECKING:
+    from rllib_nlac.config import NLACConfig
+
+
+def make_engine(config: NLACConfig, chat: Chat) -> Engine:
+    """The engine that a configuration asks for: in-process with ``num_engines=0``, otherwise Ray actors."""
+    arguments = (config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0)
+    if config.num_engines == 0:
+        return VLLMEngine(*arguments)
+    actor = ray.remote(num_cpus=1, num_gpus=config.num_gpus_per_engine, max_concurrency=1000)(EngineActor)
+    actors = [actor.remote(*arguments) for _ in range(config.num_engines)]
+    return RemoteEngines(actors, config.engine_timeout_s)
+
+
+class EngineActor:
+    """One vLLM engine in a process of its own, answering many callers with continuous batching.
+
+    One thread owns the engine; calls wait for it. Requests for the other set of weights wait until the running ones are
+    answered, in the order of their arrival.
+    """
+
+    def __init__(self, model: str, max_context: int, end_ids: list[int], settings: VLLMSettings, seed: int) -> None:
+        self._engine = VLLMEngine(model, max_context, end_ids, settings, seed)
+        self._inbox: deque[tuple[str, tuple, Future]] = deque()
+        self._arrived = threading.Condition()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+        return self._hand_over("generate", (list(requests), weights))
+
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> float:
+        return self._hand_over("set_weights", (weights, version, state))
+
+    def _hand_over(self, call: str, arguments: tuple) -> Any:
+        future: Future = Future()
+        with self._arrived:
+            self._inbox.append((call, arguments, future))
+            self._arrived.notify()
+        return future.result()
+
+    def _work(self) -> None:
+        running: dict[int, tuple[list, dict[int, int], Future]] = {}
+        while True:
+            with self._arrived:
+                while not self._inbox and not running:
+                    self._arrived.wait()
+                batch = list(self._take(bool(running)))
+            for call, arguments, future in batch:
+                try:
+                    if call == "set_weights":
+                        future.set_result(self._engine.set_weights(*arguments))
+                        continue
+                    requests, weights = arguments
+                    if weights is not Weights.POLICY or not requests:
+                        future.set_result(self._engine.generate(requests, weights))
+                        continue
+                    tickets = self._engine.submit(requests)
+                    job = ([None] * len(requests), {ticket: i for i, ticket in enumerate(tickets)}, future)
+                    running.update(dict.fromkeys(tickets, job))
+                except Exception as error:  # noqa: BLE001 - the caller gets it
+                    future.set_exception(error)
+            for ticket, generation in self._engine.poll() if running else ():
+                answers, places, future = running.pop(ticket)
+                answers[places[ticket]] = generation
+                if all(answer is not None for answer in answers):
+                    future.set_result(answers)
+
+    def _take(self, busy: bool) -> Any:
+        """What may start now: while requests run, only further ones for the policy's weights."""
+        while self._inbox:
+            call, arguments, _ = self._inbox[0]
+            exclusive = call == "set_weights" or arguments[1] is not Weights.POLICY
+            if exclusive and busy:
+                return
+            yield self._inbox.popleft()
+            if exclusive:
+                return
+            busy = True
+
+
+class RemoteEngines:
+    """Several engine actors as one engine. It pickles, so EnvRunner actors share the same engines.
+
+    Args:
+        actors: Handles of ``EngineActor``.
+        timeout_s: After so long without an answer a call raises.
+    """
+
+    def __init__(self, actors: Sequence[Any], timeout_s: float) -> None:
+        self._actors = list(actors)
+        self._timeout_s = timeout_s
+        self._waiting: dict[Any, int] = {}
+        self._next_ticket = 0
+
+    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+        shares = [list(requests[i :: len(self._actors)]) for i in range(len(self._actors))]
+        asked = [actor.generate.remote(share, weights) for actor, share in zip(self._actors, shares, strict=True) if share]
+        answers: list[Generation | None] = [None] * len(requests)
+        for start, share in enumerate(self._get(asked, "generate")):
+            answers[start :: len(self._actors)] = share
+        return answers  # type: ignore[return-value]
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        tickets = []
+        for request in requests:
+            actor = self._actors[self._next_ticket % len(self._actors)]
+            self._waiting[actor.generate.remote([request], Weights.POLICY)] = self._next_ticket
+            tickets.append(self._next_ticket)
+            self._next_ticket += 1
+        return tickets
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        if not self._waiting:
+            return []
+        references = list(self._waiting)
+        first, _ = ray.wait(references, num_returns=1, timeout=self._timeout_s)
+        if not first:
+            raise EngineError(f"no engine answered one of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s)")
+        ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
+        return [(self._waiting.pop(r), answer[0]) for r, answer in zip(ready, self._get(ready, "generate"), strict=True)]
+
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> float:
+        shared = ray.put(dict(state))  # once into the object store, however many engines read it
+        checksums = self._get([actor.set_weights.remote(weights, version, shared) for actor in self._actors], "set_weights")
+        if len(set(checksums)) > 1:
+            raise EngineError(f"the engines disagree about version {version} of the {weights} weights: {checksums}")
+        return checksums[0]
+
+    def stop(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _get(self, references: Sequence[Any], call: str) -> list:
+        started = time.monotonic()
+        try:
+            return ray.get(list(references), timeout=self._timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            waited = time.monotonic() - started
+            raise EngineError(f"an engine did not answer {call}() within {waited:.0f} s (engine_timeout_s)") from error
+        except ray.exceptions.RayError as error:
+            raise EngineError(f"an engine failed in {call}(): {error}") from error

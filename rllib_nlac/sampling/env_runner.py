@@ -1,0 +1,322 @@
+"""Stage 2: environments and an engine make text episodes with the sampled token ids kept.
+
+Each slot steps its environment as soon as its own generation is back; no slot waits for another. Stock RLlib runners are
+not used because their batching walks a string character by character.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+from ray.rllib.env import INPUT_ENV_SPACES
+from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.metrics import (
+    EPISODE_DURATION_SEC_MEAN,
+    EPISODE_LEN_MEAN,
+    EPISODE_RETURN_MEAN,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_EPISODES,
+    NUM_EPISODES_LIFETIME,
+)
+
+from rllib_nlac.language.parsing import parse_action
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.sampling.chat import Chat, PromptTooLong
+from rllib_nlac.sampling.engine import Engine
+from rllib_nlac.types import Generation, Message, Request
+
+logger = logging.getLogger(__name__)
+
+GENERATION, MESSAGES = "generation", "messages"  # keys of an episode's extra model outputs
+EVALUATION_SEED = 1_000_000  # RLlib adds as much to the seed of its own evaluation runners
+
+
+@dataclass
+class Slot:
+    """One environment and the episode that it is playing."""
+
+    env: gym.Env[str, str]
+    episode: SingleAgentEpisode | None = None
+    messages: tuple[Message, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+
+class TextEnvRunner(EnvRunner, Checkpointable):
+    """Plays whole episodes of a text environment with the policy that an engine serves.
+
+    An environment that raises loses its episode, which is counted and replaced, and nothing else. A prompt that outgrows
+    the context ends its episode as truncated. An empty or malformed turn reaches the environment as an empty action.
+    """
+
+    #: An environment that fails this often without one step in between is broken, not unlucky.
+    MAX_FAILURES_IN_A_ROW = 20
+
+    @override(EnvRunner)
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        self.worker_index: int = kwargs.get("worker_index") or 0
+        self.engine: Engine | None = None
+        self.chat = Chat.from_pretrained(self.config.model_path, self.config.max_context)
+        self.prompts = load_prompts(self.config.prompts, self.config.env)
+        self._env_creator = kwargs.get("env_creator") or _creator_of(self.config)
+        self._slots: list[Slot] = []
+        self._next_episode = 0
+        self._failures_in_a_row = 0
+        self.make_env()
+
+    def attach(self, engine: Engine) -> None:
+        """Gives this runner the engine that answers for the policy."""
+        self.engine = engine
+
+    def begin_evaluation(self) -> None:
+        """From now on this runner plays the evaluation's tasks, the same ones at every ``sample``."""
+        if not self.config.in_evaluation:
+            self.config.in_evaluation = True
+            self._seed = (self._seed or 0) + EVALUATION_SEED
+
+    @override(EnvRunner)
+    def make_env(self) -> None:
+        self.stop()
+        self._slots = [Slot(self._create_env(index)) for index in range(self.config.num_envs_per_env_runner)]
+        self.env = self._slots[0].env
+
+    def _create_env(self, vector_index: int) -> gym.Env[str, str]:
+        context = EnvContext(
+            self.config.env_config, self.worker_index, vector_index=vector_index, num_workers=self.num_workers
+        )
+        env = self._env_creator(context)
+        check_text_env(env, self.config.env)
+        return env
+
+    @override(EnvRunner)
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[SingleAgentEpisode]:
+        """Plays exactly ``num_episodes`` whole episodes, or whole episodes until ``num_timesteps`` steps were made.
+
+        Exactly as many episodes are begun as are returned: taking the first to finish would favour the short ones.
+        """
+        if self.engine is None:
+            raise RuntimeError("this EnvRunner has no engine yet: call attach(engine) before sample()")
+        if num_timesteps is None and num_episodes is None:
+            num_episodes = self._share_of(self.config.episodes_per_iteration)
+        if self.config.in_evaluation:
+            self._next_episode = 0  # every evaluation plays the same tasks
+        started, done = time.perf_counter(), list[SingleAgentEpisode]()
+        begun = steps = 0
+        waiting: dict[int, Slot] = {}
+
+        def begin(slot: Slot) -> None:
+            nonlocal begun
+            begun += 1
+            self._begin(slot)
+            waiting[self._ask(slot)] = slot
+
+        def wanted() -> bool:
+            return begun < num_episodes if num_episodes is not None else steps < num_timesteps
+
+        for slot in self._slots:
+            if wanted():
+                begin(slot)
+        while waiting:
+            for ticket, generation in self.engine.poll():
+                slot = waiting.pop(ticket)
+                alive = self._step(slot, generation)
+                steps += 1
+                if slot.episode is None:  # lost to a failing environment
+                    begun -= 1
+                elif alive:
+                    waiting[self._ask(slot)] = slot
+                    continue
+                else:
+                    done.append(slot.episode)
+                if wanted():
+                    begin(slot)
+        done.sort(key=lambda episode: episode.id_)
+        self._log_episodes(done, time.perf_counter() - started)
+        return done
+
+    def _share_of(self, episodes: int) -> int:
+        """This runner's part of an iteration's episodes; the parts of all runners add up to it."""
+        if not self.config.num_env_runners:
+            return episodes
+        return episodes // self.config.num_env_runners + (self.worker_index <= episodes % self.config.num_env_runners)
+
+    def _begin(self, slot: Slot) -> None:
+        """Starts the next episode of this runner in a slot. Its seed depends on its number, not on the slot."""
+        number = self._next_episode
+        self._next_episode += 1
+        slot.seed = ((self._seed or 0) * 1_000_003 + number) % (1 << 31)
+        while True:
+            try:
+                observation, info = slot.env.reset(seed=slot.seed)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever a user's environment raises
+                self._replace_env(slot, "reset", error)
+        slot.episode = SingleAgentEpisode(
+            id_=f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}",
+            observation_space=slot.env.observation_space,
+            action_space=slot.env.action_space,
+        )
+        slot.episode.add_env_reset(observation, info)
+        slot.messages = self.prompts.state(info.get("system_prompt", ""), observation, self.config.action_format)
+        slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
+
+    def _ask(self, slot: Slot) -> int:
+        assert self.engine is not None and slot.episode is not None
+        request = Request(
+            prompt_ids=slot.prompt_ids,
+            max_tokens=self.config.max_action_tokens,
+            temperature=self.config.action_temperature,
+            top_p=self.config.action_top_p,
+            seed=(slot.seed * 7919 + len(slot.episode)) % (1 << 31),
+        )
+        return self.engine.submit([request])[0]
+
+    def _step(self, slot: Slot, generation: Generation) -> bool:
+        """Steps one environment with its own generation; False where the episode is over or lost."""
+        assert slot.episode is not None
+        turn = self.chat.decode(generation.token_ids)
+        action = parse_action(turn, self.config.action_format)
+        self._count("action_parse_failures", action is None)
+        try:
+            observation, reward, terminated, truncated, info = slot.env.step(action or "")
+            if not isinstance(observation, str):
+                raise TypeError(f"the observation must be a str, and it is a {type(observation).__name__}")
+        except Exception as error:  # noqa: BLE001 - whatever a user's environment raises
+            self._replace_env(slot, "step", error)
+            slot.episode = None
+            return False
+        self._failures_in_a_row = 0
+        state = slot.messages
+        slot.messages = (*state, Message("assistant", turn), Message("user", observation))
+        if not (terminated or truncated):
+            try:
+                slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
+            except PromptTooLong:
+                truncated, info = True, {**info, "success": False, "stop_reason": "context_limit"}
+        slot.episode.add_env_step(
+            observation, turn, float(reward), info, terminated=terminated, truncated=truncated,
+            extra_model_outputs={GENERATION: generation, MESSAGES: state},
+        )  # fmt: skip
+        return not (terminated or truncated)
+
+    def _replace_env(self, slot: Slot, call: str, error: Exception) -> None:
+        """Counts a failure of a user's environment and puts a new one in its place."""
+        self._failures_in_a_row += 1
+        self._count("env_failures", 1)
+        logger.warning("%s.%s() raised %s: %s; its episode is dropped", self.config.env, call, type(error).__name__, error)
+        if self._failures_in_a_row >= self.MAX_FAILURES_IN_A_ROW:
+            raise RuntimeError(
+                f"the environment {self.config.env!r} failed {self._failures_in_a_row} times in a row, the last time in "
+                f"{call}(): {type(error).__name__}: {error}. Try it alone, by reset() and step() in a Python shell"
+            ) from error
+        slot.env = self._create_env(self._slots.index(slot))
+
+    def _count(self, name: str, amount: int) -> None:
+        self.metrics.log_value(name, int(amount), reduce="sum")
+
+    def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float) -> None:
+        generated = 0
+        for episode in episodes:
+            info = episode.get_infos(-1)
+            generations: Sequence[Generation] = episode.get_extra_model_outputs(GENERATION)
+            generated += sum(len(generation.token_ids) for generation in generations)
+            self._mean(EPISODE_RETURN_MEAN, episode.get_return())
+            self._mean(EPISODE_LEN_MEAN, len(episode))
+            self._mean(EPISODE_DURATION_SEC_MEAN, episode.get_duration_s())
+            self._mean("success_rate", float(episode_success(episode)))
+            self._count(f"stop_reason_{info.get('stop_reason') or 'unknown'}", 1)
+        steps = sum(len(episode) for episode in episodes)
+        self.num_env_steps_sampled_lifetime += steps
+        for key, value in ((NUM_ENV_STEPS_SAMPLED, steps), (NUM_EPISODES, len(episodes)), ("num_generated_tokens", generated)):
+            self._count(key, value)
+        for key, value in ((NUM_ENV_STEPS_SAMPLED_LIFETIME, steps), (NUM_EPISODES_LIFETIME, len(episodes))):
+            self.metrics.log_value(key, value, reduce="lifetime_sum", with_throughput=True)
+        self._mean("tokens_per_s", generated / max(seconds, 1e-9))
+        self._mean("sample_time_s", seconds)
+
+    def _mean(self, key: str, value: float) -> None:
+        self.metrics.log_value(key, value, reduce="mean")
+
+    @override(EnvRunner)
+    def get_metrics(self) -> Any:
+        return self.metrics.reduce()
+
+    @override(EnvRunner)
+    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
+        spaces = (self._slots[0].env.observation_space, self._slots[0].env.action_space)
+        return {INPUT_ENV_SPACES: spaces, DEFAULT_MODULE_ID: spaces, DEFAULT_AGENT_ID: spaces}
+
+    @override(EnvRunner)
+    def assert_healthy(self) -> None:
+        assert self._slots, "this EnvRunner has no environments"
+
+    @override(Checkpointable)
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """Counters only: the weights live in the engines."""
+        return {
+            "next_episode": self._next_episode,
+            NUM_ENV_STEPS_SAMPLED_LIFETIME: self.num_env_steps_sampled_lifetime,
+        }
+
+    @override(Checkpointable)
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._next_episode = state.get("next_episode", self._next_episode)
+        self.num_env_steps_sampled_lifetime = state.get(
+            NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_env_steps_sampled_lifetime
+        )
+
+    @override(Checkpointable)
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        return (), {"config": self.config}
+
+    @override(EnvRunner)
+    def stop(self) -> None:
+        for slot in self._slots:
+            slot.env.close()
+
+
+def check_text_env(env: gym.Env, name: Any) -> None:
+    """Refuses an environment whose observations or actions are not text.
+
+    Raises:
+        ValueError: A space is not a ``gymnasium.spaces.Text``.
+    """
+    for kind in ("observation", "action"):
+        space = getattr(env, f"{kind}_space", None)
+        if not isinstance(space, gym.spaces.Text):
+            raise ValueError(
+                f"the environment {name!r} has the {kind} space {space}, and NLAC needs text: use rllib_nlac.envs.TextSpace "
+                "for both spaces, or one of RLlib's own algorithms for this environment"
+            )
+
+
+def episode_success(episode: SingleAgentEpisode) -> bool:
+    """Whether an episode ended in success: the environment's own word, or else a positive return."""
+    success = episode.get_infos(-1).get("success")
+    return bool(success) if success is not None else episode.get_return() > 0
+
+
+def _creator_of(config: Any) -> Callable[[EnvContext], gym.Env]:
+    from ray.rllib.algorithms.algorithm import Algorithm
+
+    return Algorithm._get_env_id_and_creator(config.env, config)[1]

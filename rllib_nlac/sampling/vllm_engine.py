@@ -1,0 +1,233 @@
+"""vLLM behind the engine protocol. Every private seam of vLLM is in this file; ``tests/compatibility`` pins each."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rllib_nlac.sampling.chat import check_model_path
+from rllib_nlac.sampling.engine import EngineError, checksum
+from rllib_nlac.types import Generation, Request, Weights
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """How vLLM is started; each field is a key of ``engine_config``.
+
+    Attributes:
+        dtype: "float32", "bfloat16", "float16"; "auto" takes bfloat16 on a GPU and float32 on a CPU.
+        max_num_seqs: Sequences that are decoded together.
+        tensor_parallel_size: GPUs that one engine spans.
+        gpu_memory_utilization: Share of a GPU's memory for weights and KV cache.
+        cpu_kv_cache_gib: Size of the KV cache on a CPU, in GiB.
+        enforce_eager: No CUDA graphs; always so on a CPU, where compiling takes longer than small runs do.
+        enable_prefix_caching: Share the KV cache of common prefixes, such as a dialogue judged by several roles.
+        extra: Passed on to ``vllm.EngineArgs`` as it stands.
+    """
+
+    dtype: str = "auto"
+    max_num_seqs: int = 256
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.4
+    cpu_kv_cache_gib: int = 1
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = True
+    extra: dict[str, Any] | None = None
+
+
+class VLLMEngine:
+    """An in-process vLLM engine with two sets of weights, of which one serves at a time.
+
+    Args:
+        model: A Hugging Face folder or name.
+        max_context: The most tokens of a prompt and its answer.
+        end_ids: Token ids that end a turn.
+        settings: How vLLM is started.
+        seed: Seeds the requests that bring none of their own.
+
+    Raises:
+        FileNotFoundError: The model folder does not exist.
+    """
+
+    def __init__(
+        self, model: str, max_context: int, end_ids: Sequence[int], settings: VLLMSettings | None = None, seed: int = 0
+    ) -> None:
+        check_model_path(model)
+        settings = settings or VLLMSettings()
+        on_gpu = torch.cuda.is_available()
+        # One process: with two cores, and for small models on any machine, vLLM's own worker process costs more than it
+        # brings, and weights could not be handed over by reference.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        if settings.tensor_parallel_size > 1:
+            os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions reach the workers pickled
+        extra = dict(settings.extra or {})
+        if not on_gpu:
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner needs the same cores
+            extra.setdefault("kv_cache_memory_bytes", settings.cpu_kv_cache_gib << 30)
+            # A seeded request whose prefill is cut in two makes vLLM rewind its generator, which a CPU's cannot.
+            extra.setdefault("enable_chunked_prefill", False)
+            extra.setdefault("max_num_batched_tokens", max(8192, max_context))
+            # oneDNN packs each matrix into a copy of its own. A reload of weights never reaches the copy of an output
+            # layer that is tied to the embedding, so the engine would go on with stale logits.
+            import vllm._custom_ops
+
+            vllm._custom_ops._supports_onednn = False
+        from vllm import EngineArgs, LLMEngine
+
+        threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
+        arguments = EngineArgs(
+            model=model,
+            max_model_len=max_context,
+            dtype=settings.dtype if settings.dtype != "auto" else ("bfloat16" if on_gpu else "float32"),
+            max_num_seqs=settings.max_num_seqs,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            enforce_eager=settings.enforce_eager or not on_gpu,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            disable_log_stats=True,
+            seed=seed,
+            **extra,
+        )
+        self._llm = LLMEngine.from_engine_args(arguments)
+        # The CPU worker replaces torch.set_num_threads by a function that does nothing.
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        self._end_ids = list(end_ids)
+        self._single = settings.tensor_parallel_size == 1
+        self._states: dict[Weights, Mapping[str, torch.Tensor]] = {}
+        self._versions = {Weights.POLICY: 0, Weights.TARGET: 0}
+        self._serving = Weights.POLICY
+        self._pending: dict[str, Request] = {}
+        self._next_ticket = 0
+
+    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+        self._serve(weights)
+        order = {ticket: place for place, ticket in enumerate(self._enqueue(requests))}
+        answers: list[Generation | None] = [None] * len(requests)
+        while any(answer is None for answer in answers):
+            for ticket, generation in self.poll():
+                answers[order[ticket]] = generation
+        return [answer for answer in answers if answer is not None]
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        self._serve(Weights.POLICY)
+        return self._enqueue(requests)
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        while self._pending:
+            finished = [self._read(output) for output in self._llm.step() if output.finished]
+            if finished:
+                return finished
+        return []
+
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> float:
+        """Takes and loads new weights; vLLM's model is compared with them before anything is generated.
+
+        Raises:
+            EngineError: Requests are under way, or the model does not serve the new weights afterwards.
+        """
+        self._require_idle()
+        self._states[weights] = state
+        self._versions[weights] = version
+        self._load(weights)
+        return checksum(list(state.values()))
+
+    def stop(self) -> None:
+        self._llm.abort_request(list(self._pending))
+        self._pending.clear()
+        self._states.clear()
+
+    def _serve(self, weights: Weights) -> None:
+        """Swaps in the weights that shall answer next; nothing happens where they already do."""
+        if weights is not self._serving:
+            self._require_idle()
+            if weights not in self._states:
+                raise EngineError(f"the engine was never given the {weights} weights: call set_weights first")
+            self._load(weights)
+
+    def _load(self, weights: Weights) -> None:
+        # A state dict in the checkpoint's format and names; vLLM fuses and shards it as when it first loaded the model.
+        self._llm.collective_rpc(_load_into_model, args=(self._states[weights],))
+        self._verify(weights)
+        # The cache holds keys and values of the former weights.
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM kept its prefix cache across a change of weights")
+        self._serving = weights
+
+    def _verify(self, weights: Weights) -> None:
+        """Compares the parameters inside vLLM's model with what it was given, fused and padded as they are there.
+
+        A shard of a tensor-parallel engine holds a part of them only, and is not compared.
+        """
+        if not self._single:
+            return
+        served, dtype = self._llm.collective_rpc(_checksum_of_model)[0]
+        given = checksum([tensor.to(dtype) for tensor in self._states[weights].values()])
+        if not math.isclose(served, given, rel_tol=1e-6):
+            raise EngineError(
+                f"vLLM does not serve the {weights} weights that it was given: checksum {served!r} instead of {given!r}"
+            )
+
+    def _require_idle(self) -> None:
+        if self._pending:
+            raise EngineError(f"weights cannot change while {len(self._pending)} requests are being answered")
+
+    def _enqueue(self, requests: Iterable[Request]) -> list[int]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        tickets = []
+        for request in requests:
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            params = SamplingParams(
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                seed=request.seed,
+                stop_token_ids=self._end_ids,
+                logprobs=0,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params)
+            self._pending[str(ticket)] = request
+            tickets.append(ticket)
+        return tickets
+
+    def _read(self, output: Any) -> tuple[int, Generation]:
+        # vLLM may hand a request back under a name that it made unique with a suffix.
+        name = output.request_id if output.request_id in self._pending else output.request_id.rsplit("-", 1)[0]
+        request = self._pending.pop(name)
+        answer = output.outputs[0]
+        ids = tuple(answer.token_ids)
+        logprobs = np.array(
+            [place[token].logprob for place, token in zip(answer.logprobs or [], ids, strict=True)], np.float32
+        )
+        generation = Generation(
+            prompt_ids=request.prompt_ids,
+            token_ids=ids,
+            logprobs=logprobs,
+            finished=answer.finish_reason == "stop",
+            weight_version=self._versions[self._serving],
+            weights=self._serving,
+        )
+        return int(name), generation
+
+
+def _load_into_model(worker: Any, state: Mapping[str, torch.Tensor]) -> None:
+    worker.model_runner.reload_weights(weights_iterator=iter(state.items()))
+
+
+def _checksum_of_model(worker: Any) -> tuple[float, torch.dtype]:
+    model = worker.model_runner.get_model()
+    return checksum(list(model.parameters())), next(model.parameters()).dtype

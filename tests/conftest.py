@@ -1,0 +1,69 @@
+"""Shared fixtures. One vLLM engine serves the whole session: starting it takes longer than most tests."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+# Everything that a test run writes goes below one temporary folder.
+_SCRATCH = tempfile.TemporaryDirectory(prefix="rllib_nlac_tests_")
+os.environ["TUNE_RESULT_DIR"] = os.path.join(_SCRATCH.name, "results")
+os.environ["RAY_AIR_LOCAL_CACHE_DIR"] = os.path.join(_SCRATCH.name, "results")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import pytest
+import ray
+
+from rllib_nlac import NLACConfig
+from rllib_nlac.language.prompts import PromptSet, load_prompts
+from rllib_nlac.sampling.chat import Chat
+
+WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    """The shipped small model."""
+    return NLACConfig().model_path
+
+
+@pytest.fixture(scope="session")
+def chat(model_path: str) -> Chat:
+    return Chat.from_pretrained(model_path)
+
+
+@pytest.fixture(scope="session")
+def compact() -> PromptSet:
+    return load_prompts("compact", "TwentyQuestions")
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """A local Ray with two CPUs, shut down with the session."""
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def engine(model_path: str, chat: Chat):
+    """Real vLLM with the shipped model."""
+    from rllib_nlac.sampling.vllm_engine import VLLMEngine
+
+    engine = VLLMEngine(model_path, chat.max_context, [chat.end_id])
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture()
+def config() -> NLACConfig:
+    """The quick start's configuration."""
+    return (
+        NLACConfig()
+        .environment("TwentyQuestions", env_config=dict(WORLD))
+        .language(language_model="tiny", prompts="compact", max_action_tokens=12, max_future_tokens=24, max_critique_tokens=32)
+        .training(lr=1e-3)
+        .debugging(seed=0)
+    )

@@ -1,0 +1,150 @@
+"""The EnvRunner on a scripted engine: slots, episodes, seeds, and environments that misbehave."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import pytest
+from scripted_engine import ScriptedEngine
+
+from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.envs.twenty_questions import TwentyQuestions, oracle_action
+from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, TextEnvRunner
+
+
+def dialogue_of(prompt: str) -> list[tuple[str, str]]:
+    turns = prompt.split("<|assistant|>")[1:-1]
+    return [(turn.split("<|end|>")[0], turn.split("<|user|>")[1].split("<|end|>")[0]) for turn in turns]
+
+
+ORACLE_WORLD = TwentyQuestions(num_objects=16, num_attributes=8, max_turns=6)
+
+
+def oracle(prompt: str, weights) -> str:
+    return oracle_action(ORACLE_WORLD, dialogue_of(prompt))
+
+
+@pytest.fixture()
+def make(config, chat):
+    def make(answer=oracle, env_creator=None, **settings):
+        own = config.copy(copy_frozen=False)
+        for key, value in settings.items():
+            setattr(own, key, value)
+        runner = TextEnvRunner(config=own, worker_index=0, **({"env_creator": env_creator} if env_creator else {}))
+        runner.attach(ScriptedEngine(chat, answer, version=7))
+        return runner
+
+    return make
+
+
+@pytest.mark.parametrize("slots", [1, 3, 64])
+def test_whole_episodes_exactly_as_many_as_asked_for(make, slots):
+    episodes = make(num_envs_per_env_runner=slots).sample(num_episodes=20)
+    assert len(episodes) == 20 and all(episode.is_done for episode in episodes)
+    assert all(episode.get_return() == 1.0 for episode in episodes)
+
+
+def test_episodes_do_not_depend_on_the_number_of_slots(make):
+    played = [make(num_envs_per_env_runner=slots).sample(num_episodes=12) for slots in (1, 5)]
+    assert [e.get_observations() for e in played[0]] == [e.get_observations() for e in played[1]]
+    assert [e.get_actions() for e in played[0]] == [e.get_actions() for e in played[1]]
+
+
+def test_sampled_ids_prompts_and_versions_are_kept(make, chat):
+    for episode in make().sample(num_episodes=5):
+        for t, action in enumerate(episode.get_actions()):
+            generation = episode.get_extra_model_outputs(GENERATION, t)
+            assert chat.decode(generation.token_ids) == action and generation.weight_version == 7
+            assert generation.prompt_ids == chat.prompt_ids(episode.get_extra_model_outputs(MESSAGES, t))
+
+
+def test_evaluation_plays_the_same_tasks_every_time_and_training_does_not(make):
+    runner = make()
+    training = [[e.get_infos(0)["task_id"] for e in runner.sample(num_episodes=12)] for _ in range(2)]
+    runner.begin_evaluation()
+    evaluation = [[e.get_infos(0)["task_id"] for e in runner.sample(num_episodes=12)] for _ in range(2)]
+    assert training[0] != training[1] and evaluation[0] == evaluation[1]
+
+
+def test_metrics(make):
+    runner = make()
+    runner.sample(num_episodes=10)
+    runner.sample(num_episodes=6)
+    metrics = runner.get_metrics()
+    assert float(metrics["success_rate"]) == 1.0 and int(metrics["num_episodes"]) == 16
+    assert int(metrics["stop_reason_success"]) == 16 and int(metrics["action_parse_failures"]) == 0
+
+
+def test_an_empty_generation_reaches_the_environment_as_an_empty_action_and_is_counted(make):
+    runner = make(lambda prompt, weights: "")
+    (episode,) = runner.sample(num_episodes=1)
+    assert episode.get_observations()[1] == "I do not know." and len(episode) == 6
+    assert int(runner.get_metrics()["action_parse_failures"]) == 6
+
+
+def test_react_sends_only_the_action_part(make):
+    runner = make(lambda prompt, weights: "Thought: dog? ship?\nAction: Is it a dog?", action_format="react", max_action_tokens=24)
+    (episode,) = runner.sample(num_episodes=1)
+    assert episode.get_observations()[1] in ("No.", "Correct!") and episode.get_actions()[0].startswith("Thought")
+
+
+class Faulty(gym.Env):
+    """Raises in every ``fails``-th step."""
+
+    observation_space = action_space = TextSpace()
+    steps = 0
+
+    def __init__(self, fails: int, observation="Hm."):
+        self.fails, self.observation = fails, observation
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "Go.", {}
+
+    def step(self, action):
+        Faulty.steps += 1
+        if Faulty.steps % self.fails == 0:
+            raise OSError("the simulator fell over")
+        return self.observation, 1.0, Faulty.steps % 5 == 0, False, {}
+
+
+def test_an_environment_that_raises_loses_its_episode_and_nothing_else(make):
+    runner = make(lambda *_: "x", env_creator=lambda context: Faulty(fails=7), num_envs_per_env_runner=4)
+    episodes = runner.sample(num_episodes=15)
+    assert len(episodes) == 15 and all(episode.is_done for episode in episodes)
+    assert int(runner.get_metrics()["env_failures"]) > 0
+
+
+def test_an_environment_that_always_raises_ends_with_its_own_error(make):
+    runner = make(lambda *_: "x", env_creator=lambda context: Faulty(fails=1))
+    with pytest.raises(RuntimeError, match=r"failed 20 times in a row.*OSError: the simulator fell over"):
+        runner.sample(num_episodes=2)
+
+
+def test_an_observation_that_is_no_text_counts_as_a_failure(make):
+    runner = make(lambda *_: "x", env_creator=lambda context: Faulty(fails=10**9, observation=3.5))
+    with pytest.raises(RuntimeError, match="the observation must be a str, and it is a float"):
+        runner.sample(num_episodes=1)
+
+
+def test_a_dialogue_that_outgrows_the_context_is_truncated(make):
+    Faulty.steps = 0
+    runner = make(lambda *_: "x", env_creator=lambda context: Faulty(fails=10**9, observation="word " * 100))
+    Faulty.steps = 1
+    episodes = runner.sample(num_episodes=2)
+    reasons = [episode.get_infos(-1).get("stop_reason") for episode in episodes if episode.is_truncated]
+    assert reasons and set(reasons) == {"context_limit"}
+
+
+def test_a_first_prompt_beyond_the_context_is_an_error(make):
+    with pytest.raises(ValueError, match="exceeds the context of 512"):
+        make(max_action_tokens=511).sample(num_episodes=1)
+
+
+def test_an_environment_that_is_not_text_is_refused(make):
+    with pytest.raises(ValueError, match="NLAC needs text"):
+        make(env_creator=lambda context: gym.make("CartPole-v1"))
+
+
+def test_sampling_without_an_engine(config):
+    with pytest.raises(RuntimeError, match="attach"):
+        TextEnvRunner(config=config, worker_index=0).sample(num_episodes=1)
