@@ -1,0 +1,149 @@
+"""Stage 3: RLlib's prioritised episode buffer, sampled at (episode, t) with the whole dialogue before t.
+
+RLlib's own ``sample`` returns one-step slices without what came before. The sum tree, the eviction of whole episodes and
+the importance weights are RLlib's; its private attributes are touched in this file only and pinned by
+``tests/compatibility``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
+
+from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, episode_success
+from rllib_nlac.types import Transition
+
+
+@dataclass(frozen=True)
+class ReplaySample:
+    """Transitions with their importance weights.
+
+    Attributes:
+        transitions: Drawn with replacement, in the order drawn.
+        weights: (N P(i))^-β, divided by the largest of the buffer; shape (len(transitions),), in (0, 1].
+        nodes: Where each one's priority is kept, for ``update_priorities_of``.
+    """
+
+    transitions: list[Transition]
+    weights: np.ndarray
+    nodes: list[int]
+
+
+class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
+    """Samples transitions with P(i) = p_i^α / Σ p^α.
+
+    Args:
+        env: Name of the environment, which goes into every transition.
+        capacity: The most transitions kept; the oldest episodes go first.
+        max_bytes: The most bytes of texts and token ids kept, likewise.
+        alpha: Exponent of the priorities; 0 is uniform replay.
+        seed: Seeds the draws.
+    """
+
+    def __init__(
+        self, *, env: str, capacity: int = 50_000, max_bytes: int = 4 << 30, alpha: float = 0.6, seed: int | None = None
+    ) -> None:
+        # RLlib's segment trees refuse an alpha of 0, which is a legal ablation: any priority to the power of it is 1.
+        super().__init__(capacity=capacity, alpha=alpha or 1e-12)
+        self.env = env
+        self.max_bytes = max_bytes
+        self.rng = np.random.default_rng(seed)
+        self._bytes: dict[str, int] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of texts and token ids that are kept."""
+        return sum(self._bytes.values())
+
+    @override(PrioritizedEpisodeReplayBuffer)
+    def add(self, episodes: Sequence[SingleAgentEpisode], weight: float | None = None) -> None:
+        """Keeps whole episodes; new transitions get the largest priority seen so far."""
+        for episode in episodes:
+            if not episode.is_done:
+                raise ValueError(f"episode {episode.id_} has not ended, and only whole episodes can be replayed")
+        self._bytes.update({episode.id_: size_of(episode) for episode in episodes})
+        for episode in episodes:  # one by one: a list that exceeds the capacity makes RLlib evict from an empty buffer
+            super().add([episode], weight)
+        self._forget_evicted()
+        while self.num_bytes > self.max_bytes and len(self.episodes) > 1:
+            capacity, self.capacity = self.capacity, self._num_timesteps - 1
+            super().add([])
+            self.capacity = capacity
+            self._forget_evicted()
+
+    def _forget_evicted(self) -> None:
+        self._bytes = {key: size for key, size in self._bytes.items() if key in self.episode_id_to_index}
+
+    def sample_transitions(self, count: int, beta: float) -> ReplaySample:
+        """Draws ``count`` transitions in proportion to their priorities.
+
+        Args:
+            count: How many, with replacement.
+            beta: Exponent of the importance weights: 0 corrects nothing, 1 fully.
+
+        Raises:
+            ValueError: The buffer is empty.
+        """
+        if not self._num_timesteps:
+            raise ValueError("the replay buffer is empty: collect episodes before sampling")
+        total = self._sum_segment.sum()
+        nodes = [self._sum_segment.find_prefixsum_idx(mass) for mass in self.rng.random(count) * total]
+        chances = np.array([self._sum_segment[node] for node in nodes]) / total
+        rarest = self._min_segment.min() / total
+        self.sampled_timesteps += count
+        return ReplaySample(
+            transitions=[self._transition(*self._indices[self._tree_idx_to_sample_idx[node]][:2]) for node in nodes],
+            weights=((chances / rarest) ** -beta).astype(np.float32),
+            nodes=nodes,
+        )
+
+    def _transition(self, episode_index: int, t: int) -> Transition:
+        episode: SingleAgentEpisode = self.episodes[episode_index - self._num_episodes_evicted]
+        last = t == len(episode) - 1
+        return Transition(
+            # Unique while the buffer lives: episodes are numbered in the order in which they came.
+            id=episode_index * 1_000_000 + t,
+            env=self.env,
+            state=episode.get_extra_model_outputs(MESSAGES, t),
+            action=episode.get_actions(t),
+            generation=episode.get_extra_model_outputs(GENERATION, t),
+            observation=episode.get_observations(t + 1),
+            reward=float(episode.get_rewards(t)),
+            terminated=last and episode.is_terminated,
+            truncated=last and episode.is_truncated,
+            episode_success=episode_success(episode),
+            returns_to_go=float(sum(episode.get_rewards(slice(t, None)))),
+        )
+
+    def update_priorities_of(self, nodes: Sequence[int], priorities: np.ndarray) -> None:
+        """Sets the priorities of sampled transitions, before the exponent α; where one was drawn twice the last counts."""
+        self._last_sampled_indices = list(nodes)
+        super().update_priorities(np.asarray(priorities, np.float64))
+
+    @property
+    def mean_priority(self) -> float:
+        """Mean of p^α over everything kept."""
+        return self._sum_segment.sum() / max(self._num_timesteps, 1)
+
+    @override(PrioritizedEpisodeReplayBuffer)
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "bytes": dict(self._bytes), "rng": self.rng.bit_generator.state}
+
+    @override(PrioritizedEpisodeReplayBuffer)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._bytes = dict(state["bytes"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+def size_of(episode: SingleAgentEpisode) -> int:
+    """Bytes of an episode's texts, token ids and log-probabilities. Prompts share their messages and are counted once."""
+    text = sum(len(text.encode()) for text in (*episode.get_observations(), *episode.get_actions()))
+    generations = episode.get_extra_model_outputs(GENERATION)
+    return text + sum(8 * (len(g.prompt_ids) + len(g.token_ids)) + g.logprobs.nbytes for g in generations)

@@ -1,0 +1,144 @@
+"""The replay buffer: whole dialogues, proportional sampling, importance weights, bounds, state."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from scipy import stats
+
+from rllib_nlac.replay.buffer import TextReplayBuffer, size_of
+from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
+from rllib_nlac.types import Generation, Message
+
+
+def episode(number: int, length: int = 4, truncated: bool = False, text: str = "q") -> SingleAgentEpisode:
+    result = SingleAgentEpisode(id_=f"episode-{number}")
+    result.add_env_reset("Go.", {"task_id": str(number)})
+    messages = (Message("user", "Go."),)
+    for t in range(length):
+        last = t == length - 1
+        action, reply = f"{text}{number}.{t}", f"reply {number}.{t}"
+        generation = Generation((1, 2, 3), (4, t), np.zeros(2, np.float32), True, number)
+        result.add_env_step(
+            reply, action, float(last), {"success": last and not truncated if last else None},
+            terminated=last and not truncated, truncated=last and truncated,
+            extra_model_outputs={GENERATION: generation, MESSAGES: messages},
+        )  # fmt: skip
+        messages = (*messages, Message("assistant", action), Message("user", reply))
+    return result
+
+
+def filled(episodes: int = 8, **settings) -> TextReplayBuffer:
+    buffer = TextReplayBuffer(**{"env": "E", "seed": 0, **settings})
+    buffer.add([episode(number) for number in range(episodes)])
+    return buffer
+
+
+def test_a_transition_carries_the_whole_dialogue_before_it():
+    for t in filled().sample_transitions(200, beta=0.4).transitions:
+        number, turn = t.action[1:].split(".")
+        said = [f"q{number}.{i}" for i in range(int(turn))]
+        assert [m.content for m in t.state if m.role == "assistant"] == said
+        assert [m.content for m in t.state if m.role == "user"] == ["Go.", *(f"reply {number}.{i}" for i in range(int(turn)))]
+        assert t.observation == f"reply {number}.{turn}" and t.next_state[-1].content == t.observation
+        assert t.generation.token_ids == (4, int(turn)) and t.generation.weight_version == int(number)
+        assert t.ended == (turn == "3") and t.reward == float(turn == "3")
+        assert t.returns_to_go == 1.0 and t.episode_success is True
+
+
+def test_ids_are_unique():
+    drawn = filled(20).sample_transitions(2000, beta=0.0).transitions
+    assert len({t.id for t in drawn}) == len({t.action for t in drawn}) == 80
+
+
+def test_truncation_is_an_end_and_not_a_success():
+    buffer = TextReplayBuffer(env="E", seed=0)
+    buffer.add([episode(0, length=1, truncated=True)])
+    (t,) = buffer.sample_transitions(1, beta=0.0).transitions
+    assert t.truncated and t.ended and not t.terminated and t.episode_success is False
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_sampling_is_proportional_to_the_priority_to_the_power_of_alpha(alpha):
+    """Chi-square at p > 1e-3 over 20,000 draws; fails with another exponent and with uniform sampling."""
+    buffer = filled(2, alpha=alpha)
+    everything = buffer.sample_transitions(400, beta=0.0)
+    node_of = {t.action: node for t, node in zip(everything.transitions, everything.nodes, strict=True)}
+    names = sorted(node_of)
+    priorities = np.linspace(0.1, 2.0, len(names))
+    buffer.update_priorities_of([node_of[name] for name in names], priorities)
+    drawn = buffer.sample_transitions(20_000, beta=0.0).transitions
+    observed = [sum(t.action == name for t in drawn) for name in names]
+    expected = priorities**alpha / (priorities**alpha).sum() * len(drawn)
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
+    if alpha:
+        assert stats.chisquare(observed, np.full(len(names), len(drawn) / len(names))).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_importance_weights(beta):
+    buffer = filled(2, alpha=0.6)
+    everything = buffer.sample_transitions(400, beta=0.0)
+    nodes = sorted(set(everything.nodes))
+    priorities = np.linspace(0.1, 2.0, len(nodes))
+    buffer.update_priorities_of(nodes, priorities)
+    chance = dict(zip(nodes, priorities**0.6 / (priorities**0.6).sum(), strict=True))
+    sample = buffer.sample_transitions(300, beta=beta)
+    expected = [(len(nodes) * chance[node]) ** -beta for node in sample.nodes]
+    largest = (len(nodes) * min(chance.values())) ** -beta
+    np.testing.assert_allclose(sample.weights, np.array(expected) / largest, rtol=1e-5)
+    assert sample.weights.max() <= 1.0 + 1e-6
+
+
+def test_new_transitions_get_the_largest_priority():
+    buffer = filled(2)
+    sample = buffer.sample_transitions(8, beta=0.0)
+    buffer.update_priorities_of(sample.nodes, np.full(8, 7.0))
+    buffer.add([episode(99)])
+    top = [node for node in range(12) if buffer._sum_segment[node] == pytest.approx(7.0**0.6)]
+    drawn = buffer.sample_transitions(3000, beta=0.0)
+    new = {node for t, node in zip(drawn.transitions, drawn.nodes, strict=True) if t.action.startswith("q99.")}
+    assert len(new) == 4 and new <= set(top)
+
+
+def test_capacity_evicts_the_oldest_episodes_whole():
+    buffer = filled(10, capacity=20)
+    numbers = {t.action[1:].split(".")[0] for t in buffer.sample_transitions(1000, beta=0.0).transitions}
+    assert buffer.get_num_timesteps() == 20 and numbers == {"5", "6", "7", "8", "9"}
+
+
+def test_bytes_are_bounded():
+    limit = 3 * size_of(episode(0))
+    buffer = filled(10, max_bytes=limit)
+    assert buffer.num_bytes <= limit and buffer.get_num_episodes() == 3
+    buffer.add([episode(50, text="long " * 1000)])
+    assert buffer.get_num_episodes() == 1  # one that is too large alone stays until the next comes
+    buffer.add([episode(51)])
+    assert buffer.num_bytes <= limit and buffer.capacity == 50_000
+
+
+def test_state_brings_back_the_same_draws():
+    buffer = filled(6, capacity=16)
+    sample = buffer.sample_transitions(16, beta=0.4)
+    buffer.update_priorities_of(sample.nodes, np.linspace(0.1, 3.0, 16))
+    state = pickle.loads(pickle.dumps(buffer.get_state()))
+    other = TextReplayBuffer(env="E", capacity=16, seed=123)
+    other.set_state(state)
+    for _ in range(3):
+        mine, restored = buffer.sample_transitions(50, beta=0.7), other.sample_transitions(50, beta=0.7)
+        assert [t.id for t in mine.transitions] == [t.id for t in restored.transitions]
+        np.testing.assert_array_equal(mine.weights, restored.weights)
+        assert [t.state for t in mine.transitions] == [t.state for t in restored.transitions]
+    assert other.num_bytes == buffer.num_bytes
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="empty"):
+        TextReplayBuffer(env="E").sample_transitions(1, beta=0.0)
+    unfinished = SingleAgentEpisode(id_="open")
+    unfinished.add_env_reset("Go.", {})
+    with pytest.raises(ValueError, match="has not ended"):
+        TextReplayBuffer(env="E").add([unfinished])
