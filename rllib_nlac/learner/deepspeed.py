@@ -1,0 +1,91 @@
+"""DeepSpeed behind four methods. Every private seam of DeepSpeed is in this file; ``tests/compatibility`` pins each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class DeepSpeedTrainer:
+    """A model, its optimizer and the gradient step, in a DeepSpeed engine.
+
+    Args:
+        lm: The model, already on its device.
+        optimizer: A torch optimizer over the model's parameters.
+        settings: DeepSpeed's own configuration, as ``NLACConfig.deepspeed_settings`` resolves it.
+    """
+
+    def __init__(self, lm: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> None:
+        os.environ.setdefault("LOCAL_RANK", "0")
+        os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+        import deepspeed
+
+        if not torch.distributed.is_initialized():
+            # A world of one needs no port and no environment variables.
+            backend = "nccl" if torch.cuda.is_available() else "gloo"
+            torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+        self.world_size = torch.distributed.get_world_size()
+        # On a CPU DeepSpeed compiles an operator for communication through shared memory when it starts (35 s and a C++
+        # compiler), which gloo makes unnecessary.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+        self._zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+        self.engine, *_ = deepspeed.initialize(
+            model=lm,
+            optimizer=optimizer,
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                # backward() adds up as many micro-batches as it is given; step() is the only boundary.
+                "gradient_accumulation_steps": 1,
+                "managed_gradient_accumulation": False,
+                "zero_allow_untested_optimizer": True,
+                "zero_force_ds_cpu_optimizer": False,
+                "steps_per_print": 10**9,
+                **settings,
+            },
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward pass, through DeepSpeed's hooks."""
+        return self.engine(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds a micro-batch's share of the gradient; shares add up to the sum over all learners.
+
+        DeepSpeed averages over learners, and a loss whose weights already hold the mean wants the sum.
+        """
+        self.engine.backward(loss * self.world_size)
+
+    def step(self) -> float:
+        """Clips, steps the optimizer and its schedule, clears the gradient; returns the gradient's norm before clipping."""
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        return float("nan") if norm is None else float(norm)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within it, every parameter is whole on this learner, also where ZeRO 3 shards them."""
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self._zero_stage == 3):
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer and schedule, this learner's shard."""
+        scheduler = self.engine.lr_scheduler
+        return {
+            "optimizer": self.engine.optimizer.state_dict(),
+            "scheduler": scheduler.state_dict() if scheduler is not None else None,
+            "global_steps": self.engine.global_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what ``state_dict`` gave."""
+        self.engine.optimizer.load_state_dict(state["optimizer"])
+        if state["scheduler"] is not None and self.engine.lr_scheduler is not None:
+            self.engine.lr_scheduler.load_state_dict(state["scheduler"])
+        self.engine.global_steps = state["global_steps"]

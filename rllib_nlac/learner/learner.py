@@ -1,0 +1,152 @@
+"""The RLlib Learner whose gradient step runs in a DeepSpeed engine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.learner.batch import CRITIC, POLICY, micro_batches
+from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
+from rllib_nlac.learner.losses import answer_logprobs, refinement_loss, successor_loss
+from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.target import TargetWeights
+from rllib_nlac.types import Weights
+
+SEQUENCE_LOSSES = "sequence_losses"
+
+
+class NLACLearner(TorchLearner):
+    """Trains θ on L1 + L2, keeps the target weights θ̄ and hands back every sequence's loss.
+
+    One ``update`` call is one batch; its column ``minibatch`` says which rows make up which gradient step.
+    """
+
+    @override(TorchLearner)
+    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+        lm = self.module[module_id].lm.to(self._device)
+        parameters = list(lm.parameters())
+        optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), weight_decay=config.weight_decay)
+        self.trainer = DeepSpeedTrainer(lm, optimizer, config.deepspeed_settings)
+        # With a scheduler of DeepSpeed's own in the configuration, RLlib's schedule must not overrule it.
+        own_schedule = "scheduler" in config.deepspeed_settings
+        self.register_optimizer(
+            module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=None if own_schedule else config.lr
+        )
+        with self.trainer.gathered():
+            self.target = TargetWeights(trainable_state(lm), config.tau)
+
+    @staticmethod
+    def _first_lr(lr: Any) -> float:
+        return float(lr[0][1] if isinstance(lr, (list, tuple)) else lr)
+
+    @override(TorchLearner)
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """DeepSpeed reduces the gradients, so nothing is wrapped."""
+
+    @override(TorchLearner)
+    def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
+        started = time.perf_counter()
+        rows = batch[DEFAULT_MODULE_ID]
+        losses = torch.zeros(len(rows["length"]))
+        norms = []
+        for minibatch in rows["minibatch"].unique().tolist():
+            losses += self._gradient_step(rows, (rows["minibatch"] == minibatch).nonzero().squeeze(-1), norms)
+        self._log(rows, losses, norms, time.perf_counter() - started)
+        return {}, {DEFAULT_MODULE_ID: (losses * rows["weight"].cpu()).sum()}, {}
+
+    def _gradient_step(self, rows: dict[str, torch.Tensor], members: torch.Tensor, norms: list[float]) -> torch.Tensor:
+        """One optimizer step on the given rows, in micro-batches; returns each row's loss, 0 for all others."""
+        losses = torch.zeros(len(rows["length"]))
+        for group in micro_batches(rows["length"], members, self.config.max_tokens_per_micro_batch):
+            micro_batch = {name: column[group] for name, column in rows.items()}
+            fwd_out = {SEQUENCE_LOSSES: self._sequence_losses(micro_batch)}
+            loss = self.compute_loss_for_module(
+                module_id=DEFAULT_MODULE_ID, config=self.config, batch=micro_batch, fwd_out=fwd_out
+            )
+            self.trainer.backward(loss)
+            losses[group.cpu()] = fwd_out[SEQUENCE_LOSSES].detach().float().cpu()
+        norms.append(self.trainer.step())
+        if self.config.tau > 0:
+            with self.trainer.gathered():
+                self.target.update(trainable_state(self.lm))
+        return losses
+
+    @override(TorchLearner)
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """A micro-batch's share of L1 + L2: the weights hold importance weight and mean, so shares just add up."""
+        return (fwd_out[SEQUENCE_LOSSES] * batch["weight"]).sum()
+
+    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """L1 of each critic sequence and L2 of each policy sequence, shape (B,)."""
+        logprobs, mask = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
+        critic = successor_loss(logprobs, mask) * self.config.critic_loss_coeff
+        policy = refinement_loss(logprobs, mask) * self.config.policy_loss_coeff
+        return torch.where(rows["role"] == CRITIC, critic, policy)
+
+    def _answer_logprobs(
+        self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities of the tokens from the shortest prompt on, and the mask of answers; both (B, T')."""
+        longest, shortest_prompt = int(length.max()), int(prompt_length.min())
+        ids = ids[:, :longest]
+        kept = longest - shortest_prompt
+        # Padding stands on the right of a causal model, so no attention mask is needed. Logits are computed for the last
+        # positions only, which spares a large vocabulary's memory on the prompts.
+        logits = self.trainer(input_ids=ids, logits_to_keep=kept + 1, use_cache=False).logits[:, :-1]
+        places = torch.arange(shortest_prompt, longest, device=ids.device)
+        mask = (places >= prompt_length[:, None]) & (places < length[:, None])
+        return answer_logprobs(logits, ids[:, -kept:]), mask
+
+    @torch.no_grad()
+    def logprobs_of(self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]]) -> list[np.ndarray]:
+        """This learner's log-probabilities of sampled ids, to be compared with the engine's own."""
+        results = []
+        for prompt, answer in zip(prompt_ids, token_ids, strict=True):
+            ids = torch.tensor([[*prompt, *answer]], device=self._device)
+            start, end = torch.tensor([len(prompt)]), torch.tensor([ids.shape[1]])
+            logprobs, _ = self._answer_logprobs(ids, start.to(self._device), end.to(self._device))
+            results.append(logprobs[0].float().cpu().numpy())
+        return results
+
+    def export_weights(self) -> dict[Weights, dict[str, torch.Tensor]]:
+        """Copies of θ and θ̄ by their Hugging Face names, in the model's own precision."""
+        with self.trainer.gathered():
+            policy = {name: tensor.cpu().clone() for name, tensor in trainable_state(self.lm).items()}
+        target = {name: tensor.to("cpu", policy[name].dtype, copy=True) for name, tensor in self.target.state.items()}
+        return {Weights.POLICY: policy, Weights.TARGET: target}
+
+    @property
+    def lm(self) -> torch.nn.Module:
+        return self.module[DEFAULT_MODULE_ID].lm
+
+    def _log(self, rows: dict[str, torch.Tensor], losses: torch.Tensor, norms: list[float], seconds: float) -> None:
+        role, item = rows["role"].cpu(), rows["item"].cpu()
+        table = np.stack([item.numpy(), role.numpy(), losses.numpy()], axis=1)
+        # A series, which RLlib concatenates over learners; the algorithm takes it out of the results again.
+        self.metrics.log_value((DEFAULT_MODULE_ID, SEQUENCE_LOSSES), table, reduce="item_series")
+        for name, kind in (("critic_loss", CRITIC), ("policy_loss", POLICY)):
+            if (role == kind).any():
+                self.metrics.log_value((DEFAULT_MODULE_ID, name), losses[role == kind].mean().item(), window=1)
+        self.metrics.log_value((DEFAULT_MODULE_ID, "gradient_norm"), float(np.mean(norms)), window=1)
+        self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), len(norms), reduce="sum")
+        tokens = int(rows["length"].sum())
+        self.metrics.log_value((DEFAULT_MODULE_ID, "num_tokens_trained"), tokens, reduce="sum")
+        self.metrics.log_value((DEFAULT_MODULE_ID, "tokens_per_s"), tokens / max(seconds, 1e-9), window=1)
+
+    @override(Learner)
+    def _get_optimizer_state(self) -> dict[str, Any]:
+        return {"deepspeed": self.trainer.state_dict(), "target": self.target.state}
+
+    @override(Learner)
+    def _set_optimizer_state(self, state: dict[str, Any]) -> None:
+        self.trainer.load_state_dict(state["deepspeed"])
+        self.target.load(state["target"])

@@ -1,0 +1,80 @@
+"""NLAC's two losses as pure functions of tensors.
+
+Both are the negative log-likelihood of sampled text, because the gradient of KL(target || model) for a sampled target y is
+that of -log model(y). They differ in what the text is: a Bellman target for the successor model, a refined action for the
+policy. Prompt tokens carry no loss.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def answer_logprobs(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Log-probability of each token under the logits of the position before it.
+
+    Args:
+        logits: Shape (B, T, V), for the last T positions before the end of ``ids``: position i predicts ``ids[:, i]``.
+        ids: Shape (B, T), the tokens that were predicted.
+
+    Returns:
+        Shape (B, T), float32.
+    """
+    logits = logits.float()
+    return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+
+def successor_loss(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
+    """Critic loss, per sequence: L1 = KL(B_L M_θ̄(.|s,a) || M_θ(.|s,a)), up to the target's entropy.
+
+    Args:
+        logprobs: log M_θ(y_i | s, a, y_<i), shape (B, T).
+        answer_mask: 1 on the tokens of y, 0 on prompt and padding, shape (B, T).
+
+    Returns:
+        -1/|y| Σ_i log M_θ(y_i | ...), shape (B,).
+
+    Source: arXiv 2512.04601; the order of the KL's arguments is what keeps both branches of a 50/50 future.
+    """
+    return _mean_nll(logprobs, answer_mask)
+
+
+def refinement_loss(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
+    """Policy loss, per sequence: L2 = -log π_θ(a_r | s), distillation of the refined action.
+
+    Args:
+        logprobs: log π_θ(a_r,i | s, a_r,<i), shape (B, T).
+        answer_mask: 1 on the tokens of a_r, 0 on prompt and padding, shape (B, T).
+
+    Returns:
+        -1/|a_r| Σ_i log π_θ(a_r,i | ...), shape (B,).
+
+    Source: arXiv 2512.04601. No policy gradient, no importance ratio.
+    """
+    return _mean_nll(logprobs, answer_mask)
+
+
+def _mean_nll(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
+    mask = answer_mask.to(logprobs.dtype)
+    return -(logprobs * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+
+
+def priorities(critic_loss: np.ndarray, policy_loss: np.ndarray) -> np.ndarray:
+    """Replay priorities before the exponent: (L1 + L2 per token, clipped at the batch's 95th percentile) + 1e-3.
+
+    Args:
+        critic_loss: Per transition, NaN where its L1 was dropped; shape (N,).
+        policy_loss: Per transition, NaN where its L2 was dropped; shape (N,).
+
+    Returns:
+        Shape (N,). A transition of which both losses were dropped gets the batch's median, so that it neither starves
+        nor is drawn over and over.
+    """
+    both = np.nan_to_num(critic_loss) + np.nan_to_num(policy_loss)
+    known = ~(np.isnan(critic_loss) & np.isnan(policy_loss))
+    if not known.any():
+        return np.ones_like(both)
+    clipped = np.minimum(both, np.quantile(both[known], 0.95))
+    clipped[~known] = np.median(clipped[known])
+    return clipped + 1e-3

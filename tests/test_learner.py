@@ -1,0 +1,224 @@
+"""Losses, batches, target weights, and the DeepSpeed gradient step."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches, to_multi_agent_batch
+from rllib_nlac.learner.learner import SEQUENCE_LOSSES, NLACLearner
+from rllib_nlac.learner.losses import answer_logprobs, priorities, refinement_loss, successor_loss
+from rllib_nlac.learner.target import TargetWeights
+from rllib_nlac.types import Weights
+
+SEQUENCES = [
+    TrainingSequence((3, 10, 11, 12), (20, 21, 1), CRITIC, 0, 0, 0.25),
+    TrainingSequence((3, 10), (30, 31, 32, 33, 1), POLICY, 0, 0, 0.5),
+    TrainingSequence((3, 40, 41, 42, 43, 44, 45), (22, 1), CRITIC, 1, 0, 0.125),
+    TrainingSequence((3, 50, 51), (60, 1), POLICY, 2, 0, 1.0),
+]
+
+
+class TestLosses:
+    def test_logprobs_are_those_of_softmax(self):
+        logits = torch.randn(2, 5, 11)
+        ids = torch.randint(11, (2, 5))
+        expected = torch.log_softmax(logits, -1).gather(-1, ids[..., None])[..., 0]
+        torch.testing.assert_close(answer_logprobs(logits, ids), expected)
+
+    @pytest.mark.parametrize("loss", [successor_loss, refinement_loss])
+    def test_mean_over_the_answers_tokens_alone(self, loss):
+        logprobs = torch.tensor([[-9.0, -1.0, -3.0, -9.0], [-9.0, -9.0, -9.0, -5.0]])
+        mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 1]])
+        assert loss(logprobs, mask).tolist() == [2.0, 5.0]
+
+    def test_a_50_50_target_has_its_minimum_at_both_branches(self):
+        """The order of the KL's arguments: the mean over sampled targets is least at the targets' own frequencies."""
+        theta = torch.zeros(3, requires_grad=True)
+        optimizer = torch.optim.Adam([theta], lr=0.1)
+        for _ in range(400):
+            logprobs = torch.log_softmax(theta, 0)[[0, 1]][:, None]
+            optimizer.zero_grad()
+            successor_loss(logprobs, torch.ones(2, 1)).mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(torch.softmax(theta, 0)[:2], torch.tensor([0.5, 0.5]), atol=0.01, rtol=0)
+
+
+class TestPriorities:
+    def test_sum_clip_and_floor(self):
+        critic, policy = np.arange(100.0), np.zeros(100)
+        result = priorities(critic, policy)
+        assert result[0] == pytest.approx(1e-3) and result.max() == pytest.approx(np.quantile(critic, 0.95) + 1e-3)
+
+    def test_dropped_losses(self):
+        nan = np.nan
+        result = priorities(np.array([1.0, nan, nan]), np.array([nan, 3.0, nan]))
+        np.testing.assert_allclose(result, np.array([1.0, 2.9, 1.95]) + 1e-3, rtol=1e-6)
+        assert priorities(np.array([nan]), np.array([nan])).tolist() == [1.0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 1200))
+def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget):
+    lengths = torch.tensor(lengths)
+    rows = torch.arange(len(lengths))
+    groups = list(micro_batches(lengths, rows, budget))
+    assert sorted(torch.cat(groups).tolist()) == rows.tolist()
+    for group in groups:
+        assert len(group) == 1 or int(lengths[group].max()) * len(group) <= budget
+
+
+def test_batch_columns():
+    rows = to_multi_agent_batch(SEQUENCES, env_steps=3)[DEFAULT_MODULE_ID]
+    assert rows["ids"].shape == (4, 9) and rows["ids"][0].tolist() == [3, 10, 11, 12, 20, 21, 1, 0, 0]
+    assert rows["prompt_length"].tolist() == [4, 2, 7, 3] and rows["length"].tolist() == [7, 7, 9, 5]
+
+
+class TestTarget:
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"w": torch.tensor([1.0, 2.0])}
+
+    @pytest.mark.parametrize(("tau", "expected"), [(0.0, [1.0, 2.0]), (1.0, [5.0, 5.0]), (0.25, [2.0, 2.75])])
+    def test_step(self, tau, expected):
+        target = TargetWeights(self.state(), tau)
+        target.update({"w": torch.tensor([5.0, 5.0])})
+        assert target.state["w"].tolist() == expected
+
+    def test_a_small_tau_is_not_lost_to_bfloat16(self):
+        target = TargetWeights({"w": torch.ones(1, dtype=torch.bfloat16)}, 1e-4)
+        for _ in range(100):
+            target.update({"w": torch.full((1,), 2.0, dtype=torch.bfloat16)})
+        assert target.state["w"].item() == pytest.approx(2 - (1 - 1e-4) ** 100, abs=1e-5)
+
+    def test_it_is_a_copy(self):
+        state = self.state()
+        target = TargetWeights(state, 0.0)
+        state["w"] += 1
+        assert target.state["w"].tolist() == [1.0, 2.0]
+
+
+@pytest.fixture()
+def make_learner(config):
+    def make(**settings) -> NLACLearner:
+        own = config.copy(copy_frozen=False)
+        own.lr = 1e-3
+        for key, value in settings.items():
+            setattr(own, key, value)
+        learner = NLACLearner(config=own, module_spec=own.get_default_rl_module_spec())
+        learner.build()
+        return learner
+
+    return make
+
+
+def update(learner: NLACLearner, sequences=SEQUENCES) -> dict:
+    return learner.update(batch=to_multi_agent_batch(sequences, env_steps=3), timesteps={"num_env_steps_sampled_lifetime": 0})
+
+
+def weights_of(learner: NLACLearner) -> dict[str, torch.Tensor]:
+    return learner.export_weights()[Weights.POLICY]
+
+
+def reference_loss(model, sequences) -> torch.Tensor:
+    """Σ w · mean NLL of the answer, sequence by sequence without padding."""
+    total = torch.zeros(())
+    for s in sequences:
+        ids = torch.tensor([[*s.prompt_ids, *s.answer_ids]])
+        logits = model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1]
+        total = total + s.weight * torch.nn.functional.cross_entropy(logits, ids[0, len(s.prompt_ids) :])
+    return total
+
+
+class TestGradientStep:
+    @pytest.mark.parametrize("budget", [1, 16, 8192])
+    def test_equals_a_plain_torch_step_however_it_is_cut(self, make_learner, budget):
+        """Weighting, masking and accumulation: fails with a loss on prompt tokens or a mean over micro-batches."""
+        learner = make_learner(max_tokens_per_micro_batch=budget, grad_clip=1.0)
+        model = copy.deepcopy(learner.lm)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+        reference_loss(model, SEQUENCES).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        results = update(learner)
+        assert float(results[DEFAULT_MODULE_ID]["gradient_norm"].peek()) == pytest.approx(float(norm), rel=1e-4)
+        expected = dict(model.named_parameters())
+        for name, tensor in weights_of(learner).items():
+            torch.testing.assert_close(tensor, expected[name].detach(), atol=2e-5, rtol=1e-4)
+
+    def test_prompt_tokens_carry_no_loss(self, make_learner):
+        """Weights of 0 on every sequence but one, and a prompt that is changed: the loss of the other answers stays."""
+        learner = make_learner()
+        table = np.concatenate(update(learner)[DEFAULT_MODULE_ID][SEQUENCE_LOSSES].peek())
+        fresh = make_learner()
+        changed = [TrainingSequence(s.prompt_ids, s.answer_ids, s.role, s.item, s.minibatch, 0.0) for s in SEQUENCES]
+        again = np.concatenate(update(fresh, changed)[DEFAULT_MODULE_ID][SEQUENCE_LOSSES].peek())
+        np.testing.assert_allclose(table, again, rtol=1e-5)
+
+    def test_per_sequence_losses_come_back_in_order(self, make_learner):
+        learner = make_learner()
+        expected = [float(reference_loss(learner.lm, [s]).detach() / s.weight) for s in SEQUENCES]
+        table = np.concatenate(update(learner)[DEFAULT_MODULE_ID][SEQUENCE_LOSSES].peek())
+        assert table[:, 0].tolist() == [0, 0, 1, 2] and table[:, 1].tolist() == [CRITIC, POLICY, CRITIC, POLICY]
+        np.testing.assert_allclose(table[:, 2], expected, rtol=1e-4)
+
+    def test_each_minibatch_is_one_step(self, make_learner):
+        sequences = [TrainingSequence(s.prompt_ids, s.answer_ids, s.role, s.item, i // 2, s.weight) for i, s in enumerate(SEQUENCES)]
+        results = update(make_learner(), sequences)
+        assert int(results[DEFAULT_MODULE_ID]["num_gradient_steps"].peek()) == 2
+
+    @pytest.mark.parametrize("stage", [1, 2, 3])
+    def test_zero_stages_agree(self, make_learner, stage):
+        plain, sharded = make_learner(), make_learner(zero_stage=stage)
+        for _ in range(3):
+            update(plain), update(sharded)
+        for name, tensor in weights_of(plain).items():
+            torch.testing.assert_close(weights_of(sharded)[name], tensor, atol=1e-5, rtol=1e-4)
+
+    @pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
+    def test_target_weights_follow(self, make_learner, tau):
+        learner = make_learner(tau=tau)
+        before = weights_of(learner)
+        update(learner)
+        after, target = learner.export_weights().values()
+        for name in before:
+            torch.testing.assert_close(target[name], torch.lerp(before[name], after[name], tau), atol=1e-6, rtol=1e-5)
+
+    def test_coefficients_switch_a_loss_off(self, make_learner):
+        learner = make_learner(critic_loss_coeff=0.0)
+        reference = copy.deepcopy(learner.lm)
+        reference_loss(reference, [s for s in SEQUENCES if s.role == POLICY]).backward()
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+        torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.0).step()
+        update(learner)
+        for name, parameter in reference.named_parameters():
+            torch.testing.assert_close(weights_of(learner)[name], parameter.detach(), atol=2e-5, rtol=1e-4)
+
+    def test_learning_rate_schedule_of_rllib(self, make_learner):
+        learner = make_learner(lr=[[0, 1e-3], [100, 0.0]])
+        learner.update(batch=to_multi_agent_batch(SEQUENCES, 3), timesteps={"num_env_steps_sampled_lifetime": 50})
+        assert learner.trainer.engine.optimizer.param_groups[0]["lr"] == pytest.approx(5e-4)
+
+    def test_learning_rate_schedule_of_deepspeed(self, make_learner):
+        warmup = {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": 1e-3, "warmup_num_steps": 4, "warmup_type": "linear"}}
+        learner = make_learner(deepspeed_config={"scheduler": warmup})
+        rates = []
+        for _ in range(4):
+            update(learner)
+            rates.append(learner.trainer.engine.optimizer.param_groups[0]["lr"])
+        assert rates == sorted(rates) and rates[0] < rates[-1] <= 1e-3
+
+    def test_state_restores_the_optimizer_and_the_target(self, make_learner):
+        first = make_learner()
+        update(first)
+        second = make_learner()
+        second.set_state(first.get_state())
+        update(first), update(second)
+        for which in (Weights.POLICY, Weights.TARGET):
+            mine, restored = first.export_weights()[which], second.export_weights()[which]
+            assert all(torch.equal(mine[name], restored[name]) for name in mine)
