@@ -1,0 +1,59 @@
+"""Stage 8: new weights reach every engine in one batched, timed and verified step."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.rllib.core.learner.learner_group import LearnerGroup
+
+from rllib_nlac.sampling.engine import Engine, EngineError, checksum
+from rllib_nlac.types import Weights
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What one sync did.
+
+    Attributes:
+        version: The version that the engines serve from now on.
+        seconds: From the learner's export to the last engine's confirmation.
+        num_bytes: Bytes of both weight sets.
+    """
+
+    version: int
+    seconds: float
+    num_bytes: int
+
+
+def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> SyncReport:
+    """Copies θ and θ̄ from the learner to every engine, each set in one message.
+
+    Raises:
+        EngineError: An engine did not take the weights: its checksum of what it received differs from the learner's.
+    """
+    started = time.perf_counter()
+    states = export_weights(learner_group)
+    num_bytes = 0
+    # The policy's come last, so that they are what serves next without another swap.
+    for which in (Weights.TARGET, Weights.POLICY):
+        tensors = list(states[which].values())
+        num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        sent, received = checksum(tensors), engine.set_weights(which, version, states[which])
+        if not math.isclose(sent, received, rel_tol=1e-9):
+            raise EngineError(
+                f"sync of version {version}: the engine's {which} weights have the checksum {received!r}, the learner's "
+                f"{sent!r}; a transfer broke, or the engine runs another model than config.language_model"
+            )
+    return SyncReport(version, time.perf_counter() - started, num_bytes)
+
+
+def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]:
+    """θ and θ̄ from the first learner; every learner takes part, because ZeRO 3 gathers shards from all of them."""
+    if learner_group.is_local:
+        return learner_group._learner.export_weights()
+    references = learner_group.foreach_learner(lambda learner: ray.put(learner.export_weights()))
+    return ray.get(next(iter(references)).get())
