@@ -1,0 +1,198 @@
+"""The ``rllib`` command, which Ray no longer ships: train, evaluate, and see what is registered."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+# Quiet libraries, loud trials: what matters is printed by this command. Set before anything imports Ray.
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+
+# That the new API stack is in use is no news here.
+logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
+
+import typer
+import yaml
+from rich.console import Console
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+train_app = typer.Typer(help="Train an algorithm, from a file or from options.", invoke_without_command=True)
+app.add_typer(train_app, name="train")
+console = Console()
+
+Stop = Annotated[str | None, typer.Option(help="Stop criteria as YAML or JSON, added to the file's.")]
+StoragePath = Annotated[str | None, typer.Option(help="Where results and checkpoints go.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the experiment of this name in the storage path.")]
+NumSamples = Annotated[int | None, typer.Option(help="How often every point of a search is run.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the workers log.")]
+
+
+@train_app.callback()
+def train(
+    context: typer.Context,
+    algo: Annotated[str | None, typer.Option(help="Name of the algorithm: NLAC, PPO, ...")] = None,
+    env: Annotated[str | None, typer.Option(help="Name of the environment.")] = None,
+    config: Annotated[str, typer.Option(help="Configuration as YAML or JSON.")] = "{}",
+    stop: Stop = None,
+    name: Annotated[str | None, typer.Option(help="Name of the experiment.")] = None,
+    storage_path: StoragePath = None,
+    resume: Resume = False,
+    num_samples: NumSamples = None,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train an algorithm, from a file or from options."""
+    if context.invoked_subcommand is not None:
+        return
+    with _clear_errors():
+        from rllib_nlac.experiment import ExperimentError, read_experiment
+
+        if not algo or not env:
+            raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
+        entry = {"run": algo, "env": env, "config": _mapping(config, "--config")}
+        experiment = read_experiment(name or f"{algo}-{env}".lower(), entry, "the command line")
+        _train([experiment], stop, storage_path, resume, num_samples, dry_run, verbose)
+
+
+@train_app.command("file")
+def train_file(
+    path: Annotated[Path, typer.Argument(help="An experiment file, such as those in tuned_examples/.")],
+    stop: Stop = None,
+    storage_path: StoragePath = None,
+    resume: Resume = False,
+    num_samples: NumSamples = None,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train the experiments of a YAML file, one after the other."""
+    with _clear_errors():
+        from rllib_nlac.experiment import load_experiments
+
+        _train(load_experiments(path), stop, storage_path, resume, num_samples, dry_run, verbose)
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes to play.")] = 128,
+    render: Annotated[bool, typer.Option("--render", help="Print the dialogues of the first ten episodes.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Play episodes with a checkpoint's policy and report what it reaches."""
+    with _clear_errors():
+        from rllib_nlac.evaluate import evaluate_checkpoint
+
+        evaluate_checkpoint(checkpoint, episodes, render, console, verbose)
+
+
+def _train(
+    experiments: list[Any], stop: str | None, storage_path: str | None, resume: bool, num_samples: int | None,
+    dry_run: bool, verbose: bool,
+) -> None:  # fmt: skip
+    from rllib_nlac.experiment import checkpoint_config, describe
+
+    overrides = {
+        "stop": _mapping(stop, "--stop") if stop else None,
+        "storage_path": str(Path(storage_path).absolute()) if storage_path and "://" not in storage_path else storage_path,
+        "num_samples": num_samples,
+    }
+    experiments = [experiment.override(**overrides) for experiment in experiments]
+    for experiment in experiments:
+        checkpoint_config(experiment)
+    if dry_run:
+        for experiment in experiments:
+            print(describe(experiment))
+        return
+    failed = [experiment.name for experiment in experiments if not _run(experiment, resume, verbose)]
+    if failed:
+        console.print(f"[red]failed: {', '.join(failed)}[/red]")
+        raise typer.Exit(1)
+
+
+def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
+    """Runs one experiment through Tune; returns whether every trial ended well."""
+    import ray
+    from ray import tune
+
+    from rllib_nlac.experiment import checkpoint_config
+    from rllib_nlac.progress import ProgressLines
+
+    start_ray(verbose)
+    options = {key: value for key, value in experiment.tune.items() if key != "checkpoint_config"}
+    if storage := options.get("storage_path"):
+        Path(storage).expanduser().mkdir(parents=True, exist_ok=True)
+        options["storage_path"] = str(Path(storage).expanduser().absolute())
+    try:
+        analysis = tune.run(
+            experiment.run, name=experiment.name, config=experiment.config, stop=experiment.stop or None,
+            checkpoint_config=checkpoint_config(experiment), callbacks=[ProgressLines(console, experiment.stop)],
+            verbose=0, raise_on_failed_trial=False, resume="AUTO" if resume else None, **options,
+        )  # fmt: skip
+    finally:
+        ray.shutdown()
+    ended_well = True
+    for trial in analysis.trials:
+        if trial.status != "TERMINATED":
+            ended_well = False
+            error = trial.get_error()
+            console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False)
+        where = Path(trial.path)
+        console.print(f"\nResults:     {where}")
+        console.print(f"Curves:      tensorboard --logdir {where.parent}   (also one transition per iteration, in words: tab Text)")
+        if trial.checkpoint:
+            console.print(f"Checkpoint:  {trial.checkpoint.path}")
+            console.print(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
+    return ended_well
+
+
+def start_ray(verbose: bool) -> None:
+    """Starts Ray on this machine, or joins the cluster that RAY_ADDRESS names."""
+    import ray
+
+    ray.init(
+        include_dashboard=False, log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR,
+        ignore_reinit_error=True, configure_logging=verbose,
+    )  # fmt: skip
+
+
+def _innermost(error: Any) -> str:
+    """What a person needs of a remote error: the last lines of its traceback."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return "\n".join(lines[-6:])
+
+
+def _mapping(text: str, option: str) -> dict[str, Any]:
+    from rllib_nlac.experiment import ExperimentError
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ExperimentError(f"{option} is not valid YAML or JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ExperimentError(f"{option} must be a mapping such as {json.dumps({'lr': 1e-4})}, and it is {text!r}")
+    return value
+
+
+class _clear_errors:
+    """Prints what is wrong with the input in one line, without a traceback."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        if isinstance(error, (ValueError, FileNotFoundError)):
+            console.print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
+            sys.exit(2)
+        return False
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,230 @@
+"""RLlib's classic experiment files: read, checked against the algorithm's configuration, and handed to Tune.
+
+Everything wrong with a file is said before Ray starts, with the name of the key that was probably meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.registry import ALGORITHMS
+from ray.tune import CheckpointConfig
+from ray.tune.registry import get_trainable_cls
+
+import rllib_nlac  # noqa: F401 - registers NLAC and the environments
+from rllib_nlac.envs import registry
+from rllib_nlac.names import unknown_key
+
+# Keys beside ``config``; those of the second line go to Tune as they stand.
+OWN_KEYS = {"run", "env", "config"}
+TUNE_KEYS = {"stop", "num_samples", "checkpoint_config", "storage_path", "max_failures", "time_budget_s", "metric", "mode"}
+OUR_ALGORITHMS = ("NLAC",)
+RENAMED = {
+    "num_workers": "num_env_runners",
+    "num_rollout_workers": "num_env_runners",
+    "num_envs_per_worker": "num_envs_per_env_runner",
+    "num_cpus_for_driver": "num_cpus_for_main_process",
+    "sgd_minibatch_size": "minibatch_size",
+    "num_sgd_iter": "num_epochs",
+    "local_dir": "storage_path",
+    "checkpoint_freq": "checkpoint_config",
+    "checkpoint_at_end": "checkpoint_config",
+}
+
+
+class ExperimentError(ValueError):
+    """An experiment file or a command line that cannot run; the message names the place and the fix."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, ready for Tune.
+
+    Attributes:
+        name: Its folder below the storage path.
+        run: Name of the algorithm.
+        config: The user's keys, ``grid_search`` included; they complete the algorithm's defaults.
+        stop: Metric to threshold; reaching any of them stops a trial.
+        tune: Tune's own keys.
+    """
+
+    name: str
+    run: str
+    config: dict[str, Any]
+    stop: dict[str, Any] = field(default_factory=dict)
+    tune: dict[str, Any] = field(default_factory=dict)
+
+    def override(
+        self, stop: Mapping[str, Any] | None = None, storage_path: str | None = None, num_samples: int | None = None
+    ) -> Experiment:
+        """The experiment with what a command line says instead of the file."""
+        tune = dict(self.tune)
+        if storage_path is not None:
+            tune["storage_path"] = storage_path
+        if num_samples is not None:
+            tune["num_samples"] = num_samples
+        return replace(self, stop={**self.stop, **(stop or {})}, tune=tune)
+
+
+def load_experiments(path: Path) -> list[Experiment]:
+    """Reads an experiment file.
+
+    Raises:
+        ExperimentError: The file is missing, is no YAML mapping, or holds an unknown key.
+    """
+    if not path.is_file():
+        raise ExperimentError(f"no experiment file at {path}")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ExperimentError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
+        raise ExperimentError(f"{path} must map experiment names to their settings, as in 'my-experiment: {{run: NLAC, ...}}'")
+    return [read_experiment(name, entry, f"{path}, {name}") for name, entry in data.items()]
+
+
+def read_experiment(name: str, entry: Mapping[str, Any], where: str) -> Experiment:
+    """Checks one entry of an experiment file.
+
+    Raises:
+        ExperimentError: A key is unknown or ``run`` is missing.
+    """
+    for key in entry:
+        if key not in OWN_KEYS | TUNE_KEYS:
+            raise ExperimentError(f"{where}: {_unknown(key, OWN_KEYS | TUNE_KEYS)}")
+    if "run" not in entry:
+        raise ExperimentError(f"{where}: 'run' is missing; name the algorithm, as in 'run: NLAC'")
+    config = dict(entry.get("config") or {})
+    if "env" in entry:
+        config.setdefault("env", entry["env"])
+    tune = {key: value for key, value in entry.items() if key in TUNE_KEYS - {"stop"}}
+    experiment = Experiment(name, str(entry["run"]), config, dict(entry.get("stop") or {}), tune)
+    resolve(experiment, where)
+    return experiment
+
+
+def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
+    """The full, validated configuration; of a ``grid_search`` each value is checked, and the first is in the result.
+
+    Raises:
+        ExperimentError: An algorithm, key or value is wrong.
+    """
+    trainable = algorithm_class(experiment.run, where)
+    first: AlgorithmConfig | None = None
+    for variant in _variants(experiment.config):
+        config = trainable.get_default_config()
+        known = config_keys(config) | {"lambda", "callbacks", "framework"}
+        for key in variant:
+            if key not in known:
+                raise ExperimentError(f"{where}, config: {_unknown(key, known)}")
+        env = variant.get("env")
+        if env is None:
+            raise ExperimentError(f"{where}: 'env' is missing; name an environment, as in 'env: TwentyQuestions'")
+        try:
+            config.update_from_dict(dict(variant))
+            config.validate()
+            if env in registry.ENVIRONMENTS:
+                registry.make(env, variant.get("env_config")).close()
+        except (ValueError, TypeError, FileNotFoundError, KeyError) as error:
+            raise ExperimentError(f"{where}: {error}") from error
+        first = first or config
+    assert first is not None
+    return first
+
+
+def config_keys(config: AlgorithmConfig) -> set[str]:
+    """Every key that a configuration knows: its public attributes and the properties that can be set."""
+    properties = {
+        name for name in dir(type(config)) if isinstance(value := getattr(type(config), name), property) and value.fset
+    }
+    return {key for key in {*vars(config), *properties} if not key.startswith("_") and _readable(config, key)}
+
+
+def _readable(config: AlgorithmConfig, key: str) -> bool:
+    """False for the names that RLlib keeps only to say that they are deprecated."""
+    try:
+        getattr(config, key)
+    except ValueError:
+        return False
+    return True
+
+
+def algorithm_class(name: str, where: str = "run") -> type:
+    """The algorithm of that name, ours or RLlib's.
+
+    Raises:
+        ExperimentError: There is none.
+    """
+    known = {*OUR_ALGORITHMS, *ALGORITHMS}
+    if name not in known:
+        raise ExperimentError(f"{where}, run: {unknown_key(name, known).replace('key', 'algorithm')}")
+    return get_trainable_cls(name)
+
+
+def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
+    """Tune's checkpoint settings of an experiment.
+
+    Raises:
+        ExperimentError: A key is unknown.
+    """
+    given = experiment.tune.get("checkpoint_config") or {}
+    known = set(CheckpointConfig.__dataclass_fields__)
+    for key in given:
+        if key not in known:
+            raise ExperimentError(f"{experiment.name}, checkpoint_config: {_unknown(key, known)}")
+    return CheckpointConfig(**given)
+
+
+def describe(experiment: Experiment) -> str:
+    """The resolved configuration as YAML, keys that differ from the algorithm's defaults first."""
+    config = resolve(experiment)
+    default = algorithm_class(experiment.run).get_default_config()
+    values = {key: getattr(config, key) for key in sorted(config_keys(config))}
+    changed = {key: value for key, value in values.items() if getattr(default, key, None) != value}
+    rest = {key: value for key, value in values.items() if key not in changed and _plain(value)}
+    parts = {
+        "run": experiment.run,
+        "stop": experiment.stop,
+        **{key: value for key, value in experiment.tune.items()},
+        "config (set)": changed,
+        "config (defaults)": rest,
+    }
+    if hasattr(config, "deepspeed_settings"):
+        parts["deepspeed"] = config.deepspeed_settings
+    text = yaml.safe_dump(json.loads(json.dumps(parts, default=str)), sort_keys=False, width=120)
+    return f"{experiment.name}:\n" + "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, list, dict, tuple))
+
+
+def _variants(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The configuration with each ``grid_search`` replaced by one of its values, the others at their first."""
+    first = {key: _choices(value)[0] for key, value in config.items()}
+    yield first
+    for key, value in config.items():
+        for choice in _choices(value)[1:]:
+            yield {**first, key: choice}
+
+
+def _choices(value: Any) -> list[Any]:
+    if isinstance(value, dict) and set(value) == {"grid_search"}:
+        if not isinstance(value["grid_search"], list) or not value["grid_search"]:
+            raise ExperimentError(f"grid_search needs a list of values, and it has {value['grid_search']!r}")
+        return value["grid_search"]
+    if isinstance(value, dict):
+        return [{key: _choices(inner)[0] for key, inner in value.items()}]
+    return [value]
+
+
+def _unknown(key: str, known: set[str]) -> str:
+    if key in RENAMED:
+        return f"unknown key {key!r}; it is called {RENAMED[key]!r} now"
+    return unknown_key(key, known)

@@ -1,0 +1,131 @@
+"""What a run reports beside RLlib's own metrics, all of it through RLlib's metrics logger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_nlac.language.stages import StageReport
+from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
+from rllib_nlac.sampling.env_runner import GENERATION
+from rllib_nlac.sync.sync import SyncReport
+from rllib_nlac.types import BellmanTarget, Generation, Refinement
+
+STAGES, REPLAY, SYNC = "language_stages", "replay_buffer", "sync"
+
+
+def log_stages(
+    metrics: MetricsLogger, report: StageReport, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
+) -> None:
+    """Verdicts, refinements, parse failures, tokens and time of the language stages."""
+    count = len(refinements)
+    judged = [refinement for refinement in refinements if refinement.critique]
+    predicted = [refinement for refinement in refinements if refinement.futures]
+    rates = {
+        "verdict_yes_rate": _share(judged, lambda r: r.critique.optimal),
+        "predicted_success_rate": _share(predicted, lambda r: r.futures[0].success),
+        "target_success_rate": _share([t for t in targets if t.future], lambda t: t.future.success),
+        "refinement_changed_rate": sum(r.generation is not None and not r.kept for r in refinements) / count,
+        "policy_trained_rate": sum(r.generation is not None for r in refinements) / count,
+        **{f"{reason}_rate": report.counts[f"refinement_{reason}"] / count for reason in Refinement.REASONS},
+        "unparsed_target_rate": report.counts["unparsed_target"] / count,
+    }
+    for name, value in rates.items():
+        metrics.log_value((STAGES, name), value, window=1)
+    for name in ("prompt_too_long", "targets_cached"):
+        metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
+    metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
+    metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")
+    for wave, seconds in report.seconds.items():
+        metrics.log_value((STAGES, wave, "time_s"), seconds, window=1)
+        metrics.log_value((STAGES, wave, "tokens_per_s"), report.tokens[wave] / max(seconds, 1e-9), window=1)
+
+
+def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplaySample, version: int) -> None:
+    """Size, priorities and age of what was replayed; age in versions of the weights."""
+    ages = [version - transition.generation.weight_version for transition in sample.transitions]
+    for name, value in {
+        "num_transitions": buffer.get_num_timesteps(),
+        "num_episodes": buffer.get_num_episodes(),
+        "num_bytes": buffer.num_bytes,
+        "priority_mean": buffer.mean_priority,
+        "importance_weight_mean": float(sample.weights.mean()),
+        "staleness_mean": float(np.mean(ages)),
+        "staleness_max": float(np.max(ages)),
+    }.items():
+        metrics.log_value((REPLAY, name), value, window=1)
+
+
+def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
+    """Version, duration and size of a weight sync."""
+    metrics.log_value((SYNC, "weight_version"), report.version, window=1)
+    metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
+    metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
+
+
+def logprob_gap(
+    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, generations: int = 8
+) -> float:
+    """Largest |log p_engine - log p_learner| over the tokens of a few turns that the current weights generated.
+
+    Compares temperature-1 samples; NaN where there are none. It proves that the engine serves the weights of the last sync.
+    """
+    current: list[Generation] = [
+        generation
+        for episode in episodes[:generations]
+        for generation in episode.get_extra_model_outputs(GENERATION)[:1]
+        if generation.weight_version == version and generation.token_ids
+    ]
+    if not current or not learner_group.is_local:
+        return float("nan")
+    own = learner_group._learner.logprobs_of([g.prompt_ids for g in current], [g.token_ids for g in current])
+    return float(max(np.abs(mine - g.logprobs).max() for mine, g in zip(own, current, strict=True)))
+
+
+class TransitionWriter:
+    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes.
+
+    Args:
+        logdir: The trial's folder.
+    """
+
+    def __init__(self, logdir: str) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(logdir, filename_suffix=".transitions", flush_secs=30)
+
+    def write(self, iteration: int, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> None:
+        """Takes the batch's first transition whose action was refined, or else its first."""
+        changed = (i for i, r in enumerate(refinements) if r.critique and r.action and not r.kept)
+        place = next(changed, 0)
+        self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the event file."""
+        self._writer.close()
+
+
+def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
+    """One transition with all that the critic and the refinement said of it, as Markdown."""
+    t = refinement.transition
+    ended = "terminated" if t.terminated else "truncated" if t.truncated else "goes on"
+    parts = {
+        "State": "\n".join(f"{message.role}: {message.content}" for message in t.state),
+        "Action": t.action,
+        "Futures": "\n".join(f"{i}. {future.text}" for i, future in enumerate(refinement.futures, start=1)),
+        "Critique": refinement.critique.text if refinement.critique else "(did not parse)",
+        "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",
+        "What really came next": f"{t.observation}   [reward {t.reward:g}, {ended}]",
+        "Next action and its future": f"{target.next_action or '-'}\n{target.next_future or '-'}",
+        "Bellman target": target.future.text if target.future else "(did not parse)",
+    }
+    return "\n\n".join(f"**{name}**\n\n```\n{text}\n```" for name, text in parts.items())
+
+
+def _share(items: Sequence, condition) -> float:
+    return sum(map(condition, items)) / len(items) if items else float("nan")

@@ -1,0 +1,119 @@
+"""A line an iteration that a person can follow, for any RLlib algorithm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ray.tune import Callback
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+COLUMNS = {
+    "iteration": 9, "episodes": 9, "success": 8, "return": 8, "L1 critic": 9, "L2 policy": 9, "tokens/s": 9, "seconds": 8,
+    "left": 8,
+}  # fmt: skip
+
+
+class ProgressLines(Callback):
+    """Prints one line for every result of every trial.
+
+    Args:
+        console: Where to print.
+        stop: The stop criteria, for the time left.
+        iterations_between_headers: The header is repeated that often.
+    """
+
+    def __init__(self, console: Console, stop: Mapping[str, Any], iterations_between_headers: int = 30) -> None:
+        self._console = console
+        self._stop = stop
+        self._every = iterations_between_headers
+        self._lines = 0
+        self._started: dict[str, tuple[float, float]] = {}
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._console.print(f"[bold]{trial}[/bold] starts the model and its engine (half a minute on a laptop) ...")
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+        if self._lines % self._every == 0:
+            self._console.print(self._row({name: name for name in COLUMNS}, style="bold"))
+        self._lines += 1
+        values = read_result(result)
+        values["left"] = self._left(trial.trial_id, result)
+        prefix = f"{trial.trial_id[-5:]} " if len(trials) > 1 else ""
+        self._console.print(Text(prefix) + self._row({name: _show(values.get(name)) for name in COLUMNS}))
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._console.print(f"[green]{trial} is done.[/green]")
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._console.print(f"[red]{trial} failed.[/red]")
+
+    def _left(self, trial_id: str, result: Mapping[str, Any]) -> str:
+        """Time left, from how far the nearest stop criterion has come since the first result."""
+        shares = [
+            min(float(value) / float(threshold), 1.0)
+            for key, threshold in self._stop.items()
+            if isinstance(value := lookup(result, key), (int, float)) and isinstance(threshold, (int, float)) and threshold > 0
+        ]
+        if not shares:
+            return "-"
+        share, now = max(shares), time.monotonic()
+        first_share, first_time = self._started.setdefault(trial_id, (share, now))
+        if share >= 1.0:
+            return "0 s"
+        if share <= first_share:
+            step = result.get("time_this_iter_s") or 0.0
+            seconds = step * (1.0 - share) / max(share, 1e-9)
+        else:
+            seconds = (now - first_time) * (1.0 - share) / (share - first_share)
+        return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+    @staticmethod
+    def _row(values: Mapping[str, str], style: str = "") -> Text:
+        return Text(" ".join(values[name].rjust(width) for name, width in COLUMNS.items()), style=style)
+
+
+def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a result, None where an algorithm does not report one."""
+    env = result.get("env_runners") or {}
+    learner = (result.get("learners") or {}).get("default_policy") or {}
+    return {
+        "iteration": result.get("training_iteration"),
+        "episodes": env.get("num_episodes_lifetime"),
+        "success": env.get("success_rate"),
+        "return": env.get("episode_return_mean"),
+        "L1 critic": learner.get("critic_loss", learner.get("vf_loss")),
+        "L2 policy": learner.get("policy_loss"),
+        "tokens/s": env.get("tokens_per_s"),
+        "seconds": result.get("time_total_s"),
+    }
+
+
+def lookup(result: Mapping[str, Any], key: str) -> Any:
+    """A value of a nested result by its path, as in ``env_runners/success_rate``."""
+    value: Any = result
+    for part in key.split("/"):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def evaluation_table(title: str, rows: Mapping[str, str]) -> Table:
+    """A small two-column table."""
+    table = Table(title=title, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _show(value: Any) -> str:
+    if value is None or (isinstance(value, float) and value != value):
+        return "-"
+    if isinstance(value, str):
+        return value
+    number = float(value)
+    return f"{number:.0f}" if number == int(number) or abs(number) >= 100 else f"{number:.3f}"

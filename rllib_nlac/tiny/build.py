@@ -1,0 +1,196 @@
+"""Builds the small base model from scratch: ``python -m rllib_nlac.tiny.build --out FOLDER``.
+
+Tokenizer (byte-level BPE, in which every word of the little world is one token), chat template and a Qwen2 causal LM,
+all in the Hugging Face format. It runs on a laptop's CPU; how long, and how well the model then does each role, stands
+in the model card that ``rllib_nlac.tiny.card`` writes next to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from rllib_nlac.envs.twenty_questions import TwentyQuestions
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.tiny.corpus import Corpus, Example
+
+WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+CONTEXT = 512
+
+
+def make_corpus(seed: int) -> Corpus:
+    """The stream of examples that the model is trained on; another seed gives held-out ones."""
+    return Corpus(TwentyQuestions(**WORLD), load_prompts("compact", "TwentyQuestions"), seed)
+
+
+def train_tokenizer(corpus: Corpus, examples: int = 4000) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with merges enough to make each word of the corpus one token; any other text still encodes."""
+    texts = (
+        text
+        for example in itertools.islice(corpus, examples)
+        for text in (*(message.content for message in example.prompt), example.answer)
+    )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=list(SPECIAL[2:]),
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+    """A Qwen2 model of about half a million parameters.
+
+    Weights start at 1/sqrt(fan_in) and embeddings at 0.1: with the usual 0.02 a model this small learns to copy only
+    late.
+    """
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=8 * math.ceil(len(tokenizer) / 8),
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        use_sliding_window=False,
+        rope_theta=10_000.0,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    model = Qwen2ForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
+    return model
+
+
+class Encoder:
+    """Encodes examples message by message, with a cache; equal to the chat template, which a test proves."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self._cache: dict[str, list[int]] = {}
+        self._role = {role: tokenizer.convert_tokens_to_ids(f"<|{role}|>") for role in ("system", "user", "assistant")}
+
+    def __call__(self, example: Example) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt and of the answer."""
+        end = self.tokenizer.eos_token_id
+        prompt: list[int] = []
+        for message in example.prompt:
+            prompt += [self._role[message.role], *self._encode(message.content), end]
+        return [*prompt, self._role["assistant"]], [*self._encode(example.answer), end]
+
+    def _encode(self, text: str) -> list[int]:
+        if text not in self._cache:
+            if len(self._cache) > 200_000:
+                self._cache.clear()
+            self._cache[text] = self.tokenizer.encode(text, add_special_tokens=False)
+        return self._cache[text]
+
+
+def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int, shuffle: random.Random):
+    """Endless batches ``(input_ids, labels)`` of shape (batch_size, T), examples of similar length together."""
+    stream = iter(corpus)
+    while True:
+        pool = sorted((encoder(example) for example in itertools.islice(stream, 64 * batch_size)), key=lambda e: len(e[0]) + len(e[1]))
+        groups = [pool[start : start + batch_size] for start in range(0, len(pool), batch_size)]
+        shuffle.shuffle(groups)
+        for group in groups:
+            longest = max(len(prompt) + len(answer) for prompt, answer in group)
+            ids = torch.full((batch_size, longest), pad_id)
+            labels = torch.full((batch_size, longest), -100)
+            for row, (prompt, answer) in enumerate(group):
+                ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+                labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
+            yield ids, labels
+
+
+def train(model: Qwen2ForCausalLM, data, steps: int, peak_lr: float) -> float:
+    """Supervised training on the answers; returns the mean loss of the last hundred steps.
+
+    Attention masks are not needed: padding stands on the right and the model is causal.
+    """
+    inside = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
+    # Muon for the matrices takes about half as many steps as AdamW alone.
+    optimizers = [
+        torch.optim.Muon(inside, lr=peak_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=peak_lr, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+    warmup = min(200, steps // 10)
+
+    def share_of_peak(step: int) -> float:
+        return min((step + 1) / warmup, 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0))) + 1e-3)
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_peak) for optimizer in optimizers]
+    recent: list[float] = []
+    started = time.perf_counter()
+    for step, (ids, labels) in enumerate(itertools.islice(data, steps), start=1):
+        hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+        trained = labels[:, 1:] != -100
+        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[trained]), labels[:, 1:][trained])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+        recent = [*recent[-99:], loss.item()]
+        if step % 100 == 0 or step == steps:
+            seconds = time.perf_counter() - started
+            print(f"step {step}/{steps}  loss {sum(recent) / len(recent):.4f}  {seconds:.0f} s", flush=True)
+    return sum(recent) / len(recent)
+
+
+def build(out: Path, steps: int, batch_size: int = 128, peak_lr: float = 4e-3, seed: int = 0) -> None:
+    """Trains tokenizer and model and writes them to ``out`` in the Hugging Face format, weights in bfloat16."""
+    tokenizer = train_tokenizer(make_corpus(seed))
+    model = make_model(tokenizer, seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
+    data = batches(make_corpus(seed + 1), Encoder(tokenizer), batch_size, tokenizer.pad_token_id, random.Random(seed))
+    train(model, data, steps, peak_lr)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    build(arguments.out, arguments.steps, seed=arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

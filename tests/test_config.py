@@ -1,0 +1,168 @@
+"""Configuration and experiment files: what is wrong is said before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rllib_nlac.cli import app
+from rllib_nlac.experiment import ExperimentError, load_experiments, resolve
+from rllib_nlac.names import unknown_key
+from rllib_nlac.progress import lookup, read_result
+
+EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("num_futures", 0, "num_futures is 0 and must be at least 1"),
+        ("num_refinements", 0, "must be at least 1"),
+        ("episodes_per_iteration", 0, "must be at least 1"),
+        ("tau", 1.5, "between 0"),
+        ("zero_stage", 4, "0, 1, 2 or 3"),
+        ("minibatch_size", 4096, "must not exceed train_batch_size_per_learner, 512"),
+        ("critic_input", "random", "one of predicted, permuted, constant"),
+        ("train_on_yes", "maybe", "one of success, always, never"),
+        ("action_format", "xml", "one of plain, react"),
+        ("learner_dtype", "float16", "one of float32, bfloat16"),
+        ("action_temperature", -1.0, "must not be negative"),
+        ("num_env_runners", 2, "num_engines"),
+        ("engine_config", {"max_num_seq": 8}, "did you mean 'max_num_seqs'"),
+        ("replay_buffer_config", {"capaciti": 8}, "did you mean 'capacity'"),
+        ("prompts", "compakt", "no prompt set"),
+        ("max_context", 100_000, "reads at most 512"),
+        ("language_model", "./missing", "does not exist"),
+    ],
+)
+def test_a_wrong_value_names_key_and_fix(config, key, value, complaint):
+    config.validate()
+    setattr(config, key, value)
+    with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+        config.validate()
+
+
+def test_training_takes_our_keys_and_rllibs(config):
+    config.training(num_futures=3, lr=5e-4, grad_clip=0.5)
+    assert (config.num_futures, config.lr, config.grad_clip) == (3, 5e-4, 0.5)
+    with pytest.raises(TypeError):
+        config.training(num_future=3)
+
+
+def test_deepspeed_settings_merge_over_ours(config):
+    config.deepspeed(zero_stage=2, deepspeed_config={"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+    assert config.deepspeed_settings["zero_optimization"] == {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    assert config.deepspeed_settings["gradient_clipping"] == 1.0
+
+
+def test_unknown_key_names_the_nearest():
+    assert "did you mean 'tau'" in unknown_key("taus", ["tau", "lr"])
+    assert "known are lr, tau" in unknown_key("qqqq", ["tau", "lr"])
+
+
+def write(path: Path, **changes) -> Path:
+    entry = {"run": "NLAC", "env": "TwentyQuestions", "config": {"env_config": {"max_turns": 6}}}
+    entry.update(changes)
+    path.write_text(yaml.safe_dump({"test": entry}))
+    return path
+
+
+class TestExperimentFiles:
+    @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+    def test_every_tuned_example_resolves(self, path, monkeypatch):
+        assert all(resolve(experiment) for experiment in load_experiments(path))
+
+    def test_grid_search_checks_every_value(self, tmp_path):
+        config = {"tau": {"grid_search": [0.1, 0.5]}}
+        (experiment,) = load_experiments(write(tmp_path / "x.yaml", config=config))
+        assert resolve(experiment).tau == 0.1 and experiment.config["tau"] == {"grid_search": [0.1, 0.5]}
+        with pytest.raises(ExperimentError, match="tau is 7"):
+            load_experiments(write(tmp_path / "x.yaml", config={"tau": {"grid_search": [0.1, 7]}}))
+
+    def test_rllibs_own_algorithms(self, tmp_path):
+        (experiment,) = load_experiments(write(tmp_path / "x.yaml", run="PPO", env="CartPole-v1", config={"lr": 1e-4}))
+        assert type(resolve(experiment)).__name__ == "PPOConfig" and resolve(experiment).lr == 1e-4
+
+    @pytest.mark.parametrize(
+        ("changes", "complaint"),
+        [
+            ({"config": {"num_futurs": 2}}, "did you mean 'num_futures'"),
+            ({"config": {"num_workers": 2}}, "'num_env_runners' now"),
+            ({"run": "NLCA"}, "did you mean 'NLAC'"),
+            ({"confg": {}}, "did you mean 'config'"),
+            ({"local_dir": "x"}, "'storage_path' now"),
+            ({"config": {"env_config": {"max_turns": 0}}}, "max_turns is 0"),
+            ({"config": {"env_config": {"turns": 3}}}, "did you mean 'max_turns'"),
+            ({"config": {"num_futures": 0}}, "num_futures is 0"),
+            ({"config": {"language_model": "./missing"}}, "does not exist"),
+            ({"config": {"tau": {"grid_search": []}}}, "needs a list of values"),
+        ],
+    )
+    def test_mistakes(self, tmp_path, changes, complaint):
+        with pytest.raises(ExperimentError, match=complaint):
+            load_experiments(write(tmp_path / "x.yaml", **changes))
+
+    def test_missing_parts(self, tmp_path):
+        with pytest.raises(ExperimentError, match="no experiment file"):
+            load_experiments(tmp_path / "none.yaml")
+        (tmp_path / "x.yaml").write_text("just text")
+        with pytest.raises(ExperimentError, match="must map experiment names"):
+            load_experiments(tmp_path / "x.yaml")
+        (tmp_path / "x.yaml").write_text("a: [")
+        with pytest.raises(ExperimentError, match="not valid YAML"):
+            load_experiments(tmp_path / "x.yaml")
+        (tmp_path / "x.yaml").write_text("a: {env: X}")
+        with pytest.raises(ExperimentError, match="'run' is missing"):
+            load_experiments(tmp_path / "x.yaml")
+
+
+class TestCommand:
+    def run(self, *arguments: str):
+        return CliRunner().invoke(app, arguments)
+
+    @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+    def test_dry_run_prints_the_resolved_configuration(self, path):
+        result = self.run("train", "file", str(path), "--dry-run")
+        assert result.exit_code == 0, result.output
+        (printed,) = yaml.safe_load(result.output).values()
+        (written,) = yaml.safe_load(path.read_text()).values()
+        for key, value in written["config"].items():
+            shown = {**printed["config (defaults)"], **printed["config (set)"]}
+            assert shown[key] == value, key
+
+    def test_overrides(self, tmp_path):
+        path = write(tmp_path / "x.yaml", stop={"training_iteration": 5})
+        result = self.run(
+            "train", "file", str(path), "--dry-run", "--stop", '{"env_runners/success_rate": 0.9}', "--storage-path", str(tmp_path),
+            "--num-samples", "3",
+        )  # fmt: skip
+        printed = yaml.safe_load(result.output)["test"]
+        assert printed["stop"] == {"training_iteration": 5, "env_runners/success_rate": 0.9}
+        assert printed["num_samples"] == 3 and printed["storage_path"] == str(tmp_path)
+
+    def test_train_from_options(self):
+        result = self.run("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", '{"tau": 0.3}', "--dry-run")
+        assert yaml.safe_load(result.output)["nlac-twentyquestions"]["config (set)"]["tau"] == 0.3
+
+    @pytest.mark.parametrize(
+        ("arguments", "complaint"),
+        [
+            (("train",), "give --algo and --env"),
+            (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "[1]"), "must be a mapping"),
+            (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "{taus: 1}"), "did you mean 'tau'"),
+            (("train", "file", "missing.yaml"), "no experiment file"),
+            (("evaluate", "missing"), "is no checkpoint"),
+        ],
+    )
+    def test_mistakes_are_one_line_and_exit_2(self, arguments, complaint):
+        result = self.run(*arguments)
+        assert result.exit_code == 2 and complaint in result.output.replace("\n", " ") and "Traceback" not in result.output
+
+
+def test_results_are_read_by_path():
+    result = {"env_runners": {"success_rate": 0.5, "num_episodes_lifetime": 64}, "training_iteration": 1}
+    assert lookup(result, "env_runners/success_rate") == 0.5 and lookup(result, "env_runners/x/y") is None
+    assert read_result(result)["episodes"] == 64 and read_result(result)["L1 critic"] is None
