@@ -146,7 +146,9 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
             console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False)
         where = Path(trial.path)
         console.print(f"\nResults:     {where}")
-        console.print(f"Curves:      tensorboard --logdir {where.parent}   (also one transition per iteration, in words: tab Text)")
+        console.print(
+            f"Curves:      tensorboard --logdir {where.parent}   (also one transition per iteration, in words: tab Text)"
+        )
         if trial.checkpoint:
             console.print(f"Checkpoint:  {trial.checkpoint.path}")
             console.print(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
@@ -187,11 +189,10 @@ class _clear_errors:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, (ValueError, FileNotFoundError)):
             console.print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
             sys.exit(2)
-        return False
 
 
 if __name__ == "__main__":

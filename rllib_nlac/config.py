@@ -74,7 +74,7 @@ class NLACConfig(AlgorithmConfig):
         self.train_on_yes = "success"
         self.critic_loss_coeff = 1.0
         self.policy_loss_coeff = 1.0
-        self.tau = 0.1
+        self.tau = 0.01
         self.weight_decay = 0.0
         self.replay_buffer_config: dict[str, Any] = {}
         self.store_buffer_in_checkpoints = True

@@ -26,8 +26,8 @@ def evaluate_checkpoint(checkpoint: Path, episodes: int, render: bool, console: 
     """
     if not (checkpoint / "rllib_checkpoint.json").is_file():
         raise FileNotFoundError(
-            f"{checkpoint} is no checkpoint: it has no rllib_checkpoint.json. Checkpoints are the folders checkpoint_000... of a "
-            "trial; training writes them with 'checkpoint_config: {checkpoint_at_end: true}'"
+            f"{checkpoint} is no checkpoint: it has no rllib_checkpoint.json. Checkpoints are the folders checkpoint_000... "
+            "of a trial; training writes them with 'checkpoint_config: {checkpoint_at_end: true}'"
         )
     import ray
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.registry import ALGORITHMS
 from ray.tune import CheckpointConfig
@@ -155,7 +156,7 @@ def _readable(config: AlgorithmConfig, key: str) -> bool:
     return True
 
 
-def algorithm_class(name: str, where: str = "run") -> type:
+def algorithm_class(name: str, where: str = "run") -> type[Algorithm]:
     """The algorithm of that name, ours or RLlib's.
 
     Raises:
@@ -191,7 +192,7 @@ def describe(experiment: Experiment) -> str:
     parts = {
         "run": experiment.run,
         "stop": experiment.stop,
-        **{key: value for key, value in experiment.tune.items()},
+        **experiment.tune,
         "config (set)": changed,
         "config (defaults)": rest,
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -127,5 +128,5 @@ def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
     return "\n\n".join(f"**{name}**\n\n```\n{text}\n```" for name, text in parts.items())
 
 
-def _share(items: Sequence, condition) -> float:
+def _share(items: Sequence, condition: Callable[[Any], bool]) -> float:
     return sum(map(condition, items)) / len(items) if items else float("nan")

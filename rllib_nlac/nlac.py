@@ -21,7 +21,6 @@ from ray.rllib.utils.metrics import (
     SYNCH_WORKER_WEIGHTS_TIMER,
     TIMERS,
 )
-
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from rllib_nlac.config import NLACConfig
@@ -55,10 +54,10 @@ class NLAC(Algorithm):
         seed = self.config.seed or 0
         self.chat = Chat.from_pretrained(self.config.model_path, self.config.max_context)
         self.engine = make_engine(self.config, self.chat)
+        engine = self.engine
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None:
-                handle = self.engine
-                group.foreach_env_runner(lambda runner: runner.attach(handle))
+                group.foreach_env_runner(lambda runner: runner.attach(engine))
         replay = self.config.replay_settings
         self.local_replay_buffer = TextReplayBuffer(
             env=str(self.config.env), capacity=replay["capacity"], max_bytes=replay["max_bytes"], alpha=replay["alpha"],
@@ -126,21 +125,19 @@ class NLAC(Algorithm):
         size = self.config.minibatch_size
         for minibatch, start in enumerate(range(0, len(targets), size)):
             members = range(start, min(start + size, len(targets)))
-            critic = [i for i in members if targets[i].generation and self.config.critic_loss_coeff]
-            policy = [i for i in members if refinements[i].generation and self.config.policy_loss_coeff]
-            for item in critic:
-                t, answer = targets[item].transition, targets[item].generation
+            critic = [(i, g) for i in members if (g := targets[i].generation) and self.config.critic_loss_coeff]
+            policy = [(i, g) for i in members if (g := refinements[i].generation) and self.config.policy_loss_coeff]
+            for item, answer in critic:
+                t = sample.transitions[item]
                 prompt = self.stages.prompts_for(t.env).predict_messages(t.state, t.action)
-                ids = self.chat.prompt_ids(prompt, room=0)
                 weight = float(sample.weights[item]) / len(critic)
+                ids = self.chat.prompt_ids(prompt)
                 sequences.append(TrainingSequence(ids, answer.token_ids, CRITIC, item, minibatch, weight))
-            for item in policy:
-                t, answer = refinements[item].transition, refinements[item].generation
-                weight = float(sample.weights[item]) / len(policy)
+            for item, answer in policy:
                 # The prompt is the one that the engine saw when it sampled the stored action.
-                sequences.append(
-                    TrainingSequence(t.generation.prompt_ids, answer.token_ids, POLICY, item, minibatch, weight)
-                )
+                ids = sample.transitions[item].generation.prompt_ids
+                weight = float(sample.weights[item]) / len(policy)
+                sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, item, minibatch, weight))
         return sequences
 
     def _sync_weights(self) -> None:

@@ -82,7 +82,9 @@ def test_an_empty_generation_reaches_the_environment_as_an_empty_action_and_is_c
 
 
 def test_react_sends_only_the_action_part(make):
-    runner = make(lambda prompt, weights: "Thought: dog? ship?\nAction: Is it a dog?", action_format="react", max_action_tokens=24)
+    runner = make(
+        lambda prompt, weights: "Thought: dog? ship?\nAction: Is it a dog?", action_format="react", max_action_tokens=24
+    )
     (episode,) = runner.sample(num_episodes=1)
     assert episode.get_observations()[1] in ("No.", "Correct!") and episode.get_actions()[0].startswith("Thought")
 

@@ -144,7 +144,9 @@ def test_parse_critique(text, expected):
     assert (critique.optimal, critique.reason, critique.fix) == expected and critique.text == text
 
 
-@pytest.mark.parametrize("text", ["", "Yes", "Optimal:", "Optimal: maybe\nFix: x", "Optimal: No\nReason: bad.", "Optimal: No\nFix:"])
+@pytest.mark.parametrize(
+    "text", ["", "Yes", "Optimal:", "Optimal: maybe\nFix: x", "Optimal: No\nReason: bad.", "Optimal: No\nFix:"]
+)
 def test_critiques_that_do_not_parse(text):
     assert parse_critique(text) is None
 

@@ -105,16 +105,26 @@ def test_k_futures_enter_the_evaluators_prompt(make, k):
 
 def test_m_rounds_judge_the_refined_action_again(make):
     turns = iter(["Is it alive?", "Can it fly?", "Can you eat it?"])
-    engine, stages = make(lambda prompt, w: next(turns) if last_message(prompt).startswith("Refine.") else script()(prompt, w), num_refinements=3)
+    engine, stages = make(
+        lambda prompt, w: next(turns) if last_message(prompt).startswith("Refine.") else script()(prompt, w), num_refinements=3
+    )
     _, refinements, report = stages.run([transition()])
-    judged = [p.split("<|assistant|>")[1].split("<|end|>")[0] for _, ps in engine.calls for p in ps if last_message(p).startswith("Evaluate.")]
+    judged = [
+        p.split("<|assistant|>")[1].split("<|end|>")[0]
+        for _, ps in engine.calls
+        for p in ps
+        if last_message(p).startswith("Evaluate.")
+    ]
     assert judged == ["Is it big?", "Is it alive?", "Can it fly?"]
     assert refinements[0].action == "Can you eat it?" and refinements[0].reason == "refined" and report.calls == 9
 
 
 def test_a_later_yes_keeps_the_former_rounds_action(make):
     verdicts = iter([NO, YES])
-    _, stages = make(lambda prompt, w: next(verdicts) if last_message(prompt).startswith("Evaluate.") else script()(prompt, w), num_refinements=2)
+    _, stages = make(
+        lambda prompt, w: next(verdicts) if last_message(prompt).startswith("Evaluate.") else script()(prompt, w),
+        num_refinements=2,
+    )
     _, refinements, _ = stages.run([transition()])
     assert refinements[0].action == "Is it alive?" and refinements[0].generation is not None
 
@@ -226,7 +236,9 @@ def test_same_seed_same_requests(make):
     for _ in range(2):
         engine, stages = make(script())
         generate, seen = engine.generate, []
-        engine.generate = lambda requests, weights, g=generate, s=seen: s.extend(r.seed for r in requests) or g(requests, weights)
+        engine.generate = lambda requests, weights, g=generate, s=seen: (
+            s.extend(r.seed for r in requests) or g(requests, weights)
+        )
         stages.run([transition(i) for i in range(4)])
         seeds.append(seen)
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == len(seeds[0])

@@ -41,9 +41,7 @@ class ObjectTable:
     @cached_property
     def masks(self) -> tuple[int, ...]:
         """For each attribute the objects that have it, as a bit set over object indices."""
-        return tuple(
-            sum(1 << o for o, held in enumerate(self.facts) if a in held) for a in range(len(self.attributes))
-        )
+        return tuple(sum(1 << o for o, held in enumerate(self.facts) if a in held) for a in range(len(self.attributes)))
 
     @cached_property
     def everything(self) -> int:

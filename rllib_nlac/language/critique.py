@@ -8,14 +8,14 @@ import numpy as np
 
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.types import Critique, Future, Generation, Message, Transition
+from rllib_nlac.types import Critique, Future, Generation, Message
 
 NOTHING_KNOWN = Future("FAILURE", success=False)
 
 
-def future_prompt(prompts: PromptSet, transition: Transition, action: str) -> tuple[Message, ...]:
+def future_prompt(prompts: PromptSet, state: Sequence[Message], action: str) -> tuple[Message, ...]:
     """Prompt of d ~ M(.|s, a)."""
-    return prompts.predict_messages(transition.state, action)
+    return prompts.predict_messages(state, action)
 
 
 def read_futures(answers: Sequence[tuple[Generation, str] | None]) -> tuple[Future, ...]:
@@ -36,10 +36,10 @@ def evaluator_input(
 
 
 def evaluate_prompt(
-    prompts: PromptSet, transition: Transition, action: str, futures: Sequence[Future]
+    prompts: PromptSet, state: Sequence[Message], action: str, futures: Sequence[Future]
 ) -> tuple[Message, ...] | None:
     """Prompt of E(s, a, d_1..d_k); None where no future parsed."""
-    return prompts.evaluate_messages(transition.state, action, futures) if futures else None
+    return prompts.evaluate_messages(state, action, futures) if futures else None
 
 
 def read_critique(answer: tuple[Generation, str] | None) -> Critique | None:

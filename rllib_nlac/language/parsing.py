@@ -9,9 +9,7 @@ from rllib_nlac.types import Critique, Future
 _OUTCOME = re.compile(r"\b(success|failure)\b", re.IGNORECASE)
 _LABEL = r"^[\s>#*_-]*{}[*_\s]*:[*_ \t]*"
 _FUTURE = re.compile(_LABEL.format("future"), re.IGNORECASE | re.MULTILINE)
-_FIELDS = {
-    name: re.compile(_LABEL.format(name), re.IGNORECASE | re.MULTILINE) for name in ("optimal", "reason", "fix")
-}
+_FIELDS = {name: re.compile(_LABEL.format(name), re.IGNORECASE | re.MULTILINE) for name in ("optimal", "reason", "fix")}
 _VERDICT = re.compile(r"(yes|no)\b", re.IGNORECASE)
 _REACT_ACTION = re.compile(_LABEL.format("action"), re.IGNORECASE | re.MULTILINE)
 _THINKING = re.compile(r"^.*?</think>", re.DOTALL)
@@ -39,7 +37,7 @@ def parse_critique(text: str) -> Critique | None:
     starts = {name: match for name, pattern in _FIELDS.items() if (match := pattern.search(text))}
     if "optimal" not in starts:
         return None
-    bounds = sorted(match.start() for match in starts.values()) + [len(text)]
+    bounds = [*sorted(match.start() for match in starts.values()), len(text)]
 
     def field(name: str) -> str:
         if name not in starts:

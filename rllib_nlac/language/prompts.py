@@ -124,7 +124,9 @@ def _read(source: str) -> dict[str, Any]:
     shipped = resources.files("rllib_nlac.language") / "prompt_sets" / f"{source}.yaml"
     path = shipped if shipped.is_file() else Path(source)
     if not path.is_file():
-        raise ValueError(f"no prompt set is called {source!r}, and no file of that name is there; shipped are 'default' and 'compact'")
+        raise ValueError(
+            f"no prompt set is called {source!r}, and no file of that name is there; shipped are 'default' and 'compact'"
+        )
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
         raise ValueError(f"prompt set {source!r} must be a YAML mapping, and it is a {type(data).__name__}")

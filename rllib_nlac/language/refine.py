@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.types import Critique, Future, Generation, Message, Refinement, Transition
 
 
-def refine_prompt(prompts: PromptSet, transition: Transition, action: str, critique: Critique | None) -> tuple[Message, ...] | None:
+def refine_prompt(
+    prompts: PromptSet, state: Sequence[Message], action: str, critique: Critique | None
+) -> tuple[Message, ...] | None:
     """Prompt of a_r ~ π_r(.|s, a, Q_L); None where nothing needs refining: the verdict is yes, or there is none."""
     if critique is None or critique.optimal:
         return None
-    return prompts.refine_messages(transition.state, action, critique.text)
+    return prompts.refine_messages(state, action, critique.text)
 
 
 def read_action(answer: tuple[Generation, str] | None, action_format: str) -> tuple[Generation, str] | None:

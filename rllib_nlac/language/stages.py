@@ -21,7 +21,7 @@ from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.engine import Engine
-from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Request, Transition, Weights
+from rllib_nlac.types import BellmanTarget, Generation, Message, Refinement, Request, Transition, Weights
 
 Answer = tuple[Generation, str]
 Prompt = tuple[Message, ...] | None
@@ -40,7 +40,7 @@ class StageReport:
 
     counts: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
     calls: int = 0
 
 
@@ -84,17 +84,16 @@ class LanguageStages:
         report.counts["targets_cached"] += len(transitions) - len(stale)
 
         # Wave 1, all under θ.
-        k, everyone = settings.num_futures, range(len(transitions))
+        k = settings.num_futures
         next_actions, futures = self._wave(
             "actions_and_futures", report,
             ([backup.next_action_prompt(t) for t in backed], settings.action, Weights.POLICY),
-            ([critique.future_prompt(p, t, t.action) for p, t in zip(prompts, transitions) for _ in range(k)],
+            ([critique.future_prompt(p, t.state, t.action) for p, t in zip(prompts, transitions) for _ in range(k)],
              settings.future, Weights.POLICY),
         )  # fmt: skip
-        seen = critique.evaluator_input(
-            [critique.read_futures(futures[i * k : (i + 1) * k]) for i in everyone], settings.critic_input, self.rng
-        )
-        report.counts["unparsed_future"] += k * len(transitions) - sum(map(len, seen))
+        parsed = [critique.read_futures(futures[i * k : (i + 1) * k]) for i in range(len(transitions))]
+        report.counts["unparsed_future"] += k * len(transitions) - sum(map(len, parsed))
+        seen = critique.evaluator_input(parsed, settings.critic_input, self.rng)
 
         # Wave 2.
         a_next = [answer[1] if answer else None for answer in next_actions]
@@ -102,7 +101,7 @@ class LanguageStages:
             "next_futures_and_critiques", report,
             ([backup.next_future_prompt(prompts[i], t, a) for i, t, a in zip(stale, backed, a_next)],
              settings.future, Weights.TARGET),
-            ([critique.evaluate_prompt(p, t, t.action, d) for p, t, d in zip(prompts, transitions, seen)],
+            ([critique.evaluate_prompt(p, t.state, t.action, d) for p, t, d in zip(prompts, transitions, seen)],
              settings.critique, settings.judge),
         )  # fmt: skip
         d_next = [next(iter(critique.read_futures([answer])), None) for answer in next_futures]
@@ -113,7 +112,7 @@ class LanguageStages:
             "targets_and_refinements", report,
             ([backup.target_prompt(prompts[i], t, d) for i, t, d in zip(stale, backed, d_next)],
              settings.backup, Weights.TARGET),
-            ([refine.refine_prompt(p, t, t.action, c) for p, t, c in zip(prompts, transitions, critiques)],
+            ([refine.refine_prompt(p, t.state, t.action, c) for p, t, c in zip(prompts, transitions, critiques)],
              settings.refine, settings.judge),
         )  # fmt: skip
         for t, answer, a, d in zip(backed, targets, a_next, d_next, strict=True):
@@ -136,13 +135,14 @@ class LanguageStages:
     ) -> list[Answer | None]:  # fmt: skip
         """One more round: the refined action is judged, and corrected where the verdict is no."""
         settings, k = self.settings, self.settings.num_futures
-        open_items = [(p, t, a[1]) if a else None for p, t, a in zip(prompts, transitions, refined, strict=True)]
+        open_items = [(p, t.state, a[1]) if a else None for p, t, a in zip(prompts, transitions, refined, strict=True)]
         (answers,) = self._wave(
             f"round_{number}_futures", report,
             ([critique.future_prompt(*item) if item else None for item in open_items for _ in range(k)],
              settings.future, Weights.POLICY),
         )  # fmt: skip
-        seen = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(open_items))]
+        parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(open_items))]
+        seen = critique.evaluator_input(parsed, settings.critic_input, self.rng)
         (judged,) = self._wave(
             f"round_{number}_critiques", report,
             ([critique.evaluate_prompt(*item, d) if item else None for item, d in zip(open_items, seen)],
@@ -183,5 +183,5 @@ class LanguageStages:
             for (part, place), generation in zip(places, self.engine.generate(requests, weights), strict=True):
                 answers[part][place] = (generation, self.chat.decode(generation.token_ids))
                 report.tokens[name] += len(generation.token_ids)
-        report.seconds[name] += time.perf_counter() - started
+        report.seconds[name] = time.perf_counter() - started
         return answers

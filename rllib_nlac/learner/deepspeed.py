@@ -62,8 +62,12 @@ class DeepSpeedTrainer:
 
     def step(self) -> float:
         """Clips, steps the optimizer and its schedule, clears the gradient; returns the gradient's norm before clipping."""
+        # Without ZeRO, DeepSpeed clips in float32 without keeping the norm.
+        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+        own = torch.nn.utils.get_total_norm(gradients) if gradients and self._zero_stage == 0 else None
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
+        norm = own if norm is None else norm
         return float("nan") if norm is None else float(norm)
 
     @contextmanager

@@ -55,7 +55,7 @@ class NLACLearner(TorchLearner):
         started = time.perf_counter()
         rows = batch[DEFAULT_MODULE_ID]
         losses = torch.zeros(len(rows["length"]))
-        norms = []
+        norms: list[float] = []
         for minibatch in rows["minibatch"].unique().tolist():
             losses += self._gradient_step(rows, (rows["minibatch"] == minibatch).nonzero().squeeze(-1), norms)
         self._log(rows, losses, norms, time.perf_counter() - started)

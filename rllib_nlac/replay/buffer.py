@@ -51,6 +51,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
     ) -> None:
         # RLlib's segment trees refuse an alpha of 0, which is a legal ablation: any priority to the power of it is 1.
         super().__init__(capacity=capacity, alpha=alpha or 1e-12)
+        self.capacity: int
         self.env = env
         self.max_bytes = max_bytes
         self.rng = np.random.default_rng(seed)

@@ -76,7 +76,7 @@ class EngineActor:
                     tickets = self._engine.submit(requests)
                     job = ([None] * len(requests), {ticket: i for i, ticket in enumerate(tickets)}, future)
                     running.update(dict.fromkeys(tickets, job))
-                except Exception as error:  # noqa: BLE001 - the caller gets it
+                except Exception as error:
                     future.set_exception(error)
             for ticket, generation in self._engine.poll() if running else ():
                 answers, places, future = running.pop(ticket)
@@ -134,7 +134,9 @@ class RemoteEngines:
         references = list(self._waiting)
         first, _ = ray.wait(references, num_returns=1, timeout=self._timeout_s)
         if not first:
-            raise EngineError(f"no engine answered one of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s)")
+            raise EngineError(
+                f"no engine answered one of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s)"
+            )
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
         return [(self._waiting.pop(r), answer[0]) for r, answer in zip(ready, self._get(ready, "generate"), strict=True)]
 

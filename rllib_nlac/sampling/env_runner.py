@@ -66,6 +66,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
+        self._seed: int | None
+        self.num_env_steps_sampled_lifetime: int
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.engine: Engine | None = None
         self.chat = Chat.from_pretrained(self.config.model_path, self.config.max_context)
@@ -93,9 +95,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self.env = self._slots[0].env
 
     def _create_env(self, vector_index: int) -> gym.Env[str, str]:
-        context = EnvContext(
-            self.config.env_config, self.worker_index, vector_index=vector_index, num_workers=self.num_workers
-        )
+        context = EnvContext(self.config.env_config, self.worker_index, vector_index=vector_index, num_workers=self.num_workers)
         env = self._env_creator(context)
         check_text_env(env, self.config.env)
         return env
@@ -131,7 +131,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             waiting[self._ask(slot)] = slot
 
         def wanted() -> bool:
-            return begun < num_episodes if num_episodes is not None else steps < num_timesteps
+            return begun < num_episodes if num_episodes is not None else steps < (num_timesteps or 0)
 
         for slot in self._slots:
             if wanted():
@@ -169,7 +169,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             try:
                 observation, info = slot.env.reset(seed=slot.seed)
                 break
-            except Exception as error:  # noqa: BLE001 - whatever a user's environment raises
+            except Exception as error:
                 self._replace_env(slot, "reset", error)
         slot.episode = SingleAgentEpisode(
             id_=f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}",
@@ -201,7 +201,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             observation, reward, terminated, truncated, info = slot.env.step(action or "")
             if not isinstance(observation, str):
                 raise TypeError(f"the observation must be a str, and it is a {type(observation).__name__}")
-        except Exception as error:  # noqa: BLE001 - whatever a user's environment raises
+        except Exception as error:
             self._replace_env(slot, "step", error)
             slot.episode = None
             return False
@@ -281,9 +281,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     @override(Checkpointable)
     def set_state(self, state: dict[str, Any]) -> None:
         self._next_episode = state.get("next_episode", self._next_episode)
-        self.num_env_steps_sampled_lifetime = state.get(
-            NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_env_steps_sampled_lifetime
-        )
+        self.num_env_steps_sampled_lifetime = state.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_env_steps_sampled_lifetime)
 
     @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:

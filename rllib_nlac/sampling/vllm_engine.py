@@ -210,9 +210,7 @@ class VLLMEngine:
         request = self._pending.pop(name)
         answer = output.outputs[0]
         ids = tuple(answer.token_ids)
-        logprobs = np.array(
-            [place[token].logprob for place, token in zip(answer.logprobs or [], ids, strict=True)], np.float32
-        )
+        logprobs = np.array([place[token].logprob for place, token in zip(answer.logprobs or [], ids, strict=True)], np.float32)
         generation = Generation(
             prompt_ids=request.prompt_ids,
             token_ids=ids,

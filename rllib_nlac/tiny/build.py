@@ -12,7 +12,9 @@ import itertools
 import math
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -22,13 +24,14 @@ from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.tiny.corpus import Corpus, Example
 
-WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
+WORLD: dict[str, Any] = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CONTEXT = 512
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def make_corpus(seed: int) -> Corpus:
@@ -118,11 +121,13 @@ class Encoder:
         return self._cache[text]
 
 
-def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int, shuffle: random.Random):
+def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int, shuffle: random.Random) -> Iterator[Batch]:
     """Endless batches ``(input_ids, labels)`` of shape (batch_size, T), examples of similar length together."""
     stream = iter(corpus)
     while True:
-        pool = sorted((encoder(example) for example in itertools.islice(stream, 64 * batch_size)), key=lambda e: len(e[0]) + len(e[1]))
+        pool = sorted(
+            (encoder(example) for example in itertools.islice(stream, 64 * batch_size)), key=lambda e: len(e[0]) + len(e[1])
+        )
         groups = [pool[start : start + batch_size] for start in range(0, len(pool), batch_size)]
         shuffle.shuffle(groups)
         for group in groups:
@@ -135,7 +140,7 @@ def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int, shuf
             yield ids, labels
 
 
-def train(model: Qwen2ForCausalLM, data, steps: int, peak_lr: float) -> float:
+def train(model: Qwen2ForCausalLM, data: Iterator[Batch], steps: int, peak_lr: float) -> float:
     """Supervised training on the answers; returns the mean loss of the last hundred steps.
 
     Attention masks are not needed: padding stands on the right and the model is causal.
@@ -172,7 +177,7 @@ def train(model: Qwen2ForCausalLM, data, steps: int, peak_lr: float) -> float:
     return sum(recent) / len(recent)
 
 
-def build(out: Path, steps: int, batch_size: int = 128, peak_lr: float = 4e-3, seed: int = 0) -> None:
+def build(out: Path, steps: int, batch_size: int = 64, peak_lr: float = 3e-3, seed: int = 0) -> None:
     """Trains tokenizer and model and writes them to ``out`` in the Hugging Face format, weights in bfloat16."""
     tokenizer = train_tokenizer(make_corpus(seed))
     model = make_model(tokenizer, seed)
@@ -186,7 +191,7 @@ def build(out: Path, steps: int, batch_size: int = 128, peak_lr: float = 4e-3, s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=7500)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     build(arguments.out, arguments.steps, seed=arguments.seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import AutoConfig
@@ -54,13 +55,11 @@ class Player:
             [self.prompts.evaluate_messages(s, a, [d]) for s, a, d in zip(states, actions, futures, strict=True)], 0.0
         )
         critiques = [parse_critique(text) for text in judged]
-        better = [
-            refine.refine_prompt(self.prompts, _Judged(s), a, c) for s, a, c in zip(states, actions, critiques, strict=True)
-        ]
+        better = [refine.refine_prompt(self.prompts, s, a, c) for s, a, c in zip(states, actions, critiques, strict=True)]
         rewritten = iter(self.say([prompt for prompt in better if prompt], 0.0))
         return [next(rewritten) if prompt else action for prompt, action in zip(better, actions, strict=True)]
 
-    def play(self, games: int, act) -> float:
+    def play(self, games: int, act: Callable[[list[tuple[Message, ...]]], list[str]]) -> float:
         """Share of games won."""
         envs = [TwentyQuestions(**WORLD) for _ in range(games)]
         states = []
@@ -79,13 +78,6 @@ class Player:
                     still_open.append(game)
             open_games = still_open
         return won / games
-
-
-class _Judged:
-    """A state under judgement, where the refine prompt wants a transition."""
-
-    def __init__(self, state: tuple[Message, ...]) -> None:
-        self.state = state
 
 
 def measure(model: str, games: int = 512, examples: int = 3000) -> dict[str, float]:

@@ -14,12 +14,15 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from rllib_nlac.envs.twenty_questions import CORRECT, NO, UNKNOWN, YES, ObjectTable, TwentyQuestions
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.types import Future, Generation, Message, Transition
 
 Move = tuple[str, int]
-ROLES = {"policy": 0.05, "predict": 0.14, "backup": 0.18, "evaluate": 0.45, "refine": 0.06, "fact": 0.03, "left": 0.09}
+ROLES = {"policy": 0.05, "predict": 0.13, "backup": 0.26, "evaluate": 0.40, "refine": 0.05, "fact": 0.02, "left": 0.09}
+NOT_GENERATED = Generation((), (), np.zeros(0, np.float32), True, 0)
 NONSENSE = 0.02  # share of actions that ask nothing the oracle knows
 
 
@@ -248,7 +251,7 @@ class Corpus:
     def transition(self, state: State, move: Move | None, played: Played) -> Transition:
         return Transition(
             id=0, env="TwentyQuestions", state=self.messages(state), action=self.say(move),
-            generation=Generation((), (), None, True, 0), observation=played.reply, reward=float(played.won),
+            generation=NOT_GENERATED, observation=played.reply, reward=float(played.won),
             terminated=played.won, truncated=played.ended and not played.won, episode_success=played.won,
             returns_to_go=float(played.won),
         )  # fmt: skip

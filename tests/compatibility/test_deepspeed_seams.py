@@ -1,0 +1,45 @@
+"""DeepSpeed's private seams, all of them in ``learner/deepspeed.py``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import deepspeed
+import pytest
+import torch
+from deepspeed.runtime import config as deepspeed_config
+
+from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
+
+
+def make(stage: int = 0) -> DeepSpeedTrainer:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return DeepSpeedTrainer(model, optimizer, {"zero_optimization": {"stage": stage}, "gradient_clipping": 0.0})
+
+
+def test_the_shared_memory_operator_is_asked_for_by_this_name():
+    source = inspect.getsource(importlib.import_module("deepspeed.comm.torch").build_shm_op)
+    assert "__compatible_ops__" in source and "builder.NAME" in source
+    assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__
+
+
+def test_unmanaged_accumulation_is_a_key():
+    assert deepspeed_config.get_managed_gradient_accumulation({"managed_gradient_accumulation": False}) is False
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_backward_adds_up_and_step_is_the_only_boundary(stage):
+    trainer = make(stage)
+    x = torch.ones(1, 3)
+    with trainer.gathered():
+        before = trainer.engine.module.weight.detach().clone()
+    for _ in range(3):
+        trainer.backward(trainer(x).sum())
+    norm = trainer.step()
+    with trainer.gathered():
+        moved = before - trainer.engine.module.weight.detach()
+    torch.testing.assert_close(moved, torch.full((2, 3), 1.5))  # learning rate 0.5, three times a gradient of 1
+    assert norm == pytest.approx((8 * 9) ** 0.5)  # six weights and two biases, each with a gradient of 3

@@ -1,0 +1,96 @@
+"""RLlib's private seams. When one of these fails after an upgrade, the named module needs a look, and only that one."""
+
+from __future__ import annotations
+
+import inspect
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
+from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
+
+
+def episode(length: int = 3) -> SingleAgentEpisode:
+    result = SingleAgentEpisode()
+    result.add_env_reset("o0", {})
+    for t in range(length):
+        result.add_env_step(f"o{t + 1}", f"a{t}", 0.0, {}, terminated=t == length - 1, extra_model_outputs={"x": (t,)})
+    return result
+
+
+class TestReplayBuffer:
+    """``replay/buffer.py``: the sum tree of RLlib's buffer and its index from tree to (episode, t)."""
+
+    def test_attributes(self):
+        buffer = PrioritizedEpisodeReplayBuffer(capacity=8, alpha=1.0)
+        buffer.add([episode()])
+        assert buffer._num_timesteps == 3 and buffer._num_episodes_evicted == 0
+        assert buffer._sum_segment.sum() == 3.0 and buffer._min_segment.min() == 1.0
+        node = buffer._sum_segment.find_prefixsum_idx(1.5)
+        assert buffer._indices[buffer._tree_idx_to_sample_idx[node]][:2] == (0, 1)
+
+    def test_update_priorities_uses_the_last_sampled_indices_and_alpha(self):
+        buffer = PrioritizedEpisodeReplayBuffer(capacity=8, alpha=0.5)
+        buffer.add([episode()])
+        buffer._last_sampled_indices = [1]
+        buffer.update_priorities([4.0])
+        assert buffer._sum_segment[1] == 2.0 and buffer._max_priority == 4.0
+
+    def test_adding_nothing_evicts_down_to_the_capacity(self):
+        buffer = PrioritizedEpisodeReplayBuffer(capacity=100, alpha=1.0)
+        for _ in range(4):
+            buffer.add([episode()])
+        buffer.capacity = 7
+        buffer.add([])
+        assert buffer._num_timesteps == 6 and len(buffer.episodes) == 2
+
+
+class TestEpisodes:
+    """``sampling/env_runner.py``: episodes keep strings and objects as they are, as long as they stay lists."""
+
+    def test_strings_and_extra_outputs_stay_whole(self):
+        whole = episode()
+        assert whole.get_observations() == ["o0", "o1", "o2", "o3"] and whole.get_actions() == ["a0", "a1", "a2"]
+        assert whole.get_extra_model_outputs("x") == [(0,), (1,), (2,)] and whole.get_extra_model_outputs("x", 1) == (1,)
+
+
+class TestLearner:
+    """``learner/learner.py``: one hook runs the gradient step, another wraps the module for torch's own DDP."""
+
+    def test_update_calls_the_hook(self):
+        assert "self._update(" in inspect.getsource(Learner.update)
+        assert list(inspect.signature(TorchLearner._update).parameters)[:2] == ["self", "batch"]
+        assert "_make_modules_ddp_if_necessary" in inspect.getsource(TorchLearner.build)
+
+    def test_state_hooks(self):
+        source = inspect.getsource(Learner.get_state) + inspect.getsource(Learner.set_state)
+        assert "_get_optimizer_state" in source and "_set_optimizer_state" in source
+
+
+class TestAlgorithm:
+    """``nlac.py`` and ``sampling/env_runner.py``."""
+
+    def test_sampling_takes_what_we_pass(self):
+        parameters = inspect.signature(synchronous_parallel_sample).parameters
+        assert {"worker_set", "sample_timeout_s", "_uses_new_env_runners", "_return_metrics"} <= set(parameters)
+
+    def test_runners_are_given_the_env_creator(self):
+        assert "env_creator=env_creator" in inspect.getsource(EnvRunnerGroup._make_worker)
+
+    def test_environments_are_found_by_name(self):
+        name, creator = Algorithm._get_env_id_and_creator("TwentyQuestions", _Config())
+        assert name == "TwentyQuestions" and callable(creator)
+
+
+class _Config:
+    env = "TwentyQuestions"
+    disable_env_checking = True
+
+    def __getattr__(self, name):
+        return None
+
+    def get(self, name, default=None):
+        return default

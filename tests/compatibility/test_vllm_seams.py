@@ -1,0 +1,59 @@
+"""vLLM's private seams, all of them in ``sampling/vllm_engine.py``."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from rllib_nlac.sampling.vllm_engine import _checksum_of_model
+
+
+def test_the_engine_runs_in_this_process_and_reaches_its_worker(engine):
+    checksum, dtype = engine._llm.collective_rpc(_checksum_of_model)[0]
+    assert checksum > 0 and dtype is torch.float32
+
+
+def test_every_parameter_stays_readable_so_that_a_sync_can_be_verified(engine):
+    """oneDNN would replace weights by packed copies that a reload does not reach."""
+    sizes = engine._llm.collective_rpc(_sizes_of_model)[0]
+    assert all(size > 0 for size in sizes.values())
+
+
+def _sizes_of_model(worker):
+    return {name: parameter.numel() for name, parameter in worker.model_runner.get_model().named_parameters()}
+
+
+def test_weights_are_reloaded_from_an_iterator(engine):
+    signature = engine._llm.collective_rpc(_signature_of_reload)[0]
+    assert "weights_iterator" in signature
+
+
+def _signature_of_reload(worker):
+    return list(inspect.signature(worker.model_runner.reload_weights).parameters)
+
+
+def test_the_prefix_cache_says_whether_it_was_reset(engine):
+    assert engine._llm.reset_prefix_cache() is True
+
+
+def test_final_only_outputs_hold_everything(engine, chat):
+    params = SamplingParams(max_tokens=3, logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, seed=1)
+    engine._llm.add_request("seam", {"prompt_token_ids": list(chat.encode("Is it big?"))}, params)
+    outputs = []
+    while engine._llm.has_unfinished_requests():
+        outputs += engine._llm.step()
+    (output,) = [output for output in outputs if output.finished]
+    answer = output.outputs[0]
+    assert output.request_id.startswith("seam") and answer.finish_reason in ("stop", "length")
+    assert all(token in place for token, place in zip(answer.token_ids, answer.logprobs, strict=True))
+
+
+def test_torch_threads_survive_the_cpu_worker(engine):
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,134 @@
+"""Real vLLM behind the protocol: log-probabilities, both weight sets, no stale cache, seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.sampling.engine import EngineError, checksum
+from rllib_nlac.types import Message, Request, Weights
+
+DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it alive?"), Message("user", "Yes."))
+
+
+def requests(chat, count: int = 16, **changes) -> list[Request]:
+    prompts = [chat.prompt_ids(DIALOGUE[:1]), chat.prompt_ids(DIALOGUE)]
+    return [Request(**{"prompt_ids": prompts[i % 2], "max_tokens": 12, "seed": i, **changes}) for i in range(count)]
+
+
+def states(model_path: str) -> dict[Weights, dict[str, torch.Tensor]]:
+    """Two weight sets that differ from the shipped one in every parameter, the tied embedding included."""
+    result = {}
+    for which, seed in ((Weights.POLICY, 1), (Weights.TARGET, 2)):
+        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        generator = torch.Generator().manual_seed(seed)
+        state = {name: tensor.clone() for name, tensor in trainable_state(model).items()}
+        result[which] = {name: t + 0.05 * t.std() * torch.randn(t.shape, generator=generator) for name, t in state.items()}
+    return result
+
+
+def reference_logprobs(model_path: str, state: dict[str, torch.Tensor], generation) -> np.ndarray:
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    model.load_state_dict(state, strict=False)
+    ids = torch.tensor([[*generation.prompt_ids, *generation.token_ids]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, len(generation.prompt_ids) - 1 : -1].log_softmax(-1)
+    return logits.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0].numpy()
+
+
+@pytest.fixture()
+def loaded(engine, model_path):
+    both = states(model_path)
+    for which, state in both.items():
+        engine.set_weights(which, 5, state)
+    return both
+
+
+def test_logprobs_equal_the_trainers_after_a_sync_for_both_weight_sets(engine, chat, model_path, loaded):
+    """Fails where any layer keeps its former weights, as an output layer tied to the embedding does under oneDNN."""
+    for which in (Weights.TARGET, Weights.POLICY, Weights.TARGET):
+        for generation in engine.generate(requests(chat), which):
+            expected = reference_logprobs(model_path, loaded[which], generation)
+            np.testing.assert_allclose(generation.logprobs, expected, atol=1e-3)
+            assert generation.weights is which and generation.weight_version == 5
+
+
+def test_a_cached_prefix_does_not_survive_a_change_of_weights(engine, chat, model_path, loaded):
+    long = (Message("user", "Guess my object. " * 40),)  # several cache blocks
+    ask = [Request(chat.prompt_ids(long), 8, seed=0)]
+    engine.generate(ask)
+    engine.set_weights(Weights.POLICY, 6, loaded[Weights.TARGET])
+    (generation,) = engine.generate(ask)
+    np.testing.assert_allclose(
+        generation.logprobs, reference_logprobs(model_path, loaded[Weights.TARGET], generation), atol=1e-3
+    )
+    assert generation.weight_version == 6
+
+
+def test_the_checksum_is_that_of_the_weights(engine, loaded):
+    for which, state in loaded.items():
+        assert engine.set_weights(which, 7, state) == checksum(list(state.values()))
+
+
+def test_weights_of_another_shape_are_refused(engine, loaded, model_path):
+    state = dict(loaded[Weights.POLICY])
+    dropped = {name: tensor for name, tensor in state.items() if "layers.1.mlp" not in name}
+    with pytest.raises((EngineError, ValueError, RuntimeError, KeyError)):
+        engine.set_weights(Weights.POLICY, 8, {**dropped, "model.norm.weight": state["model.norm.weight"] + 1})
+    engine.set_weights(Weights.POLICY, 9, state)
+
+
+def test_seeds_make_requests_reproducible(engine, chat, loaded):
+    first = [g.token_ids for g in engine.generate(requests(chat, 32))]
+    again = [g.token_ids for g in engine.generate(requests(chat, 32))]
+    alone = [engine.generate([request])[0].token_ids for request in requests(chat, 6)]
+    assert first == again and first[:6] == alone and len(set(first)) > 3
+
+
+def test_greedy_needs_no_seed(engine, chat):
+    both = [engine.generate(requests(chat, 2, temperature=0.0, seed=seed))[0].token_ids for seed in (1, 2)]
+    assert both[0] == both[1]
+
+
+def test_the_limit_cuts_off_and_is_said(engine, chat):
+    (short,) = engine.generate(requests(chat, 1, max_tokens=1))
+    assert len(short.token_ids) == 1 and not short.finished
+    (whole,) = engine.generate(requests(chat, 1, max_tokens=400, temperature=0.0))
+    assert whole.finished is (whole.token_ids[-1] == chat.end_id)
+
+
+def test_submit_and_poll_return_every_ticket_once(engine, chat):
+    asked = engine.submit(requests(chat, 40))
+    got: dict[int, object] = {}
+    while len(got) < len(asked):
+        for ticket, generation in engine.poll():
+            assert ticket not in got
+            got[ticket] = generation
+    assert sorted(got) == sorted(asked) and engine.poll() == []
+
+
+def test_weights_cannot_change_under_a_running_request(engine, chat, loaded):
+    engine.submit(requests(chat, 1))
+    with pytest.raises(EngineError, match="1 requests are being answered"):
+        engine.set_weights(Weights.POLICY, 10, loaded[Weights.POLICY])
+    while engine.poll():
+        pass
+
+
+def test_requests_larger_than_one_batch(engine, chat):
+    """More seeded prompt tokens than one step takes: chunked prefill would rewind a CPU generator and crash."""
+    prompt = chat.prompt_ids((Message("user", "Is it a dog? " * 60),))
+    generations = engine.generate([Request(prompt, 4, seed=i) for i in range(120)])
+    assert len(generations) == 120
+
+
+@pytest.fixture(autouse=True)
+def shipped_weights_again(engine, model_path):
+    """Leaves the session's engine with the shipped weights."""
+    yield
+    state = trainable_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
+    for which in (Weights.TARGET, Weights.POLICY):
+        engine.set_weights(which, 0, {name: tensor.clone() for name, tensor in state.items()})

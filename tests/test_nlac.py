@@ -1,0 +1,154 @@
+"""The whole algorithm with real vLLM, DeepSpeed and Ray."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rllib_nlac.types import Weights
+
+
+@pytest.fixture()
+def small(config):
+    """A configuration whose iteration takes a second or two."""
+    config.training(episodes_per_iteration=16, train_batch_size_per_learner=48, minibatch_size=24, lr=1e-3, tau=0.5)
+    config.num_envs_per_env_runner = 16
+    return config
+
+
+@pytest.fixture()
+def algorithm(small, ray_session):
+    algorithm = small.build_algo()
+    yield algorithm
+    algorithm.stop()
+
+
+def test_an_iteration_collects_learns_and_syncs(algorithm, tmp_path):
+    before = algorithm.learner_group._learner.export_weights()
+    results = [algorithm.train() for _ in range(2)]
+    after = algorithm.learner_group._learner.export_weights()
+    for which in Weights:
+        assert any(not torch.equal(before[which][name], after[which][name]) for name in before[which])
+    first, second = results
+    assert first["env_runners"]["num_episodes"] == 16 and second["env_runners"]["num_episodes_lifetime"] == 32
+    # The engine answered with the weights of the last sync: its log-probabilities are the learner's.
+    assert first["logprob_gap"] < 1e-3 and second["logprob_gap"] < 1e-3
+    assert (first["sync"]["weight_version"], second["sync"]["weight_version"]) == (2, 3)
+    assert second["learners"]["default_policy"]["num_gradient_steps"] == 2
+    assert second["language_stages"]["num_engine_calls"] == 3
+    assert second["replay_buffer"]["staleness_max"] == 1 and second["replay_buffer"]["num_episodes"] == 32
+    for group, keys in EXPECTED_METRICS.items():
+        for key in keys:
+            assert math.isfinite(float(second[group][key])), (group, key)
+
+
+EXPECTED_METRICS = {
+    "env_runners": ("success_rate", "episode_return_mean", "episode_len_mean", "tokens_per_s", "action_parse_failures"),
+    "language_stages": (
+        "verdict_yes_rate", "predicted_success_rate", "refinement_changed_rate", "policy_trained_rate", "unparsed_target_rate",
+        "unparsed_future_rate", "unparsed_critique_rate", "unparsed_action_rate", "num_generated_tokens",
+    ),
+    "replay_buffer": ("num_transitions", "num_bytes", "priority_mean", "importance_weight_mean", "staleness_mean"),
+    "sync": ("time_s", "num_bytes"),
+    "timers": ("env_runner_sampling_timer", "language_stages_timer", "learner_update_timer", "synch_weights"),
+}  # fmt: skip
+
+
+def test_priorities_come_from_the_losses(algorithm):
+    algorithm.train()
+    sample = algorithm.local_replay_buffer.sample_transitions(200, beta=0.0)
+    priorities = {node: algorithm.local_replay_buffer._sum_segment[node] for node in sample.nodes}
+    assert len(set(priorities.values())) > 10
+
+
+def test_one_transition_an_iteration_is_tensorboard_text(algorithm):
+    algorithm.train()
+    events = EventAccumulator(algorithm.logdir)
+    events.Reload()
+    (entry,) = events.Tensors("transition/text_summary")
+    text = entry.tensor_proto.string_val[0].decode()
+    assert all(part in text for part in ("State", "Action", "Futures", "Critique", "Refined action", "Bellman target"))
+
+
+def test_same_seed_same_run(small, ray_session):
+    runs = []
+    for _ in range(2):
+        algorithm = small.copy(copy_frozen=False).build_algo()
+        algorithm.train()
+        runs.append(algorithm.learner_group._learner.export_weights()[Weights.POLICY])
+        algorithm.stop()
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+
+
+def test_a_checkpoint_restores_weights_target_buffer_and_engine(algorithm, tmp_path):
+    algorithm.train()
+    path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    weights = algorithm.learner_group._learner.export_weights()
+    drawn = [t.action for t in algorithm.local_replay_buffer.sample_transitions(50, beta=0.4).transitions]
+    other = Algorithm.from_checkpoint(path)
+    try:
+        restored = other.learner_group._learner.export_weights()
+        for which in Weights:
+            assert all(torch.equal(weights[which][name], restored[which][name]) for name in weights[which])
+        assert [t.action for t in other.local_replay_buffer.sample_transitions(50, beta=0.4).transitions] == drawn
+        assert other.weight_version == algorithm.weight_version and other.iteration == 1
+        assert other.train()["logprob_gap"] < 1e-3
+    finally:
+        other.stop()
+
+
+def test_the_policys_training_prompt_is_the_one_that_the_engine_saw(algorithm):
+    algorithm.train()
+    buffer = algorithm.local_replay_buffer
+    sample = buffer.sample_transitions(20, beta=0.0)
+    targets, refinements, _ = algorithm.stages.run(sample.transitions)
+    sequences = algorithm.training_sequences(sample, targets, refinements)
+    for sequence in sequences:
+        t = sample.transitions[sequence.item]
+        prompt = t.state if sequence.role else algorithm.stages.prompts_for(t.env).predict_messages(t.state, t.action)
+        assert tuple(sequence.prompt_ids) == algorithm.chat.prompt_ids(prompt)
+    for role in (0, 1):
+        weights = [s.weight for s in sequences if s.role == role]
+        assert sum(weights) == pytest.approx(
+            float(np.mean([sample.weights[s.item] for s in sequences if s.role == role])), rel=1e-5
+        )
+
+
+@pytest.mark.parametrize("broken", ["", "Optimal: hm"])
+def test_a_run_survives_an_iteration_in_which_nothing_parses(algorithm, broken):
+    ids = algorithm.chat.encode(broken)
+    generate = algorithm.engine.generate
+
+    def garbage(requests, weights=Weights.POLICY):
+        from dataclasses import replace
+
+        return [replace(g, token_ids=ids, logprobs=np.zeros(len(ids), np.float32)) for g in generate(requests, weights)]
+
+    algorithm.engine.generate = garbage
+    result = algorithm.train()
+    assert result["language_stages"]["policy_trained_rate"] == 0.0 and result["language_stages"]["unparsed_target_rate"] == 1.0
+    algorithm.engine.generate = generate
+    assert algorithm.train()["language_stages"]["policy_trained_rate"] > 0.5
+
+
+def test_state_pickles(algorithm):
+    algorithm.train()
+    assert pickle.loads(pickle.dumps(algorithm.get_state()))["nlac"]["weight_version"] == 2
+
+
+class TestRemote:
+    def test_remote_runners_and_engines(self, small, ray_session):
+        small.env_runners(num_env_runners=2)
+        small.engines(num_engines=1)
+        algorithm = small.build_algo()
+        try:
+            result = [algorithm.train() for _ in range(2)][-1]
+            assert result["env_runners"]["num_episodes_lifetime"] == 32 and result["logprob_gap"] < 1e-3
+        finally:
+            algorithm.stop()
