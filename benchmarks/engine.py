@@ -1,15 +1,15 @@
 """Sampling speed beside bare vLLM, and the cost of a weight sync: ``python -m benchmarks.engine``.
 
-Both sides answer the same prompts with the same sampling parameters, turn about in one process, so that the ratio does
-not depend on what else the machine is doing. Prints a table; nothing is asserted.
+All sides answer the same prompts with the same sampling parameters, turn about in one process, so that the ratio hardly
+depends on what else the machine is doing. Prints a table; nothing is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM
 from rllib_nlac import NLACConfig
 from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.sampling.env_runner import GENERATION, TextEnvRunner
 from rllib_nlac.sampling.vllm_engine import VLLMEngine
-from rllib_nlac.tiny.build import make_corpus
-from rllib_nlac.types import Request, Weights
+from rllib_nlac.tiny.build import WORLD
+from rllib_nlac.types import Generation, Request, Weights
 
 
 def bare_generate(engine: VLLMEngine, requests: list[Request], end_id: int) -> int:
@@ -41,39 +42,70 @@ def bare_generate(engine: VLLMEngine, requests: list[Request], end_id: int) -> i
     return tokens
 
 
+class Recorder:
+    """Passes everything on to an engine and keeps the requests."""
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        self.engine, self.requests = engine, list[Request]()
+
+    def submit(self, requests: list[Request]) -> list[int]:
+        self.requests += requests
+        return self.engine.submit(requests)
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        return self.engine.poll()
+
+
+def speed(work: Callable[[], int]) -> float:
+    """Tokens per second of something that returns how many it generated."""
+    started = time.perf_counter()
+    return work() / (time.perf_counter() - started)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=NLACConfig().model_path)
-    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--episodes", type=int, default=128)
+    parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    chat = Chat.from_pretrained(arguments.model)
-    engine = VLLMEngine(arguments.model, chat.max_context, [chat.end_id])
-    examples = itertools.islice((e for e in make_corpus(7) if e.role in ("policy", "predict", "evaluate")), arguments.requests)
-    prompts = [chat.prompt_ids(example.prompt) for example in examples]
-
-    def requests(seed: int) -> list[Request]:
-        return [Request(prompt, 32, seed=seed * 100_000 + i) for i, prompt in enumerate(prompts)]
-
-    engine.generate(requests(999))
-    ours, bare = [], []
-    for number in range(arguments.rounds):
-        started = time.perf_counter()
-        tokens = sum(len(generation.token_ids) for generation in engine.generate(requests(number)))
-        ours.append(tokens / (time.perf_counter() - started))
-        started = time.perf_counter()
-        tokens = bare_generate(engine, requests(number), chat.end_id)
-        bare.append(tokens / (time.perf_counter() - started))
-    ratios = [mine / theirs for mine, theirs in zip(ours, bare, strict=True)]
-    print(f"sampling, {len(prompts)} prompts of {np.mean([len(p) for p in prompts]):.0f} tokens")
-    print(f"  this package      {statistics.median(ours):8.0f} generated tokens/s")
-    print(f"  bare vLLM         {statistics.median(bare):8.0f} generated tokens/s")
-    print(
-        f"  ratio             {statistics.median(ratios):8.2f}   "
-        f"({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds)"
+    config = (
+        NLACConfig()
+        .environment("TwentyQuestions", env_config=WORLD)
+        .language(language_model="tiny", prompts="compact", max_action_tokens=12)
+        .env_runners(num_envs_per_env_runner=arguments.slots)
+        .debugging(seed=0)
     )
+    chat = Chat.from_pretrained(config.model_path)
+    engine = VLLMEngine(config.model_path, chat.max_context, [chat.end_id])
+    runner, recorder = TextEnvRunner(config=config, worker_index=0), Recorder(engine)
+    runner.attach(recorder)
 
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    def play() -> int:
+        episodes = runner.sample(num_episodes=arguments.episodes)
+        return sum(len(g.token_ids) for episode in episodes for g in episode.get_extra_model_outputs(GENERATION))
+
+    play()
+    figures: dict[str, list[float]] = {"EnvRunner": [], "engine": [], "bare vLLM": []}
+    for _ in range(arguments.rounds):
+        recorder.requests.clear()
+        figures["EnvRunner"].append(speed(play))
+        requests = list(recorder.requests)
+        figures["engine"].append(speed(lambda r=requests: sum(len(g.token_ids) for g in engine.generate(r))))
+        figures["bare vLLM"].append(speed(lambda r=requests: bare_generate(engine, r, chat.end_id)))
+    prompts = np.mean([len(request.prompt_ids) for request in requests])
+    print(f"generated tokens/s on the {len(requests)} prompts (mean {prompts:.0f} tokens) of {arguments.episodes} episodes")
+    for name, label in (
+        ("EnvRunner", f"turn by turn in {arguments.slots} environment slots"),
+        ("engine", "all prompts in one call, as the language stages do"),
+        ("bare vLLM", "all prompts at once, LLMEngine.add_request and step"),
+    ):
+        ratios = [mine / bare for mine, bare in zip(figures[name], figures["bare vLLM"], strict=True)]
+        print(
+            f"  {name:10s} {statistics.median(figures[name]):7.0f}   ratio to bare {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f})   {label}"
+        )
+
+    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=torch.float32)
     state = {name: tensor.clone() for name, tensor in trainable_state(model).items()}
     seconds = []
     for version in range(20):
@@ -86,7 +118,7 @@ def main() -> None:
     print(f"  median            {statistics.median(seconds) * 1e3:8.1f} ms   (largest of 20: {max(seconds) * 1e3:.1f} ms)")
 
     gaps = []
-    for generation in engine.generate(requests(5)[:64]):
+    for generation in engine.generate(requests[:64]):
         ids = torch.tensor([[*generation.prompt_ids, *generation.token_ids]])
         with torch.no_grad():
             logits = model(input_ids=ids).logits[0, len(generation.prompt_ids) - 1 : -1].log_softmax(-1)

@@ -122,10 +122,11 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
     import ray
     from ray import tune
 
-    from rllib_nlac.experiment import checkpoint_config
+    from rllib_nlac.experiment import check_resources, checkpoint_config
     from rllib_nlac.progress import ProgressLines
 
     start_ray(verbose)
+    check_resources(experiment, ray.cluster_resources())
     options = {key: value for key, value in experiment.tune.items() if key != "checkpoint_config"}
     if storage := options.get("storage_path"):
         Path(storage).expanduser().mkdir(parents=True, exist_ok=True)

@@ -182,6 +182,25 @@ def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
     return CheckpointConfig(**given)
 
 
+def check_resources(experiment: Experiment, available: Mapping[str, float]) -> None:
+    """Says at once that a machine is too small, where Tune would wait for ever.
+
+    Raises:
+        ExperimentError: One trial needs more CPUs or GPUs than there are.
+    """
+    needed = algorithm_class(experiment.run).default_resource_request(dict(resolve(experiment).to_dict())).required_resources
+    keys = {
+        "CPU": "num_cpus_for_main_process, num_env_runners or num_engines",
+        "GPU": "num_gpus_per_learner, num_gpus_per_engine or num_engines",
+    }
+    for resource, advice in keys.items():
+        if needed.get(resource, 0) > available.get(resource, 0):
+            raise ExperimentError(
+                f"{experiment.name}: one trial needs {needed[resource]:g} {resource}s, and Ray has "
+                f"{available.get(resource, 0):g} here: lower {advice}, or run it on a larger machine"
+            )
+
+
 def describe(experiment: Experiment) -> str:
     """The resolved configuration as YAML, keys that differ from the algorithm's defaults first."""
     config = resolve(experiment)

@@ -12,9 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 COLUMNS = {
-    "iteration": 9, "episodes": 9, "success": 8, "return": 8, "L1 critic": 9, "L2 policy": 9, "tokens/s": 9, "seconds": 8,
+    "iteration": 9,
+    "episodes": 9,
+    "success": 8,
+    "evaluated": 9,
+    "return": 8,
+    "L1 critic": 9,
+    "L2 policy": 9,
+    "tokens/s": 9,
+    "seconds": 8,
     "left": 8,
-}  # fmt: skip
+}
 
 
 class ProgressLines(Callback):
@@ -84,6 +92,7 @@ def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
         "iteration": result.get("training_iteration"),
         "episodes": env.get("num_episodes_lifetime"),
         "success": env.get("success_rate"),
+        "evaluated": lookup(result, "evaluation/env_runners/success_rate"),
         "return": env.get("episode_return_mean"),
         "L1 critic": learner.get("critic_loss", learner.get("vf_loss")),
         "L2 policy": learner.get("policy_loss"),

@@ -57,6 +57,25 @@ def engine(model_path: str, chat: Chat):
     engine.stop()
 
 
+class Borrowed:
+    """The session's engine, lent to an algorithm, which stops what it takes for its own."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture()
+def lent_engine(engine, monkeypatch) -> None:
+    """Algorithms built in a test take the session's engine instead of starting their own."""
+    monkeypatch.setattr("rllib_nlac.nlac.make_engine", lambda config, chat: Borrowed(engine))
+
+
 @pytest.fixture()
 def config() -> NLACConfig:
     """The quick start's configuration."""

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_nlac.cli import app
-from rllib_nlac.experiment import ExperimentError, load_experiments, resolve
+from rllib_nlac.experiment import ExperimentError, check_resources, load_experiments, resolve
 from rllib_nlac.names import unknown_key
 from rllib_nlac.progress import lookup, read_result
 
@@ -104,6 +104,15 @@ class TestExperimentFiles:
     def test_mistakes(self, tmp_path, changes, complaint):
         with pytest.raises(ExperimentError, match=complaint):
             load_experiments(write(tmp_path / "x.yaml", **changes))
+
+    def test_a_machine_that_is_too_small_is_an_error_and_not_a_wait(self):
+        (large,) = load_experiments(EXAMPLES[-1])
+        with pytest.raises(ExperimentError, match="needs 8 GPUs, and Ray has 0 here"):
+            check_resources(large, {"CPU": 64.0})
+        (small,) = load_experiments(EXAMPLES[0])
+        check_resources(small, {"CPU": 2.0})
+        with pytest.raises(ExperimentError, match="needs 2 CPUs"):
+            check_resources(small, {"CPU": 1.0})
 
     def test_missing_parts(self, tmp_path):
         with pytest.raises(ExperimentError, match="no experiment file"):

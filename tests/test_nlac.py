@@ -23,7 +23,7 @@ def small(config):
 
 
 @pytest.fixture()
-def algorithm(small, ray_session):
+def algorithm(small, ray_session, lent_engine):
     algorithm = small.build_algo()
     yield algorithm
     algorithm.stop()
@@ -76,7 +76,7 @@ def test_one_transition_an_iteration_is_tensorboard_text(algorithm):
     assert all(part in text for part in ("State", "Action", "Futures", "Critique", "Refined action", "Bellman target"))
 
 
-def test_same_seed_same_run(small, ray_session):
+def test_same_seed_same_run(small, ray_session, lent_engine):
     runs = []
     for _ in range(2):
         algorithm = small.copy(copy_frozen=False).build_algo()

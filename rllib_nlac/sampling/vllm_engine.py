@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +36,7 @@ class VLLMSettings:
     max_num_seqs: int = 256
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.4
-    cpu_kv_cache_gib: int = 1
+    cpu_kv_cache_gib: float = 1.0
     enforce_eager: bool = False
     enable_prefix_caching: bool = True
     extra: dict[str, Any] | None = None
@@ -70,7 +71,7 @@ class VLLMEngine:
         extra = dict(settings.extra or {})
         if not on_gpu:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner needs the same cores
-            extra.setdefault("kv_cache_memory_bytes", settings.cpu_kv_cache_gib << 30)
+            extra.setdefault("kv_cache_memory_bytes", int(settings.cpu_kv_cache_gib * 2**30))
             # A seeded request whose prefill is cut in two makes vLLM rewind its generator, which a CPU's cannot.
             extra.setdefault("enable_chunked_prefill", False)
             extra.setdefault("max_num_batched_tokens", max(8192, max_context))
@@ -97,7 +98,7 @@ class VLLMEngine:
             seed=seed,
             **extra,
         )
-        self._llm = LLMEngine.from_engine_args(arguments)
+        self._llm: Any = LLMEngine.from_engine_args(arguments)
         # The CPU worker replaces torch.set_num_threads by a function that does nothing.
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
@@ -142,9 +143,11 @@ class VLLMEngine:
         return checksum(list(state.values()))
 
     def stop(self) -> None:
-        self._llm.abort_request(list(self._pending))
         self._pending.clear()
         self._states.clear()
+        # The model and its cache go with the last reference; cycles would keep them until some later collection.
+        self._llm = None
+        gc.collect()
 
     def _serve(self, weights: Weights) -> None:
         """Swaps in the weights that shall answer next; nothing happens where they already do."""

@@ -10,12 +10,13 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig
 
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.language import critique, refine
-from rllib_nlac.language.parsing import parse_critique, parse_future
+from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.sampling.engine import Engine
@@ -25,6 +26,11 @@ from rllib_nlac.types import Message, Request
 
 HELD_OUT_SEED = 990_001
 ROOM = 48
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "backup": parse_future,
+    "evaluate": parse_critique,
+    "refine": lambda text: parse_action(text, "plain"),
+}
 
 
 class Player:
@@ -85,22 +91,29 @@ def measure(model: str, games: int = 512, examples: int = 3000) -> dict[str, flo
     chat = Chat.from_pretrained(model)
     engine = VLLMEngine(model, chat.max_context, [chat.end_id])
     player = Player(engine, chat, HELD_OUT_SEED)
+    figures = {
+        "policy: games won": player.play(games, player.act),
+        "suggestions played every turn: games won": player.play(games, player.suggest),
+        **measure_roles(player, examples),
+    }
+    engine.stop()
+    return figures
+
+
+def measure_roles(player: Player, examples: int) -> dict[str, float]:
+    """Exactness (greedy) and parse rates of every role on held-out examples of the corpus."""
     by_role = defaultdict(list)
     for example in itertools.islice(make_corpus(HELD_OUT_SEED), examples):
         by_role[example.role].append(example)
-    figures: dict[str, float] = {"policy: games won": player.play(games, player.act)}
-    figures["suggestions played every turn: games won"] = player.play(games, player.suggest)
+    figures: dict[str, float] = {}
     for role in ("fact", "left", "backup", "refine", "evaluate"):
         told = player.say([example.prompt for example in by_role[role]], 0.0)
         exact = [text == example.answer for text, example in zip(told, by_role[role], strict=True)]
         figures[f"{role}: exact"] = sum(exact) / len(exact)
-        if role == "evaluate":
-            figures["evaluate: parses"] = sum(parse_critique(text) is not None for text in told) / len(told)
-        if role == "backup":
-            figures["backup: parses"] = sum(parse_future(text) is not None for text in told) / len(told)
+        if role in PARSERS:
+            figures[f"{role}: parses"] = sum(PARSERS[role](text) is not None for text in told) / len(told)
     told = player.say([example.prompt for example in by_role["predict"]], 1.0)
     figures["predict: parses"] = sum(parse_future(text) is not None for text in told) / len(told)
-    engine.stop()
     return figures
 
 
@@ -129,7 +142,9 @@ What NLAC gains over this model early in training is therefore, for the most par
 lacks. The comparison in the README shows how much of it needs a critic.
 
 ## How well it does each role
-{rows.join(["| measure | share |" + chr(10) + "|---|---|" + chr(10), ""])}
+| measure | share |
+|---|---|
+{rows}
 
 Printed by `python -m rllib_nlac.tiny.card`: 512 games each, sampled at temperature 1 (roles but predict: greedy), and
 held-out examples of another seed. Rebuilt by `python -m rllib_nlac.tiny.build`.

@@ -1,0 +1,139 @@
+"""The quick start as a user types it: the command trains, shows progress, and the policy is better than the base model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rllib_nlac.evaluate import wilson_interval
+
+ROOT = Path(__file__).parent.parent
+BASE_AT_MOST = 0.25  # the model card's figure lies below; the issue of luck is left to the interval
+
+
+def rllib(*arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a process of its own, as a shell would."""
+    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "rllib_nlac.cli", *arguments], capture_output=True, text=True, timeout=timeout, env=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[str, Path]:
+    """Output and storage path of the quick start, stopped after 192 of its 256 episodes."""
+    storage = tmp_path_factory.mktemp("quickstart")
+    example = ROOT / "tuned_examples" / "twenty_questions_nlac.yaml"
+    stop = '{"env_runners/num_episodes_lifetime": 192}'
+    result = rllib("train", "file", str(example), "--storage-path", str(storage), "--stop", stop)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout, storage
+
+
+def test_progress_can_be_followed_and_the_end_says_where_to_look(trained):
+    output, _ = trained
+    lines = [line.split() for line in output.splitlines() if re.match(r"\s*\d+\s+\d+\s", line)]
+    assert [line[1] for line in lines] == ["32", "64", "96", "128", "160", "192"]
+    for word in ("success", "L1 critic", "L2 policy", "tokens/s", "left", "tensorboard --logdir", "rllib evaluate"):
+        assert word in output
+
+
+def test_it_learns(trained):
+    """Success in evaluation is above the base model's, by more than the interval of 512 episodes."""
+    _, storage = trained
+    (results,) = storage.glob("**/result.json")
+    evaluated = [
+        result["evaluation"]["env_runners"]["success_rate"]
+        for result in map(json.loads, results.read_text().splitlines())
+        if "evaluation" in result
+    ]
+    low, _ = wilson_interval(round(evaluated[-1] * 512), 512)
+    assert low > BASE_AT_MOST + 0.1
+
+
+def test_curves_and_transitions_are_in_tensorboard(trained):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _, storage = trained
+    (folder,) = {path.parent for path in storage.glob("**/events.out.tfevents*")}
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = events.Tags()
+    assert "transition/text_summary" in tags["tensors"]
+    for tag in (
+        "ray/tune/env_runners/success_rate",
+        "ray/tune/learners/default_policy/critic_loss",
+        "ray/tune/language_stages/verdict_yes_rate",
+        "ray/tune/replay_buffer/staleness_mean",
+        "ray/tune/sync/weight_version",
+        "ray/tune/timers/language_stages_timer",
+    ):
+        assert tag in tags["scalars"], tag
+
+
+def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained):
+    _, storage = trained
+    (checkpoint,) = storage.glob("**/checkpoint_*")
+    result = rllib("evaluate", str(checkpoint), "--episodes", "64", "--render")
+    assert result.returncode == 0, result.stderr[-3000:]
+    success = float(re.search(r"success\s*│\s*([\d.]+)", result.stdout)[1])
+    assert success > BASE_AT_MOST
+    assert result.stdout.count("environment: Guess my object.") == 10 and "agent:" in result.stdout
+
+
+def test_a_failing_trial_exits_1_with_the_cause(tmp_path):
+    config = '{"env_config": {"max_turns": 6}, "prompts": "compact", "max_action_tokens": 500, "num_cpus_for_main_process": 1}'
+    result = rllib(
+        "train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", config, "--stop", "{training_iteration: 1}",
+        "--storage-path", str(tmp_path),
+    )  # fmt: skip
+    assert result.returncode == 1 and "exceeds the context of 512" in result.stdout
+
+
+def test_rllibs_own_algorithms_train_too(tmp_path):
+    result = rllib(
+        "train", "--algo", "PPO", "--env", "CartPole-v1", "--stop", "{training_iteration: 1}", "--storage-path", str(tmp_path),
+        "--config", "{num_env_runners: 0, train_batch_size_per_learner: 200, minibatch_size: 50, num_epochs: 1}",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:]
+    assert re.search(r"^\s*1\s", result.stdout, re.MULTILINE)
+
+
+def test_tuner_finds_nlac_by_name(ray_session, config, tmp_path):
+    from ray import tune
+
+    config.training(episodes_per_iteration=8, train_batch_size_per_learner=16, minibatch_size=16)
+    config.num_envs_per_env_runner = 8
+    config.tau = tune.grid_search([0.0, 1.0])
+    tuner = tune.Tuner(
+        "NLAC",
+        param_space=config,
+        run_config=tune.RunConfig(stop={"training_iteration": 1}, storage_path=str(tmp_path), verbose=0),
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+    )
+    results = tuner.fit()
+    assert not results.errors and sorted(result.config["tau"] for result in results) == [0.0, 1.0]
+
+
+def test_the_readmes_environment_is_short_and_trains(ray_session, lent_engine):
+    """Someone's own environment takes at most 25 lines, and the README's runs as it stands."""
+    readme = (ROOT / "README.md").read_text()
+    code = re.search(r"```python\n# my_game.py\n(.*?)```", readme, re.DOTALL)[1]
+    body = code[code.index("class ") : code.index("rllib_nlac.register")]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 25
+    namespace: dict = {"__name__": "my_game"}
+    exec(compile(code, "my_game.py", "exec"), namespace)
+    config = namespace["config"].language(prompts="compact", max_action_tokens=4, max_future_tokens=24, max_critique_tokens=32)
+    config.training(episodes_per_iteration=8, train_batch_size_per_learner=16, minibatch_size=16)
+    config.num_envs_per_env_runner = 8
+    algorithm = config.build_algo()
+    try:
+        assert algorithm.train()["env_runners"]["num_episodes"] == 8
+    finally:
+        algorithm.stop()
