@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import logging
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import ray
 from ray import tune
 
 from rllib_nlac.experiment import load_experiments
-from rllib_nlac.progress import lookup
+from rllib_nlac.progress import evaluated, lookup
 
 logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
 EXAMPLE = Path(__file__).parent.parent / "tuned_examples" / "twenty_questions_nlac.yaml"
@@ -45,15 +47,13 @@ def run(variant: str, changes: dict, seed: int, folder: Path) -> list[dict]:
         rows.append({
             "variant": variant, "seed": seed, "episodes": int(result["env_runners"]["num_episodes_lifetime"]),
             "success": result["env_runners"]["success_rate"],
-            "evaluation": lookup(result, "evaluation/env_runners/success_rate"), "generated_tokens": tokens,
+            "evaluation": evaluated(result), "generated_tokens": tokens,
             "seconds": result["time_total_s"],
         })  # fmt: skip
     return rows
 
 
-def _results(trial: Path):
-    import json
-
+def _results(trial: Path) -> Iterator[dict]:
     for line in (trial / "result.json").read_text().splitlines():
         yield json.loads(line)
 

@@ -33,7 +33,7 @@ def log_stages(
         "refinement_changed_rate": sum(r.generation is not None and not r.kept for r in refinements) / count,
         "policy_trained_rate": sum(r.generation is not None for r in refinements) / count,
         **{f"{reason}_rate": report.counts[f"refinement_{reason}"] / count for reason in Refinement.REASONS},
-        "unparsed_target_rate": report.counts["unparsed_target"] / count,
+        "unparsed_target_rate": _share(targets, lambda t: t.generation is None),
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)
@@ -95,9 +95,9 @@ class TransitionWriter:
     """
 
     def __init__(self, logdir: str) -> None:
-        from tensorboardX import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(logdir, filename_suffix=".transitions", flush_secs=30)
+        self._writer = SummaryWriter(logdir, filename_suffix=".transitions")
 
     def write(self, iteration: int, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> None:
         """Takes the batch's first transition whose action was refined, or else its first."""

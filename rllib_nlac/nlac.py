@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -58,17 +59,23 @@ class NLAC(Algorithm):
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None:
                 group.foreach_env_runner(lambda runner: runner.attach(engine))
-        replay = self.config.replay_settings
-        self.local_replay_buffer = TextReplayBuffer(
-            env=str(self.config.env), capacity=replay["capacity"], max_bytes=replay["max_bytes"], alpha=replay["alpha"],
-            seed=seed,
-        )  # fmt: skip
-        self.stages = LanguageStages(
-            self.engine, self.chat, lambda env: load_prompts(self.config.prompts, env), self.config.stage_settings, seed
-        )
+        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
+        self.stages = LanguageStages(self.engine, self.chat, prompts_for, self.config.stage_settings, seed)
         self.weight_version = 0
         self.writer = TransitionWriter(self.logdir)
         self._sync_weights()
+
+    @override(Algorithm)
+    def _create_local_replay_buffer_if_necessary(self, config: NLACConfig) -> TextReplayBuffer:
+        """Ours, where RLlib would look for a buffer class in ``replay_buffer_config``."""
+        settings = config.replay_settings
+        return TextReplayBuffer(
+            env=str(config.env),
+            capacity=settings["capacity"],
+            max_bytes=settings["max_bytes"],
+            alpha=settings["alpha"],
+            seed=config.seed or 0,
+        )
 
     @override(Algorithm)
     def training_step(self) -> None:

@@ -92,13 +92,21 @@ def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
         "iteration": result.get("training_iteration"),
         "episodes": env.get("num_episodes_lifetime"),
         "success": env.get("success_rate"),
-        "evaluated": lookup(result, "evaluation/env_runners/success_rate"),
+        "evaluated": evaluated(result),
         "return": env.get("episode_return_mean"),
         "L1 critic": learner.get("critic_loss", learner.get("vf_loss")),
         "L2 policy": learner.get("policy_loss"),
         "tokens/s": env.get("tokens_per_s"),
         "seconds": result.get("time_total_s"),
     }
+
+
+def evaluated(result: Mapping[str, Any]) -> float | None:
+    """Success in the evaluation of this very iteration; RLlib repeats the last one in results that had none."""
+    interval = lookup(result, "config/evaluation_interval")
+    if not interval or result.get("training_iteration", 0) % interval:
+        return None
+    return lookup(result, "evaluation/env_runners/success_rate")
 
 
 def lookup(result: Mapping[str, Any], key: str) -> Any:

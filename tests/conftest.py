@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 
-# Everything that a test run writes goes below one temporary folder.
+# Everything that a test run writes goes below one temporary folder; RLlib's default is ~/ray_results.
 _SCRATCH = tempfile.TemporaryDirectory(prefix="rllib_nlac_tests_")
-os.environ["TUNE_RESULT_DIR"] = os.path.join(_SCRATCH.name, "results")
-os.environ["RAY_AIR_LOCAL_CACHE_DIR"] = os.path.join(_SCRATCH.name, "results")
+os.environ["HOME"] = _SCRATCH.name
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

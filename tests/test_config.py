@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rllib_nlac.cli import app
 from rllib_nlac.experiment import ExperimentError, check_resources, load_experiments, resolve
 from rllib_nlac.names import unknown_key
-from rllib_nlac.progress import lookup, read_result
+from rllib_nlac.progress import evaluated, lookup, read_result
 
 EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
 
@@ -175,3 +175,9 @@ def test_results_are_read_by_path():
     result = {"env_runners": {"success_rate": 0.5, "num_episodes_lifetime": 64}, "training_iteration": 1}
     assert lookup(result, "env_runners/success_rate") == 0.5 and lookup(result, "env_runners/x/y") is None
     assert read_result(result)["episodes"] == 64 and read_result(result)["L1 critic"] is None
+
+
+def test_an_evaluation_is_shown_for_its_own_iteration_only():
+    result = {"config": {"evaluation_interval": 4}, "evaluation": {"env_runners": {"success_rate": 0.8}}}
+    assert evaluated({**result, "training_iteration": 4}) == 0.8 and evaluated({**result, "training_iteration": 5}) is None
+    assert evaluated({**result, "config": {"evaluation_interval": None}, "training_iteration": 4}) is None

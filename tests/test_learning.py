@@ -51,7 +51,7 @@ def test_it_learns(trained):
     evaluated = [
         result["evaluation"]["env_runners"]["success_rate"]
         for result in map(json.loads, results.read_text().splitlines())
-        if "evaluation" in result
+        if result["training_iteration"] % 4 == 0
     ]
     low, _ = wilson_interval(round(evaluated[-1] * 512), 512)
     assert low > BASE_AT_MOST + 0.1
@@ -88,7 +88,7 @@ def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained):
 
 
 def test_a_failing_trial_exits_1_with_the_cause(tmp_path):
-    config = '{"env_config": {"max_turns": 6}, "prompts": "compact", "max_action_tokens": 500, "num_cpus_for_main_process": 1}'
+    config = '{"env_config": {"max_turns": 6}, "prompts": "compact", "max_action_tokens": 511, "num_cpus_for_main_process": 1}'
     result = rllib(
         "train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", config, "--stop", "{training_iteration: 1}",
         "--storage-path", str(tmp_path),

@@ -18,6 +18,7 @@ from rllib_nlac.types import Weights
 def small(config):
     """A configuration whose iteration takes a second or two."""
     config.training(episodes_per_iteration=16, train_batch_size_per_learner=48, minibatch_size=24, lr=1e-3, tau=0.5)
+    config.training(replay_buffer_config={"capacity": 5000, "alpha": 0.6, "beta": 0.4, "beta_final_timesteps": 1000})
     config.num_envs_per_env_runner = 16
     return config
 
@@ -145,7 +146,7 @@ def test_state_pickles(algorithm):
 class TestRemote:
     def test_remote_runners_and_engines(self, small, ray_session):
         small.env_runners(num_env_runners=2)
-        small.engines(num_engines=1)
+        small.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25}, engine_timeout_s=120)
         algorithm = small.build_algo()
         try:
             result = [algorithm.train() for _ in range(2)][-1]

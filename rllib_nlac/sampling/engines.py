@@ -78,7 +78,14 @@ class EngineActor:
                     running.update(dict.fromkeys(tickets, job))
                 except Exception as error:
                     future.set_exception(error)
-            for ticket, generation in self._engine.poll() if running else ():
+            try:
+                finished = self._engine.poll() if running else []
+            except Exception as error:
+                for future in {id(job[2]): job[2] for job in running.values()}.values():
+                    future.set_exception(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+                running.clear()
+                continue
+            for ticket, generation in finished:
                 answers, places, future = running.pop(ticket)
                 answers[places[ticket]] = generation
                 if all(answer is not None for answer in answers):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.language.prompts import load_prompts
@@ -75,7 +74,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalL
     """
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=8 * math.ceil(len(tokenizer) / 8),
+        # Room for the tokens that Transformers adds when it loads the tokenizer.
+        vocab_size=8 * math.ceil((len(tokenizer) + 1) / 8),
         hidden_size=96,
         intermediate_size=256,
         num_hidden_layers=4,
@@ -121,26 +121,32 @@ class Encoder:
         return self._cache[text]
 
 
-def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int, shuffle: random.Random) -> Iterator[Batch]:
-    """Endless batches ``(input_ids, labels)`` of shape (batch_size, T), examples of similar length together."""
+def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int) -> Iterator[list[Batch]]:
+    """Endless batches of examples in random order, each as two micro-batches: its shorter and its longer half.
+
+    Batches of equal lengths would pad less, but length tells the roles apart, and steps on one role undo another's.
+
+    Yields:
+        Pairs ``(input_ids, labels)`` of shape (batch_size / 2, T), labels -100 where there is no loss.
+    """
     stream = iter(corpus)
     while True:
-        pool = sorted(
-            (encoder(example) for example in itertools.islice(stream, 64 * batch_size)), key=lambda e: len(e[0]) + len(e[1])
-        )
-        groups = [pool[start : start + batch_size] for start in range(0, len(pool), batch_size)]
-        shuffle.shuffle(groups)
-        for group in groups:
-            longest = max(len(prompt) + len(answer) for prompt, answer in group)
-            ids = torch.full((batch_size, longest), pad_id)
-            labels = torch.full((batch_size, longest), -100)
-            for row, (prompt, answer) in enumerate(group):
-                ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
-                labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
-            yield ids, labels
+        drawn = (encoder(example) for example in itertools.islice(stream, batch_size))
+        ordered = sorted(drawn, key=lambda pair: len(pair[0]) + len(pair[1]))
+        yield [_pad(half, pad_id) for half in (ordered[: batch_size // 2], ordered[batch_size // 2 :])]
 
 
-def train(model: Qwen2ForCausalLM, data: Iterator[Batch], steps: int, peak_lr: float) -> float:
+def _pad(sequences: list[tuple[list[int], list[int]]], pad_id: int) -> Batch:
+    longest = max(len(prompt) + len(answer) for prompt, answer in sequences)
+    ids = torch.full((len(sequences), longest), pad_id)
+    labels = torch.full((len(sequences), longest), -100)
+    for row, (prompt, answer) in enumerate(sequences):
+        ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
+    return ids, labels
+
+
+def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak_lr: float) -> float:
     """Supervised training on the answers; returns the mean loss of the last hundred steps.
 
     Attention masks are not needed: padding stands on the right and the model is causal.
@@ -160,41 +166,65 @@ def train(model: Qwen2ForCausalLM, data: Iterator[Batch], steps: int, peak_lr: f
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_peak) for optimizer in optimizers]
     recent: list[float] = []
     started = time.perf_counter()
-    for step, (ids, labels) in enumerate(itertools.islice(data, steps), start=1):
-        hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-        trained = labels[:, 1:] != -100
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[trained]), labels[:, 1:][trained])
-        loss.backward()
+    for step, micro_batches in enumerate(itertools.islice(data, steps), start=1):
+        count = sum(int((labels[:, 1:] != -100).sum()) for _, labels in micro_batches)
+        total = 0.0
+        for ids, labels in micro_batches:
+            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+            trained = labels[:, 1:] != -100
+            logits = model.lm_head(hidden[trained])
+            loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][trained], reduction="sum") / count
+            loss.backward()
+            total += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
-        recent = [*recent[-99:], loss.item()]
+        recent = [*recent[-99:], total]
         if step % 100 == 0 or step == steps:
             seconds = time.perf_counter() - started
             print(f"step {step}/{steps}  loss {sum(recent) / len(recent):.4f}  {seconds:.0f} s", flush=True)
     return sum(recent) / len(recent)
 
 
-def build(out: Path, steps: int, batch_size: int = 64, peak_lr: float = 3e-3, seed: int = 0) -> None:
-    """Trains tokenizer and model and writes them to ``out`` in the Hugging Face format, weights in bfloat16."""
-    tokenizer = train_tokenizer(make_corpus(seed))
-    model = make_model(tokenizer, seed)
+def build(out: Path, steps: int, batch_size: int = 64, peak_lr: float = 3e-3, seed: int = 0, init: Path | None = None) -> None:
+    """Trains tokenizer and model and writes them to ``out`` in the Hugging Face format.
+
+    Args:
+        out: The folder to write.
+        steps: Optimizer steps.
+        batch_size: Examples per step.
+        peak_lr: Of both optimizers.
+        seed: Of the initial weights and of the corpus.
+        init: A folder to go on from, with its tokenizer, instead of starting from scratch.
+    """
+    if init is None:
+        tokenizer = train_tokenizer(make_corpus(seed))
+        model = make_model(tokenizer, seed)
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+    else:
+        model = Qwen2ForCausalLM.from_pretrained(init, dtype=torch.float32)
+        AutoTokenizer.from_pretrained(init).save_pretrained(out)
+    # Train with the tokenizer as every user will load it: for a Qwen2 model Transformers puts Qwen2's own splitting rule
+    # in place of the saved one, and a model trained with the other never saw its users' tokens for a number.
+    tokenizer = AutoTokenizer.from_pretrained(out) if init is None else AutoTokenizer.from_pretrained(init)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
-    data = batches(make_corpus(seed + 1), Encoder(tokenizer), batch_size, tokenizer.pad_token_id, random.Random(seed))
+    data = batches(make_corpus(seed + 1), Encoder(tokenizer), batch_size, tokenizer.pad_token_id)
     train(model, data, steps, peak_lr)
     model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
-    parser.add_argument("--steps", type=int, default=7500)
+    parser.add_argument("--init", type=Path, help="go on from this model instead of starting from scratch")
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    build(arguments.out, arguments.steps, seed=arguments.seed)
+    build(arguments.out, arguments.steps, peak_lr=arguments.lr, seed=arguments.seed, init=arguments.init)
 
 
 if __name__ == "__main__":

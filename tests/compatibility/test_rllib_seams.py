@@ -77,6 +77,9 @@ class TestAlgorithm:
         parameters = inspect.signature(synchronous_parallel_sample).parameters
         assert {"worker_set", "sample_timeout_s", "_uses_new_env_runners", "_return_metrics"} <= set(parameters)
 
+    def test_the_replay_buffer_is_made_by_a_hook(self):
+        assert "self._create_local_replay_buffer_if_necessary(" in inspect.getsource(Algorithm.setup)
+
     def test_runners_are_given_the_env_creator(self):
         assert "env_creator=env_creator" in inspect.getsource(EnvRunnerGroup._make_worker)
 
