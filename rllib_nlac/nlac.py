@@ -27,7 +27,7 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 from rllib_nlac.config import NLACConfig
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages
-from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, to_multi_agent_batch
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.metrics import TransitionWriter, log_replay, log_stages, log_sync, logprob_gap
@@ -108,7 +108,9 @@ class NLAC(Algorithm):
             return  # nothing parsed; the counts say what
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
             results = self.learner_group.update(
-                batch=to_multi_agent_batch(sequences, env_steps=len(sample.transitions)),
+                batch=to_multi_agent_batch(
+                    shard_evenly(sequences, max(self.config.num_learners, 1)), env_steps=len(sample.transitions)
+                ),
                 timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._env_steps_sampled()},
             )
         losses = self._take_losses(results, len(sample.transitions))
@@ -167,7 +169,8 @@ class NLAC(Algorithm):
         for result in results:
             for table in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek():
                 for item, role, loss in np.asarray(table):
-                    losses[int(role)][int(item)] = loss
+                    if item >= 0:
+                        losses[int(role)][int(item)] = loss
         return losses
 
     @override(Algorithm)

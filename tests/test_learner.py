@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches, to_multi_agent_batch
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES, NLACLearner
 from rllib_nlac.learner.losses import answer_logprobs, priorities, refinement_loss, successor_loss
 from rllib_nlac.learner.rl_module import trainable_state
@@ -81,6 +81,19 @@ def test_batch_columns():
     rows = to_multi_agent_batch(SEQUENCES, env_steps=3)[DEFAULT_MODULE_ID]
     assert rows["ids"].shape == (4, 9) and rows["ids"][0].tolist() == [3, 10, 11, 12, 20, 21, 1, 0, 0]
     assert rows["prompt_length"].tolist() == [4, 2, 7, 3] and rows["length"].tolist() == [7, 7, 9, 5]
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3])
+def test_each_learner_gets_equally_many_of_every_step(learners):
+    sequences = [TrainingSequence((1,) * (i + 1), (2,), CRITIC, i, i % 2, 1.0 + i) for i in range(7)]
+    even = shard_evenly(sequences, learners)
+    size = len(even) // learners
+    shares = [even[i * size : (i + 1) * size] for i in range(learners)]
+    assert len(even) % learners == 0
+    for step in (0, 1):
+        assert len({sum(s.minibatch == step for s in share) for share in shares}) == 1
+    assert sorted(s.item for s in even if s.item >= 0) == list(range(7))
+    assert sum(s.weight for s in even) == sum(s.weight for s in sequences)
 
 
 class TestTarget:

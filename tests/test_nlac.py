@@ -11,6 +11,9 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.learner.batch import TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
 
@@ -144,6 +147,26 @@ def test_state_pickles(algorithm):
 
 
 class TestRemote:
+    @pytest.mark.parametrize("stage", [0, 3])
+    def test_two_learners_give_the_update_of_one(self, small, ray_session, stage):
+        sequences = [
+            TrainingSequence((3, *range(10, 12 + i)), (20, 21 + i, 1), i % 2, i, i // 5, 0.1 * (i + 1)) for i in range(9)
+        ]
+        updated = []
+        for learners in (0, 2):
+            config = small.copy(copy_frozen=False).learners(num_learners=learners)
+            config.deepspeed(zero_stage=stage, max_tokens_per_micro_batch=16)
+            spec = config.get_multi_rl_module_spec(spaces={"default_policy": (TextSpace(), TextSpace())})
+            group = config.build_learner_group(rl_module_spec=spec)
+            before = export_weights(group)[Weights.POLICY]
+            batch = to_multi_agent_batch(shard_evenly(sequences, max(learners, 1)), env_steps=9)
+            group.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0})
+            updated.append(export_weights(group)[Weights.POLICY])
+            group.shutdown()
+        difference = sum(((updated[0][name] - updated[1][name]) ** 2).sum() for name in before)
+        step = sum(((updated[0][name] - before[name]) ** 2).sum() for name in before)
+        assert float(step) > 0 and float((difference / step) ** 0.5) < 1e-2
+
     def test_remote_runners_and_engines(self, small, ray_session):
         small.env_runners(num_env_runners=2)
         small.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25}, engine_timeout_s=120)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -54,6 +54,25 @@ def to_multi_agent_batch(sequences: Sequence[TrainingSequence], env_steps: int) 
         "weight": np.array([s.weight for s in sequences], np.float32),
     }
     return MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(columns)}, env_steps=env_steps)
+
+
+def shard_evenly(sequences: Sequence[TrainingSequence], num_learners: int) -> list[TrainingSequence]:
+    """Orders and fills up sequences so that each learner's share holds equally many of every gradient step.
+
+    RLlib cuts a batch into contiguous shares. Learners that disagreed about the number of steps would wait for each other
+    for ever, so missing sequences are filled up by copies of weight 0, with ``item`` -1.
+    """
+    steps: dict[int, list[TrainingSequence]] = {}
+    for sequence in sequences:
+        steps.setdefault(sequence.minibatch, []).append(sequence)
+    shares: list[list[TrainingSequence]] = [[] for _ in range(num_learners)]
+    for members in steps.values():
+        ordered = sorted(members, key=lambda s: len(s.prompt_ids) + len(s.answer_ids))
+        idle = replace(ordered[0], item=-1, weight=0.0)
+        ordered += [idle] * (-len(ordered) % num_learners)
+        for learner, share in enumerate(shares):
+            share += ordered[learner::num_learners]
+    return [sequence for share in shares for sequence in share]
 
 
 def micro_batches(lengths: torch.Tensor, rows: torch.Tensor, max_tokens: int) -> Iterator[torch.Tensor]:

@@ -70,6 +70,14 @@ class DeepSpeedTrainer:
         norm = own if norm is None else norm
         return float("nan") if norm is None else float(norm)
 
+    def most_of_any_learner(self, count: int) -> int:
+        """The largest ``count`` over all learners."""
+        if self.world_size == 1:
+            return count
+        largest = torch.tensor(count, device=next(self.engine.module.parameters()).device)
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return int(largest)
+
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Within it, every parameter is whole on this learner, also where ZeRO 3 shards them."""

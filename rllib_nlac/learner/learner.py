@@ -64,8 +64,12 @@ class NLACLearner(TorchLearner):
     def _gradient_step(self, rows: dict[str, torch.Tensor], members: torch.Tensor, norms: list[float]) -> torch.Tensor:
         """One optimizer step on the given rows, in micro-batches; returns each row's loss, 0 for all others."""
         losses = torch.zeros(len(rows["length"]))
-        for group in micro_batches(rows["length"], members, self.config.max_tokens_per_micro_batch):
+        groups = list(micro_batches(rows["length"], members, self.config.max_tokens_per_micro_batch))
+        missing = self.trainer.most_of_any_learner(len(groups)) - len(groups)
+        for number, group in enumerate([*groups, *[groups[-1][:1]] * missing]):
             micro_batch = {name: column[group] for name, column in rows.items()}
+            if number >= len(groups):  # ZeRO 3 gathers in every forward pass, so all learners make equally many
+                micro_batch["weight"] = torch.zeros_like(micro_batch["weight"])
             fwd_out = {SEQUENCE_LOSSES: self._sequence_losses(micro_batch)}
             loss = self.compute_loss_for_module(
                 module_id=DEFAULT_MODULE_ID, config=self.config, batch=micro_batch, fwd_out=fwd_out
@@ -129,7 +133,8 @@ class NLACLearner(TorchLearner):
         return self.module[DEFAULT_MODULE_ID].lm
 
     def _log(self, rows: dict[str, torch.Tensor], losses: torch.Tensor, norms: list[float], seconds: float) -> None:
-        role, item = rows["role"].cpu(), rows["item"].cpu()
+        real = rows["item"].cpu() >= 0
+        role, item, losses = rows["role"].cpu()[real], rows["item"].cpu()[real], losses[real]
         table = np.stack([item.numpy(), role.numpy(), losses.numpy()], axis=1)
         # A series, which RLlib concatenates over learners; the algorithm takes it out of the results again.
         self.metrics.log_value((DEFAULT_MODULE_ID, SEQUENCE_LOSSES), table, reduce="item_series")

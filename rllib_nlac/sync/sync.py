@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from rllib_nlac.sampling.engine import Engine, EngineError, checksum
@@ -55,5 +54,10 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
     """θ and θ̄ from the first learner; every learner takes part, because ZeRO 3 gathers shards from all of them."""
     if learner_group.is_local:
         return learner_group._learner.export_weights()
-    references = learner_group.foreach_learner(lambda learner: ray.put(learner.export_weights()))
-    return ray.get(next(iter(references)).get())
+    states = [result.get() for result in learner_group.foreach_learner(_export_from_first)]
+    return next(state for state in states if state is not None)
+
+
+def _export_from_first(learner: Any) -> dict[Weights, dict[str, Any]] | None:
+    state = learner.export_weights()
+    return state if learner._learner_index == 0 else None
