@@ -135,6 +135,8 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
         analysis = tune.run(
             experiment.run, name=experiment.name, config=experiment.config, stop=experiment.stop or None,
             checkpoint_config=checkpoint_config(experiment), callbacks=[ProgressLines(console, experiment.stop)],
+            # What the algorithm itself writes, such as one transition an iteration, follows the results.
+            sync_config=tune.SyncConfig(sync_artifacts=True),
             verbose=0, raise_on_failed_trial=False, resume="AUTO" if resume else None, **options,
         )  # fmt: skip
     finally:
@@ -146,13 +148,15 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
             error = trial.get_error()
             console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False)
         where = Path(trial.path)
-        console.print(f"\nResults:     {where}")
-        console.print(
-            f"Curves:      tensorboard --logdir {where.parent}   (also one transition per iteration, in words: tab Text)"
-        )
+        lines = [
+            f"\nResults:     {where}",
+            f"Curves:      tensorboard --logdir {where.parent}",
+            "             (under Text: one transition per iteration, in words)",
+        ]
         if trial.checkpoint:
-            console.print(f"Checkpoint:  {trial.checkpoint.path}")
-            console.print(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
+            lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
+        for line in lines:
+            console.print(line, soft_wrap=True, highlight=False)
     return ended_well
 
 

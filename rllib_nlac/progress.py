@@ -12,16 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 COLUMNS = {
-    "iteration": 9,
-    "episodes": 9,
-    "success": 8,
-    "evaluated": 9,
-    "return": 8,
+    "iter": 4,
+    "episodes": 8,
+    "success": 7,
+    "eval": 5,
+    "return": 7,
     "L1 critic": 9,
     "L2 policy": 9,
-    "tokens/s": 9,
-    "seconds": 8,
-    "left": 8,
+    "tokens/s": 8,
+    "seconds": 7,
+    "left": 6,
 }
 
 
@@ -42,7 +42,7 @@ class ProgressLines(Callback):
         self._started: dict[str, tuple[float, float]] = {}
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._console.print(f"[bold]{trial}[/bold] starts the model and its engine (half a minute on a laptop) ...")
+        self._console.print(f"[bold]{trial}[/bold] starts (half a minute on a laptop) ...", soft_wrap=True)
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         if self._lines % self._every == 0:
@@ -89,10 +89,10 @@ def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
     env = result.get("env_runners") or {}
     learner = (result.get("learners") or {}).get("default_policy") or {}
     return {
-        "iteration": result.get("training_iteration"),
+        "iter": result.get("training_iteration"),
         "episodes": env.get("num_episodes_lifetime"),
         "success": env.get("success_rate"),
-        "evaluated": evaluated(result),
+        "eval": evaluated(result),
         "return": env.get("episode_return_mean"),
         "L1 critic": learner.get("critic_loss", learner.get("vf_loss")),
         "L2 policy": learner.get("policy_loss"),
