@@ -153,7 +153,8 @@ held-out examples of another seed.
 5,000 steps of `python -m rllib_nlac.tiny.build` (19 minutes on two busy cores) with a tokenizer that kept the space before a
 number, and then, because Transformers splits numbers otherwise when it loads a Qwen2 tokenizer, 700 steps more with the
 tokenizer as it is loaded: `--init FOLDER --steps 700 --lr 0.0015 --seed 76` (2 minutes). The script trains with the loaded
-tokenizer from the start now; a model that it built in one go has not been measured yet.
+tokenizer from the start now. Built in one go with `--steps 2400` (428 s) a model wins .178 by its policy and .920 by its
+suggestions, with backup .902 and refine .986 exact; the default of 5,000 steps in one go has not been measured.
 """
 
 
