@@ -64,16 +64,6 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One environment step of a text episode, as the EnvRunner keeps it."""
-
-    action: str
-    generation: Generation
-    observation: str
-    reward: float
-
-
-@dataclass(frozen=True)
 class Transition:
     """(s, a, r, s', ended) with s the whole dialogue before the action.
 

@@ -1,4 +1,4 @@
-"""DeepSpeed behind four methods. Every private seam of DeepSpeed is in this file; ``tests/compatibility`` pins each."""
+"""DeepSpeed behind a handful of methods. Every private seam of DeepSpeed is in this file; ``tests/compatibility`` pins each."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak
     """
     inside = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
-    # Muon for the matrices takes about half as many steps as AdamW alone.
+    # Muon for the matrices took clearly fewer steps than AdamW alone (single runs).
     optimizers = [
         torch.optim.Muon(inside, lr=peak_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=peak_lr, betas=(0.9, 0.98), weight_decay=0.01),
