@@ -37,7 +37,7 @@ def log_stages(
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)
-    for name in ("prompt_too_long", "targets_cached"):
+    for name in ("prompt_too_long", "targets_cached", "reasoning_rewritten", "reasoning_emptied"):
         metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
     metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")

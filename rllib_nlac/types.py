@@ -33,6 +33,7 @@ class Request:
         temperature: 0 is greedy.
         top_p: Nucleus sampling mass.
         seed: Makes this request's sampling reproducible; None leaves it to the engine.
+        messages: The same prompt as messages, for an engine behind an endpoint that takes no token ids.
     """
 
     prompt_ids: tuple[int, ...]
@@ -40,6 +41,7 @@ class Request:
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Transition:
         truncated: A limit ended the episode here.
         episode_success: Whether the episode ended in success; for diagnostics and baselines, never in a prompt.
         returns_to_go: Undiscounted sum of rewards from this step to the end; likewise.
+        following: The next steps of the same episode, as many as an n-step backup rests on: at most n - 1.
     """
 
     id: int
@@ -92,6 +95,7 @@ class Transition:
     truncated: bool
     episode_success: bool
     returns_to_go: float
+    following: tuple[Transition, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -140,7 +144,8 @@ class BellmanTarget:
 
     Attributes:
         transition: The transition backed up.
-        generation: The target's ids; None where it did not parse, and the transition's L1 is dropped.
+        generation: The target's ids; None where it did not parse, and the transition's L1 is dropped. Of a thinking
+            model these are the ids of its corrected reasoning and the description, which no engine sampled as they stand.
         future: The parsed target, None likewise.
         next_action: a', None after an end.
         next_future: d', None after an end or where it did not parse.
@@ -167,7 +172,10 @@ class Refinement:
         reason: Why L2 is trained or dropped, one of ``Refinement.REASONS``.
     """
 
-    REASONS = ("refined", "kept", "yes_success", "yes_skipped", "unparsed_future", "unparsed_critique", "unparsed_action")
+    REASONS = (
+        "refined", "kept", "yes_success", "yes_skipped", "not_refined",
+        "unparsed_future", "unparsed_critique", "unparsed_action",
+    )  # fmt: skip
 
     transition: Transition
     futures: tuple[Future, ...]

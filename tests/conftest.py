@@ -72,7 +72,7 @@ class Borrowed:
 @pytest.fixture()
 def lent_engine(engine, monkeypatch) -> None:
     """Algorithms built in a test take the session's engine instead of starting their own."""
-    monkeypatch.setattr("rllib_nlac.nlac.make_engine", lambda config, chat: Borrowed(engine))
+    monkeypatch.setattr("rllib_nlac.algorithm.make_engine", lambda config, chat: Borrowed(engine))
 
 
 @pytest.fixture()
@@ -81,7 +81,8 @@ def config() -> NLACConfig:
     return (
         NLACConfig()
         .environment("TwentyQuestions", env_config=dict(WORLD))
-        .language(language_model="tiny", prompts="compact", max_action_tokens=12, max_future_tokens=24, max_critique_tokens=32)
+        .language(language_model="tiny", prompts="compact", max_action_tokens=12)
+        .roles(max_future_tokens=24, max_critique_tokens=32)
         .training(lr=1e-3)
         .debugging(seed=0)
     )

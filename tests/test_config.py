@@ -20,7 +20,7 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
     ("key", "value", "complaint"),
     [
         ("num_futures", 0, "num_futures is 0 and must be at least 1"),
-        ("num_refinements", 0, "must be at least 1"),
+        ("num_refinements", -1, "must not be negative"),
         ("episodes_per_iteration", 0, "must be at least 1"),
         ("tau", 1.5, "between 0"),
         ("zero_stage", 4, "0, 1, 2 or 3"),

@@ -129,7 +129,8 @@ def test_the_readmes_environment_is_short_and_trains(ray_session, lent_engine):
     assert len([line for line in body.splitlines() if line.strip()]) <= 25
     namespace: dict = {"__name__": "my_game"}
     exec(compile(code, "my_game.py", "exec"), namespace)
-    config = namespace["config"].language(prompts="compact", max_action_tokens=4, max_future_tokens=24, max_critique_tokens=32)
+    config = namespace["config"].language(prompts="compact", max_action_tokens=4)
+    config.roles(max_future_tokens=24, max_critique_tokens=32)
     config.training(episodes_per_iteration=8, train_batch_size_per_learner=16, minibatch_size=16)
     config.num_envs_per_env_runner = 8
     algorithm = config.build_algo()

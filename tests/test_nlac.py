@@ -12,7 +12,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.learner.batch import TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
@@ -112,7 +112,7 @@ def test_the_policys_training_prompt_is_the_one_that_the_engine_saw(algorithm):
     buffer = algorithm.local_replay_buffer
     sample = buffer.sample_transitions(20, beta=0.0)
     targets, refinements, _ = algorithm.stages.run(sample.transitions)
-    sequences = algorithm.training_sequences(sample, targets, refinements)
+    sequences = algorithm.sequences_of(sample, targets, refinements)
     for sequence in sequences:
         t = sample.transitions[sequence.item]
         prompt = t.state if sequence.role else algorithm.stages.prompts_for(t.env).predict_messages(t.state, t.action)
@@ -122,6 +122,18 @@ def test_the_policys_training_prompt_is_the_one_that_the_engine_saw(algorithm):
         assert sum(weights) == pytest.approx(
             float(np.mean([sample.weights[s.item] for s in sequences if s.role == role])), rel=1e-5
         )
+
+
+def test_coefficients_scale_a_loss_and_0_switches_it_off(algorithm):
+    algorithm.train()
+    sample = algorithm.local_replay_buffer.sample_transitions(20, beta=0.0)
+    targets, refinements, _ = algorithm.stages.run(sample.transitions)
+    plain = {(s.role, s.item): s.weight for s in algorithm.sequences_of(sample, targets, refinements)}
+    algorithm.config._is_frozen = False
+    algorithm.config.training(critic_loss_coeff=0.0, policy_loss_coeff=3.0)
+    scaled = {(s.role, s.item): s.weight for s in algorithm.sequences_of(sample, targets, refinements)}
+    assert scaled == pytest.approx({key: 3 * weight for key, weight in plain.items() if key[0] == POLICY})
+    assert {role for role, _ in plain} == {CRITIC, POLICY}
 
 
 @pytest.mark.parametrize("broken", ["", "Optimal: hm"])
@@ -155,7 +167,7 @@ class TestRemote:
         updated = []
         for learners in (0, 2):
             config = small.copy(copy_frozen=False).learners(num_learners=learners)
-            config.deepspeed(zero_stage=stage, max_tokens_per_micro_batch=16)
+            config.language(max_tokens_per_micro_batch=16).deepspeed(zero_stage=stage)
             spec = config.get_multi_rl_module_spec(spaces={"default_policy": (TextSpace(), TextSpace())})
             group = config.build_learner_group(rl_module_spec=spec)
             before = export_weights(group)[Weights.POLICY]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ _REQUIRED = {
     "backup_end": {"observation", "reward"},
     "evaluate": {"futures"},
     "refine": {"critique"},
+    "rethink": {"reasoning", "final"},
+    "rethink_action": {"reasoning"},
 }
 
 
@@ -40,6 +42,8 @@ class PromptSet:
         evaluate: Asks for ``Optimal:``, ``Reason:``, ``Fix:``.
         refine: Asks for the action again.
         system: Replaces the environment's system prompt where it is not None; "" drops it.
+        rethink: Asks a thinking model for the reasoning behind a future again, without hindsight.
+        rethink_action: Asks it for the reasoning behind a turn again, without the critique.
         react: Added to the system prompt where turns have a thought and an action (``action_format: react``).
     """
 
@@ -51,6 +55,19 @@ class PromptSet:
     evaluate: str
     refine: str
     system: str | None = None
+    rethink: str = (
+        "[The task is paused. You are now its critic.]\n"
+        "Somebody who already knew the reply to the last action above wrote this reasoning:\n{reasoning}\n\n"
+        "and then this prediction:\n{final}\n\n"
+        "Write the reasoning again as it could have been written before the reply was known: speak of what may happen, as "
+        "in 'if the user answers yes, ...', and never quote the reply. Write only the reasoning."
+    )
+    rethink_action: str = (
+        "[The task is paused.]\n"
+        "Behind your last turn above is this reasoning, which had a critic's advice in view:\n{reasoning}\n\n"
+        "Write the reasoning again from the dialogue alone, so that it leads to the same turn and never speaks of a critic, "
+        "of advice or of an earlier attempt. Write only the reasoning."
+    )
     react: str = "Answer with a line 'Thought: ...' and then a line 'Action: ...'. Only the action reaches the environment."
 
     def __post_init__(self) -> None:
@@ -93,6 +110,14 @@ class PromptSet:
         """Prompt of π_r(a | s, a, Q_L)."""
         return self._ask(state, action, self.refine.format(critique=critique))
 
+    def rethink_messages(self, state: Sequence[Message], action: str, reasoning: str, final: str) -> tuple[Message, ...]:
+        """Prompt for the corrected reasoning of a future."""
+        return self._ask(state, action, self.rethink.format(reasoning=reasoning, final=final))
+
+    def rethink_action_messages(self, state: Sequence[Message], action: str, reasoning: str) -> tuple[Message, ...]:
+        """Prompt for the corrected reasoning of a refined turn."""
+        return self._ask(state, action, self.rethink_action.format(reasoning=reasoning))
+
     @staticmethod
     def _ask(state: Sequence[Message], action: str, instruction: str) -> tuple[Message, ...]:
         return (*state, Message("assistant", action), Message("user", instruction))
@@ -114,7 +139,7 @@ def load_prompts(source: str | dict[str, Any], env: str | None = None) -> Prompt
     for key in [*data, *(key for override in overrides.values() for key in override)]:
         if key not in known:
             raise ValueError(f"prompt set {data.get('name', source)!r}: unknown key {key!r}; known are {sorted(known)}")
-    missing = known - {"system", "react"} - set(data)
+    missing = known - {field.name for field in fields(PromptSet) if field.default is not MISSING} - set(data)
     if missing:
         raise ValueError(f"prompt set {data.get('name', source)!r} lacks {sorted(missing)}")
     return replace(PromptSet(**data), **overrides.get(env, {}))

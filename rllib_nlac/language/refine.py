@@ -32,6 +32,7 @@ def decide(
     critique: Critique | None,
     refined: tuple[Generation, str] | None,
     train_on_yes: str,
+    asked: bool = True,
 ) -> Refinement:
     """What the policy learns from one transition, if anything.
 
@@ -41,6 +42,7 @@ def decide(
         critique: The first round's critique.
         refined: The last round's action, where there is one.
         train_on_yes: "success", "always" or "never"; see ``StageSettings``.
+        asked: Whether a refinement was asked for at all.
     """
 
     def outcome(reason: str, generation: Generation | None, action: str | None) -> Refinement:
@@ -55,6 +57,6 @@ def decide(
         train = train_on_yes == "always" or (train_on_yes == "success" and predicts_success(futures))
         return outcome("yes_success" if train else "yes_skipped", transition.generation if train else None, transition.action)
     if refined is None:
-        return outcome("unparsed_action", None, None)
+        return outcome("unparsed_action" if asked else "not_refined", None, None)
     generation, action = refined
     return outcome("kept" if action.strip() == transition.action.strip() else "refined", generation, action)

@@ -26,8 +26,9 @@ class StageSettings:
         backup: Sampling of y.
         critique: Sampling of the critique.
         refine: Sampling of a_r.
+        reasoning: Sampling of a rewritten reasoning; None trains on reasoning as it was sampled.
         num_futures: k, futures per critique.
-        num_refinements: m, rounds of critique and refinement.
+        num_refinements: m, rounds of critique and refinement; 0 asks for a critique and never for a refinement.
         action_format: "plain" or "react".
         judge: Which weights criticise and refine. The target's drift more slowly than the policy's, and let all three
             waves run with two swaps of weights.
@@ -41,6 +42,7 @@ class StageSettings:
     backup: Sampling
     critique: Sampling
     refine: Sampling
+    reasoning: Sampling | None = None
     num_futures: int = 1
     num_refinements: int = 1
     action_format: str = "plain"

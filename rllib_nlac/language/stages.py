@@ -1,30 +1,46 @@
-"""Stages 4 to 6 for a batch of transitions, in three dependent waves of generation, each one full engine call:
+"""Stages 4 to 6 for a batch of transitions, in dependent waves of generation, each one full engine call:
 
     1  a' ~ π_θ(.|s')          d_1..d_k ~ M_θ(.|s, a)
     2  d' ~ M_θ̄(.|s', a')      critique ~ E(s, a, d_1..d_k)
     3  y ~ B_θ̄(s', r, d')      a_r ~ π_r(.|s, a, critique)
 
-A further round of refinement (m > 1) adds three calls that judge the refined action again.
+The two columns are two generators, ``backup_stage`` and ``improvement_stage``: each is read from top to bottom and yields
+what it asks of the model, and ``LanguageStages.drive`` answers what several of them ask at the same time in one call.
+A further round of refinement (m > 1) or a longer backup (n > 1) just yields more often.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
-from rllib_nlac.language import backup, critique, refine
+from rllib_nlac.language import backup, critique, reasoning, refine
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.engine import Engine
-from rllib_nlac.types import BellmanTarget, Generation, Message, Refinement, Request, Transition, Weights
+from rllib_nlac.types import BellmanTarget, Future, Generation, Message, Refinement, Request, Transition, Weights
 
 Answer = tuple[Generation, str]
 Prompt = tuple[Message, ...] | None
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one stage asks of the model in one wave; a prompt that is None is not asked, and its answer is None."""
+
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    weights: Weights
+
+
+Stage = Generator[Ask, list[Answer | None], Result]
 
 
 @dataclass
@@ -42,6 +58,126 @@ class StageReport:
     tokens: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     calls: int = 0
+
+
+def backup_stage(
+    transitions: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, chat: Chat, report: StageReport
+) -> Stage[list[BellmanTarget]]:
+    """y of every transition. With n steps, y of the last of them first, and each earlier one rests on the next one's."""
+    chains = [(t, *t.following) for t in transitions]
+    ends = [chain[-1] for chain in chains]
+    answers = yield Ask([backup.next_action_prompt(t) for t in ends], settings.action, Weights.POLICY)
+    next_actions = [answer[1] if answer else None for answer in answers]
+    answers = yield Ask(
+        [backup.next_future_prompt(p, t, a) for p, t, a in zip(prompts, ends, next_actions, strict=True)],
+        settings.future, Weights.TARGET,
+    )  # fmt: skip
+    next_futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
+
+    later: list[Future | None] = list(next_futures)
+    targets: list[BellmanTarget] = [backup.read_target(t, None, None, None) for t in transitions]
+    for depth in range(max(map(len, chains), default=0)):
+        due = [i for i, chain in enumerate(chains) if len(chain) > depth]
+        steps = [chains[i][-1 - depth] for i in due]
+        answers = yield Ask(
+            [backup.target_prompt(prompts[i], step, later[i]) for i, step in zip(due, steps, strict=True)],
+            settings.backup, Weights.TARGET,
+        )  # fmt: skip
+        for i, step, answer in zip(due, steps, answers, strict=True):
+            targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i])
+            later[i] = targets[i].future
+    if settings.reasoning is not None:
+        thoughts = [reasoning.target_thought(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
+        generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
+        targets = [replace(t, generation=g or t.generation) for t, g in zip(targets, generations, strict=True)]
+    report.counts["unparsed_target"] += sum(target.generation is None for target in targets)
+    return targets
+
+
+def improvement_stage(
+    transitions: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, chat: Chat, report: StageReport,
+    rng: np.random.Generator, futures: Sequence[tuple[Future, ...]] | None = None,
+) -> Stage[list[Refinement]]:  # fmt: skip
+    """Critique and refinement of every transition's action, m rounds.
+
+    Args:
+        transitions: The batch.
+        prompts: The prompt set of each transition.
+        settings: Sampling and decisions.
+        chat: For the correction of reasoning.
+        report: Counts what is lost.
+        rng: For the ablation that permutes futures.
+        futures: What the first round's evaluator sees, where it is not the successor model's to say.
+    """
+    k, rounds = settings.num_futures, settings.num_refinements
+    count = len(transitions)
+    actions: list[str | None] = [t.action for t in transitions]
+    refined: list[Answer | None] = [None] * count
+    seen_first: list[tuple[Future, ...]] = []
+    critiques_first: list[Any] = []
+    for number in range(max(rounds, 1)):
+        if number == 0 and futures is not None:
+            parsed = list(futures)
+        else:
+            answers = yield Ask(
+                [critique.future_prompt(p, t.state, a) if a is not None else None
+                 for p, t, a in zip(prompts, transitions, actions, strict=True) for _ in range(k)],
+                settings.future, Weights.POLICY,
+            )  # fmt: skip
+            parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(count)]
+            report.counts["unparsed_future"] += k * sum(a is not None for a in actions) - sum(map(len, parsed))
+        seen = critique.evaluator_input(parsed, settings.critic_input, rng)
+        answers = yield Ask(
+            [critique.evaluate_prompt(p, t.state, a, d) if a is not None else None
+             for p, t, a, d in zip(prompts, transitions, actions, seen, strict=True)],
+            settings.critique, settings.judge,
+        )  # fmt: skip
+        critiques = [critique.read_critique(answer) for answer in answers]
+        if number == 0:
+            seen_first, critiques_first = seen, critiques
+        if rounds == 0:
+            break
+        answers = yield Ask(
+            [refine.refine_prompt(p, t.state, a, c) if a is not None else None
+             for p, t, a, c in zip(prompts, transitions, actions, critiques, strict=True)],
+            settings.refine, settings.judge,
+        )  # fmt: skip
+        # Where a later round has nothing better to offer, the former round's action stands.
+        refined = [refine.read_action(a, settings.action_format) or old for a, old in zip(answers, refined, strict=True)]
+        actions = [answer[1] if answer else None for answer in refined]
+    if settings.reasoning is not None:
+        thoughts = [
+            reasoning.action_thought(p, t.state, answer, c, chat)
+            for p, t, answer, c in zip(prompts, transitions, refined, critiques_first, strict=True)
+        ]
+        generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
+        refined = [
+            (g, chat.decode(g.token_ids)) if g is not None else answer for g, answer in zip(generations, refined, strict=True)
+        ]
+    refinements = [
+        refine.decide(t, d, c, a, settings.train_on_yes, asked=rounds > 0)
+        for t, d, c, a in zip(transitions, seen_first, critiques_first, refined, strict=True)
+    ]
+    report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
+    return refinements
+
+
+def _corrected(
+    thoughts: Sequence[reasoning.Thought | None], sampling: Sampling, chat: Chat, report: StageReport
+) -> Stage[list[Generation | None]]:
+    """The ids with each thought rewritten, or left empty where the rewriting still leaks; None where there is no thought."""
+    if not any(thoughts):
+        return [None] * len(thoughts)
+    answers = yield Ask([t.prompt if t else None for t in thoughts], sampling, Weights.TARGET)
+    generations: list[Generation | None] = []
+    for thought, answer in zip(thoughts, answers, strict=True):
+        if thought is None:
+            generations.append(None)
+            continue
+        rewritten = reasoning.accepted(thought, answer, chat)
+        report.counts["reasoning_rewritten" if rewritten else "reasoning_emptied"] += 1
+        generations.append(reasoning.with_reasoning(thought, rewritten, chat))
+    return generations
 
 
 class LanguageStages:
@@ -75,100 +211,69 @@ class LanguageStages:
             transitions: The batch; a transition may occur more than once.
             target_version: Version of θ̄. Targets are cached by transition until it changes.
         """
-        report, settings = StageReport(), self.settings
-        prompts = [self.prompts_for(transition.env) for transition in transitions]
-        if target_version != self._targets_version:
-            self._targets, self._targets_version = {}, target_version
-        stale = list({t.id: i for i, t in enumerate(transitions) if t.id not in self._targets}.values())
-        backed = [transitions[i] for i in stale]
+        report = StageReport()
+        stale = self._without_target(transitions, target_version, report)
+        new, refinements = self.drive(report, self.backup(stale, report), self.improvement(transitions, report))
+        return self._with_cached(transitions, new), refinements, report
+
+    def backup(self, transitions: Sequence[Transition], report: StageReport) -> Stage[list[BellmanTarget]]:
+        """``backup_stage`` with these settings."""
+        return backup_stage(transitions, self._prompts(transitions), self.settings, self.chat, report)
+
+    def improvement(
+        self, transitions: Sequence[Transition], report: StageReport, futures: Sequence[tuple[Future, ...]] | None = None
+    ) -> Stage[list[Refinement]]:
+        """``improvement_stage`` with these settings."""
+        prompts = self._prompts(transitions)
+        return improvement_stage(transitions, prompts, self.settings, self.chat, report, self.rng, futures)
+
+    def drive(self, report: StageReport, *stages: Stage) -> list[Any]:
+        """Runs stages side by side to their ends: what they ask in the same wave goes to the engine together."""
+        results: list[Any] = [None] * len(stages)
+        asked: dict[int, Ask] = {}
+
+        def advance(place: int, answers: list[Answer | None] | None) -> None:
+            try:
+                asked[place] = stages[place].send(answers)  # type: ignore[arg-type]
+            except StopIteration as end:
+                results[place] = end.value
+                asked.pop(place, None)
+
+        for place in range(len(stages)):
+            advance(place, None)
+        while asked:
+            places = list(asked)
+            for place, answers in zip(places, self._wave(report, [asked[p] for p in places]), strict=True):
+                advance(place, answers)
+        return results
+
+    def _prompts(self, transitions: Sequence[Transition]) -> list[PromptSet]:
+        return [self.prompts_for(transition.env) for transition in transitions]
+
+    def _without_target(self, transitions: Sequence[Transition], version: int, report: StageReport) -> list[Transition]:
+        if version != self._targets_version:
+            self._targets, self._targets_version = {}, version
+        stale = list({t.id: t for t in transitions if t.id not in self._targets}.values())
         report.counts["targets_cached"] += len(transitions) - len(stale)
+        return stale
 
-        # Wave 1, all under θ.
-        k = settings.num_futures
-        next_actions, futures = self._wave(
-            "actions_and_futures", report,
-            ([backup.next_action_prompt(t) for t in backed], settings.action, Weights.POLICY),
-            ([critique.future_prompt(p, t.state, t.action) for p, t in zip(prompts, transitions) for _ in range(k)],
-             settings.future, Weights.POLICY),
-        )  # fmt: skip
-        parsed = [critique.read_futures(futures[i * k : (i + 1) * k]) for i in range(len(transitions))]
-        report.counts["unparsed_future"] += k * len(transitions) - sum(map(len, parsed))
-        seen = critique.evaluator_input(parsed, settings.critic_input, self.rng)
-
-        # Wave 2.
-        a_next = [answer[1] if answer else None for answer in next_actions]
-        next_futures, judged = self._wave(
-            "next_futures_and_critiques", report,
-            ([backup.next_future_prompt(prompts[i], t, a) for i, t, a in zip(stale, backed, a_next)],
-             settings.future, Weights.TARGET),
-            ([critique.evaluate_prompt(p, t.state, t.action, d) for p, t, d in zip(prompts, transitions, seen)],
-             settings.critique, settings.judge),
-        )  # fmt: skip
-        d_next = [next(iter(critique.read_futures([answer])), None) for answer in next_futures]
-        critiques = [critique.read_critique(answer) for answer in judged]
-
-        # Wave 3.
-        targets, rewritten = self._wave(
-            "targets_and_refinements", report,
-            ([backup.target_prompt(prompts[i], t, d) for i, t, d in zip(stale, backed, d_next)],
-             settings.backup, Weights.TARGET),
-            ([refine.refine_prompt(p, t.state, t.action, c) for p, t, c in zip(prompts, transitions, critiques)],
-             settings.refine, settings.judge),
-        )  # fmt: skip
-        for t, answer, a, d in zip(backed, targets, a_next, d_next, strict=True):
-            self._targets[t.id] = backup.read_target(t, answer, a, d)
-            report.counts["unparsed_target"] += self._targets[t.id].generation is None
-        refined = [refine.read_action(answer, settings.action_format) for answer in rewritten]
-        for round_number in range(1, settings.num_refinements):
-            refined = self._refine_again(round_number, report, prompts, transitions, refined)
-        refinements = [
-            refine.decide(t, d, c, a, settings.train_on_yes)
-            for t, d, c, a in zip(transitions, seen, critiques, refined, strict=True)
-        ]
-        report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
+    def _with_cached(self, transitions: Sequence[Transition], new: Sequence[BellmanTarget]) -> list[BellmanTarget]:
+        self._targets.update({target.transition.id: target for target in new})
         # A cached target belongs to the same transition, though perhaps to another draw of it.
-        return [replace(self._targets[t.id], transition=t) for t in transitions], refinements, report
+        return [replace(self._targets[t.id], transition=t) for t in transitions]
 
-    def _refine_again(
-        self, number: int, report: StageReport, prompts: Sequence[PromptSet],
-        transitions: Sequence[Transition], refined: Sequence[Answer | None],
-    ) -> list[Answer | None]:  # fmt: skip
-        """One more round: the refined action is judged, and corrected where the verdict is no."""
-        settings, k = self.settings, self.settings.num_futures
-        open_items = [(p, t.state, a[1]) if a else None for p, t, a in zip(prompts, transitions, refined, strict=True)]
-        (answers,) = self._wave(
-            f"round_{number}_futures", report,
-            ([critique.future_prompt(*item) if item else None for item in open_items for _ in range(k)],
-             settings.future, Weights.POLICY),
-        )  # fmt: skip
-        parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(open_items))]
-        seen = critique.evaluator_input(parsed, settings.critic_input, self.rng)
-        (judged,) = self._wave(
-            f"round_{number}_critiques", report,
-            ([critique.evaluate_prompt(*item, d) if item else None for item, d in zip(open_items, seen)],
-             settings.critique, settings.judge),
-        )  # fmt: skip
-        (rewritten,) = self._wave(
-            f"round_{number}_refinements", report,
-            ([refine.refine_prompt(*item, critique.read_critique(a)) if item else None for item, a in zip(open_items, judged)],
-             settings.refine, settings.judge),
-        )  # fmt: skip
-        # Where this round has nothing better to offer, the former round's action stands.
-        return [refine.read_action(new, settings.action_format) or old for new, old in zip(rewritten, refined, strict=True)]
-
-    def _wave(
-        self, name: str, report: StageReport, *parts: tuple[Sequence[Prompt], Sampling, Weights]
-    ) -> list[list[Answer | None]]:
-        """Answers every prompt that is not None; parts under the same weights go to the engine in one call."""
-        started = time.perf_counter()
-        answers: list[list[Answer | None]] = [[None] * len(prompts) for prompts, _, _ in parts]
-        for weights in sorted({weights for _, _, weights in parts}):
+    def _wave(self, report: StageReport, asks: Sequence[Ask]) -> list[list[Answer | None]]:
+        """Answers every prompt that is not None; asks under the same weights go to the engine in one call."""
+        started, name = time.perf_counter(), f"wave_{len(report.seconds) + 1}"
+        answers: list[list[Answer | None]] = [[None] * len(ask.prompts) for ask in asks]
+        for weights in sorted({ask.weights for ask in asks}):
             requests: list[Request] = []
             places: list[tuple[int, int]] = []
-            for part, (prompts, sampling, needed) in enumerate(parts):
-                for place, prompt in enumerate(prompts if needed is weights else ()):
+            for part, ask in enumerate(asks):
+                for place, prompt in enumerate(ask.prompts if ask.weights is weights else ()):
                     if prompt is None:
                         continue
+                    sampling = ask.sampling
                     try:
                         ids = self.chat.prompt_ids(prompt, room=sampling.max_tokens)
                     except PromptTooLong:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+
+from rllib_nlac.sampling.env_runner import GENERATION
 
 CRITIC, POLICY = 0, 1
 
@@ -24,6 +27,8 @@ class TrainingSequence:
         item: Which transition of the sampled batch it belongs to.
         minibatch: Which gradient step it belongs to.
         weight: Its share in that step's loss, importance weight and mean included.
+        scalar: Of a policy gradient its advantage, of a scalar critic its regression target.
+        logprobs: Log-probabilities of the answer's tokens when they were sampled, for policy gradients.
     """
 
     prompt_ids: Sequence[int]
@@ -32,18 +37,22 @@ class TrainingSequence:
     item: int
     minibatch: int
     weight: float
+    scalar: float = 0.0
+    logprobs: Sequence[float] | np.ndarray = ()
 
 
 def to_multi_agent_batch(sequences: Sequence[TrainingSequence], env_steps: int) -> MultiAgentBatch:
     """The batch in RLlib's own form, one row a sequence, padded on the right with zeros.
 
     Columns: ``ids`` (N, T) int64; ``prompt_length``, ``length``, ``role``, ``item``, ``minibatch`` (N,) int64; ``weight``
-    (N,) float32.
+    and ``scalar`` (N,) float32; ``logprobs`` (N, T) float32, each beside its token, 0 elsewhere.
     """
     longest = max(len(s.prompt_ids) + len(s.answer_ids) for s in sequences)
     ids = np.zeros((len(sequences), longest), np.int64)
+    logprobs = np.zeros((len(sequences), longest), np.float32)
     for row, s in enumerate(sequences):
         ids[row, : len(s.prompt_ids) + len(s.answer_ids)] = (*s.prompt_ids, *s.answer_ids)
+        logprobs[row, len(s.prompt_ids) : len(s.prompt_ids) + len(s.logprobs)] = s.logprobs
     columns = {
         "ids": ids,
         "prompt_length": np.array([len(s.prompt_ids) for s in sequences]),
@@ -52,6 +61,8 @@ def to_multi_agent_batch(sequences: Sequence[TrainingSequence], env_steps: int) 
         "item": np.array([s.item for s in sequences]),
         "minibatch": np.array([s.minibatch for s in sequences]),
         "weight": np.array([s.weight for s in sequences], np.float32),
+        "scalar": np.array([s.scalar for s in sequences], np.float32),
+        "logprobs": logprobs,
     }
     return MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(columns)}, env_steps=env_steps)
 
@@ -73,6 +84,42 @@ def shard_evenly(sequences: Sequence[TrainingSequence], num_learners: int) -> li
         for learner, share in enumerate(shares):
             share += ordered[learner::num_learners]
     return [sequence for share in shares for sequence in share]
+
+
+def into_minibatches(
+    sequences: Sequence[TrainingSequence], size: int, epochs: int, rng: np.random.Generator
+) -> list[TrainingSequence]:
+    """Shuffles sequences into gradient steps, ``epochs`` times, and makes the weights of each step sum to 1.
+
+    Args:
+        sequences: Their weights count relative to each other.
+        size: The most sequences of a gradient step.
+        epochs: How often each sequence is trained on.
+        rng: For the order.
+    """
+    steps: list[list[TrainingSequence]] = []
+    for _ in range(epochs):
+        order = rng.permutation(len(sequences))
+        steps += [[sequences[i] for i in order[start : start + size]] for start in range(0, len(order), size)]
+    return [
+        replace(sequence, minibatch=number, weight=sequence.weight / sum(s.weight for s in step))
+        for number, step in enumerate(steps)
+        for sequence in step
+    ]
+
+
+def turn_sequences(episode: SingleAgentEpisode, weight: float = 1.0, advantage: float = 0.0) -> list[TrainingSequence]:
+    """The agent's turns of an episode as policy sequences.
+
+    Each turn weighs what its tokens are of the episode's, so that an episode's loss is the mean over its tokens.
+    """
+    generations = episode.get_extra_model_outputs(GENERATION)
+    tokens = sum(len(g.token_ids) for g in generations)
+    return [
+        TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, weight * len(g.token_ids) / tokens, advantage, g.logprobs)
+        for g in generations
+        if g.token_ids
+    ]
 
 
 def micro_batches(lengths: torch.Tensor, rows: torch.Tensor, max_tokens: int) -> Iterator[torch.Tensor]:

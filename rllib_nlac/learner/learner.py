@@ -22,7 +22,7 @@ from rllib_nlac.types import Weights
 SEQUENCE_LOSSES = "sequence_losses"
 
 
-class NLACLearner(TorchLearner):
+class LanguageLearner(TorchLearner):
     """Trains θ on L1 + L2, keeps the target weights θ̄ and hands back every sequence's loss.
 
     One ``update`` call is one batch; its column ``minibatch`` says which rows make up which gradient step.
@@ -30,17 +30,19 @@ class NLACLearner(TorchLearner):
 
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        lm = self.module[module_id].lm.to(self._device)
-        parameters = list(lm.parameters())
+        model = self.module[module_id].trained.to(self._device)
+        parameters = list(model.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), weight_decay=config.weight_decay)
-        self.trainer = DeepSpeedTrainer(lm, optimizer, config.deepspeed_settings)
+        self.trainer = DeepSpeedTrainer(model, optimizer, config.deepspeed_settings)
         # With a scheduler of DeepSpeed's own in the configuration, RLlib's schedule must not overrule it.
         own_schedule = "scheduler" in config.deepspeed_settings
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=None if own_schedule else config.lr
         )
-        with self.trainer.gathered():
-            self.target = TargetWeights(trainable_state(lm), config.tau)
+        self.target: TargetWeights | None = None
+        if config.tau is not None:
+            with self.trainer.gathered():
+                self.target = TargetWeights(trainable_state(model), config.tau)
 
     @staticmethod
     def _first_lr(lr: Any) -> float:
@@ -77,9 +79,9 @@ class NLACLearner(TorchLearner):
             self.trainer.backward(loss)
             losses[group.cpu()] = fwd_out[SEQUENCE_LOSSES].detach().float().cpu()
         norms.append(self.trainer.step())
-        if self.config.tau > 0:
+        if self.target is not None and self.config.tau > 0:
             with self.trainer.gathered():
-                self.target.update(trainable_state(self.lm))
+                self.target.update(trainable_state(self.trained))
         return losses
 
     @override(TorchLearner)
@@ -92,9 +94,7 @@ class NLACLearner(TorchLearner):
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         """L1 of each critic sequence and L2 of each policy sequence, shape (B,)."""
         logprobs, mask = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
-        critic = successor_loss(logprobs, mask) * self.config.critic_loss_coeff
-        policy = refinement_loss(logprobs, mask) * self.config.policy_loss_coeff
-        return torch.where(rows["role"] == CRITIC, critic, policy)
+        return torch.where(rows["role"] == CRITIC, successor_loss(logprobs, mask), refinement_loss(logprobs, mask))
 
     def _answer_logprobs(
         self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor
@@ -122,15 +122,28 @@ class NLACLearner(TorchLearner):
         return results
 
     def export_weights(self) -> dict[Weights, dict[str, torch.Tensor]]:
-        """Copies of θ and θ̄ by their Hugging Face names, in the model's own precision."""
+        """Copies of θ and, where there is one, θ̄ by their Hugging Face names, in the model's own precision."""
         with self.trainer.gathered():
             policy = {name: tensor.cpu().clone() for name, tensor in trainable_state(self.lm).items()}
-        target = {name: tensor.to("cpu", policy[name].dtype, copy=True) for name, tensor in self.target.state.items()}
+        if self.target is None:
+            return {Weights.POLICY: policy}
+        hf_names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
+        target = {
+            hf_name: self.target.state[name].to("cpu", policy[hf_name].dtype, copy=True)
+            for name, parameter in self.trained.named_parameters()
+            if (hf_name := hf_names.get(id(parameter)))  # a head is the learner's own
+        }
         return {Weights.POLICY: policy, Weights.TARGET: target}
 
     @property
     def lm(self) -> torch.nn.Module:
+        """The language model, which the engines serve."""
         return self.module[DEFAULT_MODULE_ID].lm
+
+    @property
+    def trained(self) -> torch.nn.Module:
+        """What DeepSpeed trains: the language model, with a head where a module has one."""
+        return self.module[DEFAULT_MODULE_ID].trained
 
     def _log(self, rows: dict[str, torch.Tensor], losses: torch.Tensor, norms: list[float], seconds: float) -> None:
         real = rows["item"].cpu() >= 0
@@ -149,9 +162,10 @@ class NLACLearner(TorchLearner):
 
     @override(Learner)
     def _get_optimizer_state(self) -> dict[str, Any]:
-        return {"deepspeed": self.trainer.state_dict(), "target": self.target.state}
+        return {"deepspeed": self.trainer.state_dict(), "target": self.target.state if self.target else None}
 
     @override(Learner)
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
         self.trainer.load_state_dict(state["deepspeed"])
-        self.target.load(state["target"])
+        if self.target is not None:
+            self.target.load(state["target"])

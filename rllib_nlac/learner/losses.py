@@ -1,8 +1,8 @@
-"""NLAC's two losses as pure functions of tensors.
+"""The losses as pure functions of tensors: NLAC's two, and the clipped policy gradient of the baselines.
 
-Both are the negative log-likelihood of sampled text, because the gradient of KL(target || model) for a sampled target y is
-that of -log model(y). They differ in what the text is: a Bellman target for the successor model, a refined action for the
-policy. Prompt tokens carry no loss.
+NLAC's are both the negative log-likelihood of sampled text, because the gradient of KL(target || model) for a sampled target
+y is that of -log model(y). They differ in what the text is: a Bellman target for the successor model, a refined action for
+the policy. Prompt tokens carry no loss.
 """
 
 from __future__ import annotations
@@ -53,6 +53,30 @@ def refinement_loss(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.
     Source: arXiv 2512.04601. No policy gradient, no importance ratio.
     """
     return _mean_nll(logprobs, answer_mask)
+
+
+def clipped_policy_loss(
+    logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor, advantage: torch.Tensor, answer_mask: torch.Tensor, clip: float
+) -> torch.Tensor:
+    """Clipped policy-gradient loss, per sequence: -1/|a| Σ_i min(ρ_i A, clip(ρ_i, 1-ε, 1+ε) A), ρ_i = π_θ / π_behaviour.
+
+    Args:
+        logprobs: log π_θ(a_i | s, a_<i), shape (B, T).
+        behaviour_logprobs: The same when the answer was sampled, shape (B, T).
+        advantage: A of the whole answer, shape (B,).
+        answer_mask: 1 on the tokens of the answer, shape (B, T).
+        clip: ε.
+
+    Returns:
+        Shape (B,).
+
+    Source: Schulman et al., arXiv 1707.06347, by token as in GRPO (arXiv 2402.03300).
+    """
+    mask = answer_mask.to(logprobs.dtype)
+    ratio = ((logprobs - behaviour_logprobs) * mask).exp()
+    advantage = advantage.unsqueeze(-1)
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    return -(gain * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
 
 
 def _mean_nll(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,11 @@ class CausalLMModule(TorchRLModule):
         if config.get("gradient_checkpointing"):
             self.lm.gradient_checkpointing_enable()
 
+    @property
+    def trained(self) -> torch.nn.Module:
+        """What the learner trains."""
+        return self.lm
+
     def get_state(
         self,
         components: str | Collection[str] | None = None,

@@ -19,6 +19,8 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, episode_success
 from rllib_nlac.types import Transition
 
+MAX_EPISODE_LENGTH = 1_000_000
+
 
 @dataclass(frozen=True)
 class ReplaySample:
@@ -81,12 +83,13 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
     def _forget_evicted(self) -> None:
         self._bytes = {key: size for key, size in self._bytes.items() if key in self.episode_id_to_index}
 
-    def sample_transitions(self, count: int, beta: float) -> ReplaySample:
+    def sample_transitions(self, count: int, beta: float, n_step: int = 1) -> ReplaySample:
         """Draws ``count`` transitions in proportion to their priorities.
 
         Args:
             count: How many, with replacement.
             beta: Exponent of the importance weights: 0 corrects nothing, 1 fully.
+            n_step: Each transition brings the next n - 1 of its episode along, as far as there are any.
 
         Raises:
             ValueError: The buffer is empty.
@@ -99,28 +102,16 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         rarest = self._min_segment.min() / total
         self.sampled_timesteps += count
         return ReplaySample(
-            transitions=[self._transition(*self._indices[self._tree_idx_to_sample_idx[node]][:2]) for node in nodes],
+            transitions=[self._transition(self._indices[self._tree_idx_to_sample_idx[node]], n_step) for node in nodes],
             weights=((chances / rarest) ** -beta).astype(np.float32),
             nodes=nodes,
         )
 
-    def _transition(self, episode_index: int, t: int) -> Transition:
+    def _transition(self, place: Sequence[int], n_step: int) -> Transition:
+        episode_index, t = place[:2]
         episode: SingleAgentEpisode = self.episodes[episode_index - self._num_episodes_evicted]
-        last = t == len(episode) - 1
-        return Transition(
-            # Unique while the buffer lives: episodes are numbered in the order in which they came.
-            id=episode_index * 1_000_000 + t,
-            env=self.env,
-            state=episode.get_extra_model_outputs(MESSAGES, t),
-            action=episode.get_actions(t),
-            generation=episode.get_extra_model_outputs(GENERATION, t),
-            observation=episode.get_observations(t + 1),
-            reward=float(episode.get_rewards(t)),
-            terminated=last and episode.is_terminated,
-            truncated=last and episode.is_truncated,
-            episode_success=episode_success(episode),
-            returns_to_go=float(sum(episode.get_rewards(slice(t, None)))),
-        )
+        # The id is unique while the buffer lives: episodes are numbered in the order in which they came.
+        return transition_at(self.env, episode, t, first_id=episode_index * MAX_EPISODE_LENGTH, n_step=n_step)
 
     def update_priorities_of(self, nodes: Sequence[int], priorities: np.ndarray) -> None:
         """Sets the priorities of sampled transitions, before the exponent α; where one was drawn twice the last counts."""
@@ -141,6 +132,34 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         super().set_state(state)
         self._bytes = dict(state["bytes"])
         self.rng.bit_generator.state = state["rng"]
+
+
+def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int = 0, n_step: int = 1) -> Transition:
+    """Step t of an episode with the dialogue before it.
+
+    Args:
+        env: Name of the environment.
+        episode: A whole episode of ``TextEnvRunner``.
+        t: The step.
+        first_id: The id of the episode's first transition.
+        n_step: The transition brings the next n - 1 along, as far as there are any.
+    """
+    last = t == len(episode) - 1
+    following = () if last or n_step == 1 else (transition_at(env, episode, t + 1, first_id, n_step - 1),)
+    return Transition(
+        id=first_id + t,
+        env=env,
+        state=episode.get_extra_model_outputs(MESSAGES, t),
+        action=episode.get_actions(t),
+        generation=episode.get_extra_model_outputs(GENERATION, t),
+        observation=episode.get_observations(t + 1),
+        reward=float(episode.get_rewards(t)),
+        terminated=last and episode.is_terminated,
+        truncated=last and episode.is_truncated,
+        episode_success=episode_success(episode),
+        returns_to_go=float(sum(episode.get_rewards(slice(t, None)))),
+        following=tuple(step for next_step in following for step in (next_step, *next_step.following)),
+    )
 
 
 def size_of(episode: SingleAgentEpisode) -> int:

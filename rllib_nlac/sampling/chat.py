@@ -72,6 +72,10 @@ class Chat:
         """Token ids of an assistant's turn, its end included. For text that no engine sampled, such as a scripted one."""
         return (*self.tokenizer.encode(text, add_special_tokens=False), self.end_id)
 
+    def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends inside a reasoning block, as the templates of some thinking models have it."""
+        return self.tokenizer.decode(list(prompt_ids[-8:])).rstrip().endswith("<think>")
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()

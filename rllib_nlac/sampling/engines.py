@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import ray
 import torch
@@ -18,11 +19,27 @@ from rllib_nlac.sampling.vllm_engine import VLLMEngine, VLLMSettings
 from rllib_nlac.types import Generation, Request, Weights
 
 if TYPE_CHECKING:
-    from rllib_nlac.config import NLACConfig
+    from rllib_nlac.language_config import LanguageConfig
 
 
-def make_engine(config: NLACConfig, chat: Chat) -> Engine:
-    """The engine that a configuration asks for: in-process with ``num_engines=0``, otherwise Ray actors."""
+_shared: WeakValueDictionary[str, VLLMEngine] = WeakValueDictionary()
+
+
+def local_engine(config: LanguageConfig, chat: Chat) -> VLLMEngine:
+    """An engine in this process, shared by all that ask for the same one, such as the runners of training and evaluation.
+
+    Whoever is about to generate asks ``holds`` first: another may have put its own weights in.
+    """
+    arguments = (config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0)
+    name = repr(arguments[:-1])
+    engine = _shared.get(name)
+    if engine is None:
+        _shared[name] = engine = VLLMEngine(*arguments)
+    return engine
+
+
+def make_engine(config: LanguageConfig, chat: Chat) -> Engine:
+    """An algorithm's own engine: in its process with ``num_engines=0``, otherwise Ray actors."""
     arguments = (config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0)
     if config.num_engines == 0:
         return VLLMEngine(*arguments)

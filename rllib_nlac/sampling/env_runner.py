@@ -6,6 +6,7 @@ not used because their batching walks a string character by character.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
-from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
+import numpy as np
+import ray
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner import EnvRunner
@@ -28,18 +31,38 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_EPISODES,
     NUM_EPISODES_LIFETIME,
+    WEIGHTS_SEQ_NO,
 )
 
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import load_prompts
-from rllib_nlac.sampling.chat import Chat, PromptTooLong
+from rllib_nlac.sampling.chat import PromptTooLong
 from rllib_nlac.sampling.engine import Engine
-from rllib_nlac.types import Generation, Message, Request
+from rllib_nlac.sampling.engines import local_engine
+from rllib_nlac.types import Generation, Message, Request, Weights
 
 logger = logging.getLogger(__name__)
 
 GENERATION, MESSAGES = "generation", "messages"  # keys of an episode's extra model outputs
+TASK_SEED = "task_seed"  # key of an episode's custom data: what its environment was reset with
 EVALUATION_SEED = 1_000_000  # RLlib adds as much to the seed of its own evaluation runners
+
+
+@dataclass(frozen=True)
+class Start:
+    """How an episode begins.
+
+    Attributes:
+        name: The episode's id.
+        task_seed: Seeds the environment's reset.
+        sampling_seed: Seeds the policy.
+        prefix: An episode and a number of its steps, which are played again before the policy takes over.
+    """
+
+    name: str
+    task_seed: int
+    sampling_seed: int
+    prefix: tuple[SingleAgentEpisode, int] | None = None
 
 
 @dataclass
@@ -50,7 +73,7 @@ class Slot:
     episode: SingleAgentEpisode | None = None
     messages: tuple[Message, ...] = ()
     prompt_ids: tuple[int, ...] = ()
-    seed: int = 0
+    sampling_seed: int = 0
 
 
 class TextEnvRunner(EnvRunner, Checkpointable):
@@ -58,6 +81,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     An environment that raises loses its episode, which is counted and replaced, and nothing else. A prompt that outgrows
     the context ends its episode as truncated. An empty or malformed turn reaches the environment as an empty action.
+
+    The engine is attached by algorithms of this package. Under RLlib's own algorithms nobody attaches one: their weights
+    arrive by RLlib's own sync, in ``set_state``, and the runner starts an engine in its process at its first ``sample``.
     """
 
     #: An environment that fails this often without one step in between is broken, not unlucky.
@@ -70,12 +96,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self.num_env_steps_sampled_lifetime: int
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.engine: Engine | None = None
-        self.chat = Chat.from_pretrained(self.config.model_path, self.config.max_context)
+        self.chat = self.config.make_chat()
         self.prompts = load_prompts(self.config.prompts, self.config.env)
         self._env_creator = kwargs.get("env_creator") or _creator_of(self.config)
         self._slots: list[Slot] = []
         self._next_episode = 0
         self._failures_in_a_row = 0
+        self._weights_version = 0
+        self._weights: dict[str, Any] | None = None
         self.make_env()
 
     def attach(self, engine: Engine) -> None:
@@ -112,73 +140,134 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     ) -> list[SingleAgentEpisode]:
         """Plays exactly ``num_episodes`` whole episodes, or whole episodes until ``num_timesteps`` steps were made.
 
-        Exactly as many episodes are begun as are returned: taking the first to finish would favour the short ones.
+        Without either it plays its share of ``episodes_per_iteration``, or as many steps as RLlib's
+        ``rollout_fragment_length`` asks of all its environments. Exactly as many episodes are begun as are returned:
+        taking the first to finish would favour the short ones.
         """
-        if self.engine is None:
-            raise RuntimeError("this EnvRunner has no engine yet: call attach(engine) before sample()")
         if num_timesteps is None and num_episodes is None:
-            num_episodes = self._share_of(self.config.episodes_per_iteration)
+            if self.config.episodes_per_iteration is not None:
+                num_episodes = self._share_of(self.config.episodes_per_iteration)
+            else:
+                num_timesteps = self.config.get_rollout_fragment_length(self.worker_index) * len(self._slots)
         if self.config.in_evaluation:
             self._next_episode = 0  # every evaluation plays the same tasks
+        return self._play(self._next_start, num_episodes, num_timesteps or 0)
+
+    def branch(self, prefixes: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
+        """Plays each prefix again and lets the policy go on from there, ``count`` times.
+
+        The environment must answer alike after ``reset`` with the same seed; a branch whose observations differ from the
+        recorded ones is dropped and counted as ``branch_mismatches``.
+
+        Args:
+            prefixes: Episodes of this runner, each with the number of its steps to play again.
+            count: Branches of each prefix.
+
+        Returns:
+            For each prefix its branches, whole episodes from the first step on.
+        """
+        starts: list[Start] = []
+        for number, (episode, steps) in enumerate(prefixes):
+            for branch in range(count):
+                seed = hash_seed(episode.custom_data[TASK_SEED], self._next_episode, number, branch)
+                name = f"{episode.id_}/{steps}/{branch}"
+                starts.append(Start(name, episode.custom_data[TASK_SEED], seed, (episode, steps)))
+        self._next_episode += 1
+        waiting = iter(starts)
+        played = self._play(lambda: next(waiting), len(starts), 0, are_branches=True)
+        by_name = {episode.id_: episode for episode in played}
+        found = [by_name.get(start.name) for start in starts]
+        return [[e for e in found[i : i + count] if e is not None] for i in range(0, len(found), count)]
+
+    def _play(
+        self, next_start: Callable[[], Start], num_episodes: int | None, num_timesteps: int, are_branches: bool = False
+    ) -> list[SingleAgentEpisode]:
+        self._serve_own_weights()
+        if self.engine is None:
+            raise RuntimeError("this EnvRunner has no engine yet: call attach(engine) before sample()")
         started, done = time.perf_counter(), list[SingleAgentEpisode]()
         begun = steps = 0
         waiting: dict[int, Slot] = {}
 
-        def begin(slot: Slot) -> None:
-            nonlocal begun
-            begun += 1
-            self._begin(slot)
-            waiting[self._ask(slot)] = slot
-
         def wanted() -> bool:
-            return begun < num_episodes if num_episodes is not None else steps < (num_timesteps or 0)
+            return begun < num_episodes if num_episodes is not None else steps < num_timesteps
+
+        def begin(slot: Slot) -> None:
+            """Begins the next episode in a slot, and further ones while those are over before the policy speaks."""
+            nonlocal begun
+            while wanted():
+                begun += 1
+                if self._begin(slot, next_start()):
+                    waiting[self._ask(slot)] = slot
+                    return
+                if slot.episode is not None:
+                    done.append(slot.episode)
 
         for slot in self._slots:
-            if wanted():
-                begin(slot)
+            begin(slot)
         while waiting:
             for ticket, generation in self.engine.poll():
                 slot = waiting.pop(ticket)
                 alive = self._step(slot, generation)
                 steps += 1
-                if slot.episode is None:  # lost to a failing environment
+                if slot.episode is None and not are_branches:  # lost to a failing environment, and another takes its place
                     begun -= 1
-                elif alive:
+                elif slot.episode is not None and alive:
                     waiting[self._ask(slot)] = slot
                     continue
-                else:
+                elif slot.episode is not None:
                     done.append(slot.episode)
-                if wanted():
-                    begin(slot)
+                begin(slot)
         done.sort(key=lambda episode: episode.id_)
-        self._log_episodes(done, time.perf_counter() - started)
+        self._log_episodes(done, time.perf_counter() - started, are_branches)
         return done
 
     def _share_of(self, episodes: int) -> int:
         """This runner's part of an iteration's episodes; the parts of all runners add up to it."""
         if not self.config.num_env_runners:
             return episodes
-        return episodes // self.config.num_env_runners + (self.worker_index <= episodes % self.config.num_env_runners)
+        tasks, size = divmod(episodes, self.config.episodes_per_task)[0], self.config.episodes_per_task
+        return size * (tasks // self.config.num_env_runners + (self.worker_index <= tasks % self.config.num_env_runners))
 
-    def _begin(self, slot: Slot) -> None:
-        """Starts the next episode of this runner in a slot. Its seed depends on its number, not on the slot."""
+    def _next_start(self) -> Start:
+        """This runner's next episode. Its seeds depend on its number, not on the slot that plays it."""
         number = self._next_episode
         self._next_episode += 1
-        slot.seed = ((self._seed or 0) * 1_000_003 + number) % (1 << 31)
+        seed = self._seed or 0
+        task = number if self.config.in_evaluation else number // self.config.episodes_per_task
+        name = f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}"
+        return Start(name, hash_seed(seed, task), hash_seed(seed, number))
+
+    def _begin(self, slot: Slot, start: Start) -> bool:
+        """Starts an episode in a slot; False where it is over before the policy has spoken, or lost."""
+        slot.sampling_seed = start.sampling_seed
         while True:
             try:
-                observation, info = slot.env.reset(seed=slot.seed)
+                observation, info = slot.env.reset(seed=start.task_seed)
                 break
             except Exception as error:
                 self._replace_env(slot, "reset", error)
         slot.episode = SingleAgentEpisode(
-            id_=f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}",
+            id_=start.name,
             observation_space=slot.env.observation_space,
             action_space=slot.env.action_space,
         )
+        slot.episode.custom_data[TASK_SEED] = start.task_seed
         slot.episode.add_env_reset(observation, info)
         slot.messages = self.prompts.state(info.get("system_prompt", ""), observation, self.config.action_format)
         slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
+        if start.prefix is None:
+            return True
+        episode, steps = start.prefix
+        return all(self._replay(slot, episode, t) for t in range(steps))
+
+    def _replay(self, slot: Slot, recorded: SingleAgentEpisode, t: int) -> bool:
+        """Plays one recorded step again; False where the episode is over, or lost because the environment differs."""
+        alive = self._step(slot, recorded.get_extra_model_outputs(GENERATION, t))
+        if slot.episode is not None and slot.episode.get_observations(-1) != recorded.get_observations(t + 1):
+            self._count("branch_mismatches", 1)
+            slot.episode = None
+        return alive and slot.episode is not None
 
     def _ask(self, slot: Slot) -> int:
         assert self.engine is not None and slot.episode is not None
@@ -187,7 +276,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             max_tokens=self.config.max_action_tokens,
             temperature=self.config.action_temperature,
             top_p=self.config.action_top_p,
-            seed=(slot.seed * 7919 + len(slot.episode)) % (1 << 31),
+            seed=hash_seed(slot.sampling_seed, len(slot.episode)),
+            messages=slot.messages,
         )
         return self.engine.submit([request])[0]
 
@@ -213,6 +303,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
             except PromptTooLong:
                 truncated, info = True, {**info, "success": False, "stop_reason": "context_limit"}
+        if self.config.truncation_ends:
+            terminated, truncated = terminated or truncated, False
         slot.episode.add_env_step(
             observation, turn, float(reward), info, terminated=terminated, truncated=truncated,
             extra_model_outputs={GENERATION: generation, MESSAGES: state},
@@ -234,12 +326,15 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _count(self, name: str, amount: int) -> None:
         self.metrics.log_value(name, int(amount), reduce="sum")
 
-    def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float) -> None:
+    def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float, are_branches: bool) -> None:
+        """Counts what was played; branches begin somewhere on the way, so their returns say nothing of the policy's."""
         generated = 0
         for episode in episodes:
             info = episode.get_infos(-1)
             generations: Sequence[Generation] = episode.get_extra_model_outputs(GENERATION)
             generated += sum(len(generation.token_ids) for generation in generations)
+            if are_branches:
+                continue
             self._mean(EPISODE_RETURN_MEAN, episode.get_return())
             self._mean(EPISODE_LEN_MEAN, len(episode))
             self._mean(EPISODE_DURATION_SEC_MEAN, episode.get_duration_s())
@@ -280,8 +375,25 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     @override(Checkpointable)
     def set_state(self, state: dict[str, Any]) -> None:
+        if COMPONENT_RL_MODULE in state:
+            self._take_weights(state[COMPONENT_RL_MODULE], state.get(WEIGHTS_SEQ_NO, 0))
         self._next_episode = state.get("next_episode", self._next_episode)
         self.num_env_steps_sampled_lifetime = state.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_env_steps_sampled_lifetime)
+
+    def _take_weights(self, weights: Any, version: int) -> None:
+        """Weights from RLlib's own sync; of an older version than those here they are ignored, of version 0 never."""
+        weights = ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights
+        weights = weights.get(DEFAULT_MODULE_ID, weights)
+        if weights and (version == 0 or version > self._weights_version):
+            self._weights, self._weights_version = weights, version or self._weights_version + 1
+
+    def _serve_own_weights(self) -> None:
+        """Puts the weights of RLlib's last sync into this process's engine, which others here may have used in between."""
+        if self._weights is not None:
+            engine = local_engine(self.config, self.chat)
+            if not engine.holds(self._weights):
+                engine.set_weights(Weights.POLICY, self._weights_version, self._weights)
+            self.engine = engine
 
     @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
@@ -291,6 +403,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def stop(self) -> None:
         for slot in self._slots:
             slot.env.close()
+        if self._weights is not None:
+            self.engine = self._weights = None  # its engine ends with the last runner that holds it
+            gc.collect()
+
+
+def hash_seed(*numbers: int) -> int:
+    """One seed out of several numbers; close numbers give unrelated seeds."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
 
 
 def check_text_env(env: gym.Env, name: Any) -> None:

@@ -142,6 +142,10 @@ class VLLMEngine:
         self._load(weights)
         return checksum(list(state.values()))
 
+    def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the policy's weights are these very ones."""
+        return self._states.get(Weights.POLICY) is state
+
     def stop(self) -> None:
         self._pending.clear()
         self._states.clear()

@@ -29,7 +29,7 @@ class SyncReport:
 
 
 def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> SyncReport:
-    """Copies θ and θ̄ from the learner to every engine, each set in one message.
+    """Copies θ and, where there is one, θ̄ from the learner to every engine, each set in one message.
 
     Raises:
         EngineError: An engine did not take the weights: its checksum of what it received differs from the learner's.
@@ -38,7 +38,7 @@ def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> S
     states = export_weights(learner_group)
     num_bytes = 0
     # The policy's come last, so that they are what serves next without another swap.
-    for which in (Weights.TARGET, Weights.POLICY):
+    for which in sorted(states, key=lambda weights: weights is Weights.POLICY):
         tensors = list(states[which].values())
         num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         sent, received = checksum(tensors), engine.set_weights(which, version, states[which])

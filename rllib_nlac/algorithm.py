@@ -1,0 +1,153 @@
+"""What NLAC and the baselines have in common: engines beside the learner, and one way around the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+from ray.tune.execution.placement_groups import PlacementGroupFactory
+
+from rllib_nlac.language_config import LanguageAlgorithmConfig
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.learner.learner import SEQUENCE_LOSSES
+from rllib_nlac.metrics import log_sync, logprob_gap
+from rllib_nlac.sampling.engines import make_engine
+from rllib_nlac.sync.sync import push_weights
+
+STATE = "nlac"  # key of our part of a checkpoint
+
+
+class LanguageAlgorithm(Algorithm):
+    """Collects text episodes with vLLM, trains with DeepSpeed, and hands the new weights back.
+
+    A baseline says what to train on by ``training_sequences``; whatever goes around the loop in another way overrides
+    ``training_step``.
+    """
+
+    config: Any
+
+    @override(Algorithm)
+    def setup(self, config: LanguageAlgorithmConfig) -> None:
+        super().setup(config)
+        self.rng = np.random.default_rng(self.config.seed or 0)
+        self.chat = self.config.make_chat()
+        self.engine = make_engine(self.config, self.chat)
+        engine = self.engine
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.foreach_env_runner(lambda runner: runner.attach(engine))
+        self.weight_version = 0
+        self.sync_weights()
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        sequences = self.training_sequences(self.collect())
+        if sequences:
+            self.learn(sequences)
+            self.sync_weights()
+
+    def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
+        """What the learner trains on after these episodes."""
+        raise NotImplementedError
+
+    def collect(self) -> list[SingleAgentEpisode]:
+        """One iteration's episodes, played with the current weights."""
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            episodes, results = synchronous_parallel_sample(
+                worker_set=self.env_runner_group, sample_timeout_s=self.config.sample_timeout_s,
+                _uses_new_env_runners=True, _return_metrics=True,
+            )  # fmt: skip
+        self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
+        self.metrics.log_value("logprob_gap", logprob_gap(self.learner_group, episodes, self.weight_version), window=1)
+        return episodes
+
+    def learn(self, sequences: Sequence[TrainingSequence], count: int = 0) -> dict[int, np.ndarray]:
+        """One gradient step for each minibatch of the sequences.
+
+        Args:
+            sequences: What to train on.
+            count: How many items they belong to.
+
+        Returns:
+            Each item's loss by role, shape (count,); NaN where an item had no such sequence.
+        """
+        shares = shard_evenly(sequences, max(self.config.num_learners, 1))
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            results = self.learner_group.update(
+                batch=to_multi_agent_batch(shares, env_steps=count or len(sequences)),
+                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.env_steps_sampled()},
+            )
+        losses = {CRITIC: np.full(count, np.nan), POLICY: np.full(count, np.nan)}
+        for result in results:
+            for table in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek():
+                for item, role, loss in np.asarray(table):
+                    if 0 <= item < count:
+                        losses[int(role)][int(item)] = loss
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        return losses
+
+    def sync_weights(self) -> None:
+        """The learner's weights go to every engine, under a new version."""
+        self.weight_version += 1
+        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            log_sync(self.metrics, push_weights(self.learner_group, self.engine, self.weight_version))
+
+    def env_steps_sampled(self) -> int:
+        """Environment steps since the beginning of the run."""
+        return int(self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
+
+    def own_state(self) -> dict[str, Any]:
+        """Our part of a checkpoint, beside RLlib's."""
+        return {"weight_version": self.weight_version, "rng": self.rng.bit_generator.state}
+
+    def set_own_state(self, state: dict[str, Any]) -> None:
+        """Restores what ``own_state`` gave."""
+        self.weight_version = state["weight_version"]
+        self.rng.bit_generator.state = state["rng"]
+
+    @override(Algorithm)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**super().get_state(*args, **kwargs), STATE: self.own_state()}
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if STATE in state:
+            self.set_own_state(state[STATE])
+
+    @override(Algorithm)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        super().restore_from_path(path, *args, **kwargs)
+        # The engines still serve the weights that they were started with.
+        self.weight_version -= 1
+        self.sync_weights()
+
+    @classmethod
+    @override(Algorithm)
+    def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
+        """RLlib's request and a bundle for each engine actor."""
+        request = super().default_resource_request(config)
+        resolved = cls.get_default_config().update_from_dict(config)
+        engines = [{"CPU": 1, "GPU": resolved.num_gpus_per_engine}] * resolved.num_engines
+        return PlacementGroupFactory([*request.bundles, *engines], strategy=request.strategy)
+
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        if getattr(self, "engine", None) is not None:
+            self.engine.stop()
+        super().cleanup()

@@ -1,0 +1,105 @@
+"""The corrected chain of thought of thinking models (arXiv 2512.04601, App. B.2).
+
+A backup reasons with the true next observation in view, and a refinement with the critique in view. Trained on as it is,
+that reasoning teaches the model to claim what it will not know when it has to predict or to act. So it is rewritten, under
+the target weights, to speak of possibility; a rewriting that still quotes what was withheld is thrown away, and the
+reasoning is left empty. The text behind the reasoning always stays as it was.
+
+Models that do not think have nothing to correct: their targets are descriptions only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rllib_nlac.language.parsing import without_thinking
+from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.types import BellmanTarget, Critique, Generation, Message
+
+SPAN = 8  # tokens of a quotation that counts as a leak
+_THINK = re.compile(r"\A\s*(?:<think>)?(?P<reasoning>.*?)</think>\s*(?P<final>.*)\Z", re.DOTALL)
+_REACT = re.compile(
+    r"\A[\s>#*_-]*Thought[*_\s]*:(?P<reasoning>.*?)(?P<final>^[\s>#*_-]*Action[*_\s]*:.*)\Z", re.I | re.S | re.M
+)
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A sampled answer that reasons before it speaks.
+
+    Attributes:
+        generation: The answer as it was sampled.
+        final: What follows the reasoning.
+        withheld: What the reasoning must not quote.
+        prompt: Asks for the rewriting.
+        react: Whether the reasoning is the ``Thought:`` of a ReAct turn, and not a block of a thinking model.
+    """
+
+    generation: Generation
+    final: str
+    withheld: str
+    prompt: tuple[Message, ...]
+    react: bool = False
+
+
+def target_thought(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> Thought | None:
+    """The reasoning of a Bellman target, which saw the next observation; None where there is none."""
+    if target.generation is None:
+        return None
+    match = _THINK.match(chat.decode(target.generation.token_ids))
+    if match is None:
+        return None
+    t = target.transition
+    prompt = prompts.rethink_messages(t.state, t.action, match["reasoning"].strip(), match["final"].strip())
+    return Thought(target.generation, match["final"].strip(), t.observation, prompt)
+
+
+def action_thought(
+    prompts: PromptSet, state: Sequence[Message], answer: tuple[Generation, str] | None, critique: Critique | None, chat: Chat
+) -> Thought | None:
+    """The reasoning of a refined action, which saw the critique; None where there is none or a ReAct thought is clean."""
+    if answer is None or critique is None:
+        return None
+    generation, text = answer
+    match = _THINK.match(text)
+    react = match is None
+    match = match or _REACT.match(text)
+    # A ReAct thought is part of every turn and mostly speaks of the task alone; a thinking block is always rewritten.
+    if match is None or (react and not leaks(match["reasoning"], critique.text, chat)):
+        return None
+    final = match["final"].strip()
+    prompt = prompts.rethink_action_messages(state, final, match["reasoning"].strip())
+    return Thought(generation, final, critique.text, prompt, react)
+
+
+def accepted(thought: Thought, answer: tuple[Generation, str] | None, chat: Chat) -> str:
+    """The rewritten reasoning, or nothing where it was cut off or still quotes what was withheld."""
+    if answer is None or not answer[0].finished:
+        return ""
+    text = without_thinking(answer[1])
+    return "" if "</think>" in text or leaks(text, thought.withheld, chat) else text
+
+
+def leaks(text: str, withheld: str, chat: Chat) -> bool:
+    """Whether ``text`` holds a span of 8 or more tokens of ``withheld``, however it is cased or spaced."""
+    ids = chat.tokenizer.encode(withheld, add_special_tokens=False)
+    haystack = _plain(text)
+    spans = (_plain(chat.tokenizer.decode(ids[i : i + SPAN])) for i in range(len(ids) - SPAN + 1))
+    return any(span and span in haystack for span in spans)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def with_reasoning(thought: Thought, reasoning: str, chat: Chat) -> Generation:
+    """The answer's ids with another reasoning before the same final text."""
+    if thought.react:
+        ids = chat.encode(f"Thought: {reasoning}\n{thought.final}")
+    else:
+        opening = "" if chat.opens_thinking(thought.generation.prompt_ids) else "<think>\n"
+        ids = chat.encode(f"{opening}{reasoning}\n</think>\n\n{thought.final}")
+    return replace(thought.generation, token_ids=ids, logprobs=thought.generation.logprobs[:0])

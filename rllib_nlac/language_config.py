@@ -1,0 +1,281 @@
+"""What every algorithm on text environments configures: the model, how it speaks, the engines; and DeepSpeed for ours."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.language.settings import Sampling
+from rllib_nlac.names import unknown_key
+from rllib_nlac.sampling.chat import Chat, check_model_path
+from rllib_nlac.sampling.vllm_engine import VLLMSettings
+
+TINY_MODEL = "tiny"
+
+
+class LanguageConfig(AlgorithmConfig):
+    """The part that RLlib's own algorithms and ours share on a text environment. A mixin: put it before RLlib's class."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        from rllib_nlac.sampling.env_runner import TextEnvRunner
+
+        super().__init__(algo_class=algo_class)
+        self.env_runner_cls = TextEnvRunner
+        self.num_envs_per_env_runner = 64
+        self.batch_mode = "complete_episodes"
+        self.episodes_per_iteration: int | None = None
+        self.episodes_per_task = 1
+        self.truncation_ends = False
+        # language(...)
+        self.language_model = TINY_MODEL
+        self.max_context: int | None = None
+        self.prompts: str | dict[str, Any] = "default"
+        self.action_format = "plain"
+        self.max_action_tokens = 128
+        self.action_temperature = 1.0
+        self.action_top_p = 1.0
+        self.learner_dtype = "float32"
+        self.attn_implementation: str | None = None
+        self.gradient_checkpointing = False
+        self.max_tokens_per_micro_batch = 8192
+        # engines(...)
+        self.num_engines = 0
+        self.num_gpus_per_engine: float = 0
+        self.engine_config: dict[str, Any] = {}
+        self.engine_timeout_s = 600.0
+
+    def language(
+        self,
+        *,
+        language_model: str | None = NotProvided,
+        max_context: int | None = NotProvided,
+        prompts: str | dict[str, Any] | None = NotProvided,
+        action_format: str | None = NotProvided,
+        max_action_tokens: int | None = NotProvided,
+        action_temperature: float | None = NotProvided,
+        action_top_p: float | None = NotProvided,
+        learner_dtype: str | None = NotProvided,
+        attn_implementation: str | None = NotProvided,
+        gradient_checkpointing: bool | None = NotProvided,
+        max_tokens_per_micro_batch: int | None = NotProvided,
+    ) -> Self:
+        """Sets the model, how the policy speaks and how the learner holds the model.
+
+        Args:
+            language_model: A Hugging Face folder or name, or "tiny" for the model shipped with this package.
+            max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
+            prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping.
+            action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
+            max_action_tokens: The most tokens of a turn, thought included.
+            action_temperature: Temperature of the policy.
+            action_top_p: Nucleus mass of the policy.
+            learner_dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
+            attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
+            gradient_checkpointing: Trades compute for memory.
+            max_tokens_per_micro_batch: Padded tokens that go through the learner's model at once.
+
+        Returns:
+            This updated config.
+        """
+        return self._set(locals())
+
+    def engines(
+        self,
+        *,
+        num_engines: int | None = NotProvided,
+        num_gpus_per_engine: float | None = NotProvided,
+        engine_config: dict[str, Any] | None = NotProvided,
+        engine_timeout_s: float | None = NotProvided,
+    ) -> Self:
+        """Sets the vLLM engines.
+
+        Args:
+            num_engines: 0 runs one engine inside the algorithm's own process; otherwise so many Ray actors.
+            num_gpus_per_engine: GPUs of each engine actor.
+            engine_config: The fields of ``VLLMSettings``.
+            engine_timeout_s: After so long without an answer an engine counts as stalled.
+
+        Returns:
+            This updated config.
+        """
+        return self._set(locals())
+
+    def _set(self, arguments: dict[str, Any]) -> Self:
+        for name, value in arguments.items():
+            if name not in ("self", "kwargs", "__class__") and value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    @property
+    def model_path(self) -> str:
+        """Where the language model is: the shipped one's folder for "tiny"."""
+        if self.language_model == TINY_MODEL:
+            return str(Path(__file__).parent / "tiny" / "model")
+        return self.language_model
+
+    @property
+    def action_sampling(self) -> Sampling:
+        """How the policy samples a turn."""
+        return Sampling(self.max_action_tokens, self.action_temperature, self.action_top_p)
+
+    @property
+    def vllm_settings(self) -> VLLMSettings:
+        """How vLLM is started."""
+        return VLLMSettings(**self.engine_config)
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """What the RLModules around the language model need to know."""
+        return {
+            "model": self.model_path,
+            "dtype": self.learner_dtype,
+            "attn_implementation": self.attn_implementation,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "temperature": self.action_temperature,
+            "max_tokens_per_micro_batch": self.max_tokens_per_micro_batch,
+        }
+
+    def make_chat(self) -> Chat:
+        """The boundary between text and tokens for this model."""
+        return Chat.from_pretrained(self.model_path, self.max_context)
+
+    @property
+    @override(AlgorithmConfig)
+    def _model_config_auto_includes(self) -> dict[str, Any]:
+        return {}
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        for key in ("max_action_tokens", "max_tokens_per_micro_batch", "episodes_per_task"):
+            self._check(getattr(self, key) >= 1, key, "must be at least 1")
+        self._check(self.action_temperature >= 0, "action_temperature", "must not be negative")
+        if self.episodes_per_iteration is not None:
+            self._check(self.episodes_per_iteration >= 1, "episodes_per_iteration", "must be at least 1")
+            self._check(self.episodes_per_iteration % self.episodes_per_task == 0, "episodes_per_iteration",
+                        f"must be a multiple of episodes_per_task, {self.episodes_per_task}")  # fmt: skip
+        self._check_choice("action_format", "plain", "react")
+        self._check_choice("learner_dtype", "float32", "bfloat16")
+        self._check_keys("engine_config", {field.name for field in fields(VLLMSettings)})
+        load_prompts(self.prompts, self.env if isinstance(self.env, str) else None)
+        check_model_path(self.model_path)
+        if Path(self.model_path).is_dir():  # a hub's name is left to the hub
+            self.make_chat()
+
+    def _check(self, condition: bool, key: str, complaint: str) -> None:
+        if not condition:
+            raise ValueError(f"config.{key} is {getattr(self, key)!r} and {complaint}")
+
+    def _check_choice(self, key: str, *known: str) -> None:
+        self._check(getattr(self, key) in known, key, f"must be one of {', '.join(known)}")
+
+    def _check_keys(self, key: str, known: set[str]) -> None:
+        for name in getattr(self, key):
+            if name not in known:
+                raise ValueError(f"config.{key}: {unknown_key(name, known)}")
+
+
+class LanguageAlgorithmConfig(LanguageConfig):
+    """What NLAC and the baselines of this package share: collection by episodes, and DeepSpeed's gradient step."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.lr = 1e-6
+        self.grad_clip = 1.0
+        self.train_batch_size_per_learner = 512
+        self.minibatch_size = 64
+        self.num_epochs = 1
+        self.episodes_per_iteration = 64
+        self.tau: float | None = None
+        self.weight_decay = 0.0
+        # deepspeed(...)
+        self.zero_stage = 0
+        self.deepspeed_config: dict[str, Any] = {}
+
+    @override(AlgorithmConfig)
+    def training(  # type: ignore[override]
+        self,
+        *,
+        episodes_per_iteration: int | None = NotProvided,
+        tau: float | None = NotProvided,
+        weight_decay: float | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
+
+        Args:
+            episodes_per_iteration: Episodes collected before each round of updates.
+            tau: Step of the target weights towards the policy's after each gradient step; 0 freezes, 1 copies, None
+                keeps none, for algorithms that need none.
+            weight_decay: AdamW's.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+    def deepspeed(self, *, zero_stage: int | None = NotProvided, deepspeed_config: dict[str, Any] | None = NotProvided) -> Self:
+        """Sets how DeepSpeed trains.
+
+        Args:
+            zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
+            deepspeed_config: DeepSpeed's own keys, merged over ours: offload, scheduler, ...
+
+        Returns:
+            This updated config.
+        """
+        return self._set(locals())
+
+    @property
+    def deepspeed_settings(self) -> dict[str, Any]:
+        """DeepSpeed's configuration: what RLlib's keys say, with ``deepspeed_config`` merged over it."""
+        settings: dict[str, Any] = {
+            "zero_optimization": {"stage": self.zero_stage},
+            "bf16": {"enabled": self.learner_dtype == "bfloat16"},
+            "gradient_clipping": self.grad_clip or 0.0,
+        }
+        return _merge(settings, self.deepspeed_config)
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type:
+        from rllib_nlac.learner.learner import LanguageLearner
+
+        return LanguageLearner
+
+    @override(AlgorithmConfig)
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        from rllib_nlac.learner.rl_module import CausalLMModule
+
+        return RLModuleSpec(module_class=CausalLMModule, model_config=self.model_settings)
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        for key in ("minibatch_size", "train_batch_size_per_learner", "num_epochs"):
+            self._check(getattr(self, key) >= 1, key, "must be at least 1")
+        self._check(
+            self.tau is None or 0 <= self.tau <= 1, "tau", "must lie between 0 (frozen target) and 1 (no target network)"
+        )
+        self._check(0 <= self.zero_stage <= 3, "zero_stage", "must be 0, 1, 2 or 3")
+        self._check(self.minibatch_size <= self.train_batch_size_per_learner, "minibatch_size",
+                    f"must not exceed train_batch_size_per_learner, {self.train_batch_size_per_learner}")  # fmt: skip
+        self._check(self.num_env_runners == 0 or self.num_engines > 0, "num_engines",
+                    "must be at least 1 with remote EnvRunners (num_env_runners > 0): they cannot reach an engine inside "
+                    "another process")  # fmt: skip
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if nested else value
+    return merged
