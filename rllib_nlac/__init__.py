@@ -1,11 +1,12 @@
 """Natural Language Actor-Critic for Ray RLlib.
 
-Importing this package registers the algorithm ``NLAC`` and the environments with Tune, so that
-``tune.Tuner("NLAC", ...)`` and ``rllib train`` know them by name.
+Importing this package registers ``NLAC``, its baselines and the environments with Tune, so that ``tune.Tuner("NLAC", ...)``
+and ``rllib train`` know them by name.
 """
 
 from ray.tune.registry import register_trainable
 
+from rllib_nlac import baselines
 from rllib_nlac.config import NLACConfig
 from rllib_nlac.envs.registry import register, register_all
 from rllib_nlac.nlac import NLAC
@@ -13,5 +14,8 @@ from rllib_nlac.nlac import NLAC
 __version__ = "0.1.0"
 __all__ = ["NLAC", "NLACConfig", "__version__", "register"]
 
-register_trainable("NLAC", NLAC)
+for name, algorithm in baselines.algorithms().items():
+    register_trainable(name, algorithm)
+for algorithm in baselines.stock_on_text().values():
+    register_trainable(algorithm.__name__, algorithm)
 register_all()

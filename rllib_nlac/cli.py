@@ -122,7 +122,7 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
     import ray
     from ray import tune
 
-    from rllib_nlac.experiment import check_resources, checkpoint_config
+    from rllib_nlac.experiment import check_resources, checkpoint_config, trainable_of
     from rllib_nlac.progress import ProgressLines
 
     start_ray(verbose)
@@ -133,7 +133,7 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
         options["storage_path"] = str(Path(storage).expanduser().absolute())
     try:
         analysis = tune.run(
-            experiment.run, name=experiment.name, config=experiment.config, stop=experiment.stop or None,
+            trainable_of(experiment), name=experiment.name, config=experiment.config, stop=experiment.stop or None,
             checkpoint_config=checkpoint_config(experiment), callbacks=[ProgressLines(console, experiment.stop)],
             # What the algorithm itself writes, such as one transition an iteration, follows the results.
             sync_config=tune.SyncConfig(sync_artifacts=True),

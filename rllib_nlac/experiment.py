@@ -19,13 +19,13 @@ from ray.tune import CheckpointConfig
 from ray.tune.registry import get_trainable_cls
 
 import rllib_nlac  # noqa: F401 - registers NLAC and the environments
+from rllib_nlac import baselines
 from rllib_nlac.envs import registry
 from rllib_nlac.names import unknown_key
 
 # Keys beside ``config``; those of the second line go to Tune as they stand.
 OWN_KEYS = {"run", "env", "config"}
 TUNE_KEYS = {"stop", "num_samples", "checkpoint_config", "storage_path", "max_failures", "time_budget_s", "metric", "mode"}
-OUR_ALGORITHMS = ("NLAC",)
 RENAMED = {
     "num_workers": "num_env_runners",
     "num_rollout_workers": "num_env_runners",
@@ -116,7 +116,7 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
     Raises:
         ExperimentError: An algorithm, key or value is wrong.
     """
-    trainable = algorithm_class(experiment.run, where)
+    trainable = algorithm_class(experiment.run, where, str(experiment.config.get("env")))
     first: AlgorithmConfig | None = None
     for variant in _variants(experiment.config):
         config = trainable.get_default_config()
@@ -156,16 +156,32 @@ def _readable(config: AlgorithmConfig, key: str) -> bool:
     return True
 
 
-def algorithm_class(name: str, where: str = "run") -> type[Algorithm]:
-    """The algorithm of that name, ours or RLlib's.
+def algorithm_class(name: str, where: str = "run", env: str | None = None) -> type[Algorithm]:
+    """The algorithm of that name, ours or RLlib's; on a text environment RLlib's PPO and APPO come fitted for text.
 
     Raises:
-        ExperimentError: There is none.
+        ExperimentError: There is none, or it cannot play a text environment.
     """
-    known = {*OUR_ALGORITHMS, *ALGORITHMS}
+    ours = baselines.algorithms()
+    known = {*ours, *ALGORITHMS}
     if name not in known:
         raise ExperimentError(f"{where}, run: {unknown_key(name, known).replace('key', 'algorithm')}")
-    return get_trainable_cls(name)
+    if name in ours:
+        return ours[name]
+    if env not in registry.ENVIRONMENTS:
+        return get_trainable_cls(name)
+    on_text = baselines.stock_on_text()
+    if name not in on_text:
+        raise ExperimentError(
+            f"{where}, run: RLlib's {name} does not know text environments such as {env!r}; on text run "
+            f"{', '.join(sorted({*ours, *on_text}))}"
+        )
+    return on_text[name]
+
+
+def trainable_of(experiment: Experiment) -> type[Algorithm]:
+    """What Tune shall run for an experiment."""
+    return algorithm_class(experiment.run, env=str(experiment.config.get("env")))
 
 
 def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
@@ -188,7 +204,7 @@ def check_resources(experiment: Experiment, available: Mapping[str, float]) -> N
     Raises:
         ExperimentError: One trial needs more CPUs or GPUs than there are.
     """
-    needed = algorithm_class(experiment.run).default_resource_request(dict(resolve(experiment).to_dict())).required_resources
+    needed = trainable_of(experiment).default_resource_request(dict(resolve(experiment).to_dict())).required_resources
     keys = {
         "CPU": "num_cpus_for_main_process, num_env_runners or num_engines",
         "GPU": "num_gpus_per_learner, num_gpus_per_engine or num_engines",
@@ -204,7 +220,7 @@ def check_resources(experiment: Experiment, available: Mapping[str, float]) -> N
 def describe(experiment: Experiment) -> str:
     """The resolved configuration as YAML, keys that differ from the algorithm's defaults first."""
     config = resolve(experiment)
-    default = algorithm_class(experiment.run).get_default_config()
+    default = trainable_of(experiment).get_default_config()
     values = {key: getattr(config, key) for key in sorted(config_keys(config))}
     changed = {key: value for key, value in values.items() if getattr(default, key, None) != value}
     rest = {key: value for key, value in values.items() if key not in changed and _plain(value)}

@@ -93,22 +93,28 @@ class LanguageLearner(TorchLearner):
 
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         """L1 of each critic sequence and L2 of each policy sequence, shape (B,)."""
-        logprobs, mask = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
+        logprobs, mask, _ = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
         return torch.where(rows["role"] == CRITIC, successor_loss(logprobs, mask), refinement_loss(logprobs, mask))
 
     def _answer_logprobs(
         self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities of the tokens from the shortest prompt on, and the mask of answers; both (B, T')."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities of the tokens from the shortest prompt on and the mask of answers, both (B, T'); head's values."""
         longest, shortest_prompt = int(length.max()), int(prompt_length.min())
         ids = ids[:, :longest]
         kept = longest - shortest_prompt
         # Padding stands on the right of a causal model, so no attention mask is needed. Logits are computed for the last
         # positions only, which spares a large vocabulary's memory on the prompts.
-        logits = self.trainer(input_ids=ids, logits_to_keep=kept + 1, use_cache=False).logits[:, :-1]
+        logits, values = self._run_model(ids, length, kept + 1)
         places = torch.arange(shortest_prompt, longest, device=ids.device)
         mask = (places >= prompt_length[:, None]) & (places < length[:, None])
-        return answer_logprobs(logits, ids[:, -kept:]), mask
+        return answer_logprobs(logits[:, :-1], ids[:, -kept:]), mask, values
+
+    def _run_model(
+        self, ids: torch.Tensor, length: torch.Tensor, logits_to_keep: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of the last positions, and what a head says of each sequence's end where the module has one."""
+        return self.trainer(input_ids=ids, logits_to_keep=logits_to_keep, use_cache=False).logits, None
 
     @torch.no_grad()
     def logprobs_of(self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]]) -> list[np.ndarray]:
@@ -117,7 +123,7 @@ class LanguageLearner(TorchLearner):
         for prompt, answer in zip(prompt_ids, token_ids, strict=True):
             ids = torch.tensor([[*prompt, *answer]], device=self._device)
             start, end = torch.tensor([len(prompt)]), torch.tensor([ids.shape[1]])
-            logprobs, _ = self._answer_logprobs(ids, start.to(self._device), end.to(self._device))
+            logprobs, _, _ = self._answer_logprobs(ids, start.to(self._device), end.to(self._device))
             results.append(logprobs[0].float().cpu().numpy())
         return results
 

@@ -21,15 +21,20 @@ class CausalLMModule(TorchRLModule):
     """
 
     def setup(self) -> None:
+        self.lm = self.load_lm()
+
+    def load_lm(self) -> torch.nn.Module:
+        """The language model that ``model_config`` names."""
         config = self.model_config
         check_model_path(config["model"])
-        self.lm = AutoModelForCausalLM.from_pretrained(
+        lm = AutoModelForCausalLM.from_pretrained(
             config["model"],
             dtype=getattr(torch, config.get("dtype", "float32")),
             attn_implementation=config.get("attn_implementation"),
         )
         if config.get("gradient_checkpointing"):
-            self.lm.gradient_checkpointing_enable()
+            lm.gradient_checkpointing_enable()
+        return lm
 
     @property
     def trained(self) -> torch.nn.Module:
@@ -48,11 +53,11 @@ class CausalLMModule(TorchRLModule):
 
         Empty for ``inference_only``: EnvRunners hold no weights, the engines do, and those are fed by ``sync``.
         """
-        return {} if inference_only else {name: tensor.cpu().clone() for name, tensor in self.lm.state_dict().items()}
+        return {} if inference_only else {name: tensor.cpu().clone() for name, tensor in self.trained.state_dict().items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         if state:
-            self.lm.load_state_dict(state)
+            self.trained.load_state_dict(state)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.LOGITS: self.lm(input_ids=batch["ids"]).logits}

@@ -14,6 +14,7 @@ import ray
 import torch
 
 from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.sampling.endpoint import EndpointEngine
 from rllib_nlac.sampling.engine import Engine, EngineError
 from rllib_nlac.sampling.vllm_engine import VLLMEngine, VLLMSettings
 from rllib_nlac.types import Generation, Request, Weights
@@ -39,7 +40,9 @@ def local_engine(config: LanguageConfig, chat: Chat) -> VLLMEngine:
 
 
 def make_engine(config: LanguageConfig, chat: Chat) -> Engine:
-    """An algorithm's own engine: in its process with ``num_engines=0``, otherwise Ray actors."""
+    """An algorithm's own engine: in its process with ``num_engines=0``, otherwise Ray actors; or an endpoint."""
+    if endpoint := getattr(config, "endpoint", None):
+        return EndpointEngine(chat, **endpoint)
     arguments = (config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0)
     if config.num_engines == 0:
         return VLLMEngine(*arguments)

@@ -1,0 +1,110 @@
+"""GRPO (Group Relative Policy Optimization, arXiv 2402.03300): several episodes of each task, and no critic.
+
+An episode's advantage is its return beside those of the other episodes of the same task; every token of its turns gets it.
+Simplified: no KL term to a reference model, as most later work has it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Self
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.language_config import LanguageAlgorithmConfig
+from rllib_nlac.learner.batch import TrainingSequence, into_minibatches, turn_sequences
+from rllib_nlac.learner.learner import LanguageLearner
+from rllib_nlac.learner.losses import clipped_policy_loss
+from rllib_nlac.sampling.env_runner import TASK_SEED
+
+
+class GRPOConfig(LanguageAlgorithmConfig):
+    """Configures GRPO. ``minibatch_size`` counts turns, ``episodes_per_iteration`` all episodes of all tasks."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or GRPO)
+        self.episodes_per_task = 8
+        self.clip_param = 0.2
+        self.normalize_by_std = True
+
+    @override(AlgorithmConfig)
+    def training(  # type: ignore[override]
+        self,
+        *,
+        episodes_per_task: int | None = NotProvided,
+        clip_param: float | None = NotProvided,
+        normalize_by_std: bool | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets GRPO's hyper-parameters.
+
+        Args:
+            episodes_per_task: G, the size of a group.
+            clip_param: ε of the clipped ratio.
+            normalize_by_std: Whether advantages are divided by their group's standard deviation.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type:
+        return PolicyGradientLearner
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        self._check(self.episodes_per_task >= 2, "episodes_per_task", "must be at least 2: an advantage compares episodes")
+
+
+class PolicyGradientLearner(LanguageLearner):
+    """The gradient step on turns that carry an advantage and the log-probabilities they were sampled with."""
+
+    @override(LanguageLearner)
+    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        logprobs, mask, _ = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
+        behaviour = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
+        return clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param)
+
+
+class GRPO(LanguageAlgorithm):
+    """On-policy: a batch of groups, a few epochs of clipped policy gradient, new weights."""
+
+    @classmethod
+    @override(LanguageAlgorithm)
+    def get_default_config(cls) -> GRPOConfig:
+        return GRPOConfig()
+
+    @override(LanguageAlgorithm)
+    def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
+        groups: dict[int, list[SingleAgentEpisode]] = defaultdict(list)
+        for episode in episodes:
+            groups[episode.custom_data[TASK_SEED]].append(episode)
+        sequences: list[TrainingSequence] = []
+        for group in groups.values():
+            returns = np.array([episode.get_return() for episode in group])
+            for episode, advantage in zip(group, group_advantages(returns, self.config.normalize_by_std), strict=True):
+                if advantage:
+                    sequences += turn_sequences(episode, advantage=float(advantage))
+        self.metrics.log_value("informative_group_rate", np.mean([has_spread(group) for group in groups.values()]), window=1)
+        return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
+
+
+def has_spread(group: list[SingleAgentEpisode]) -> bool:
+    """Whether a group's returns differ, so that it says anything at all."""
+    return len({episode.get_return() for episode in group}) > 1
+
+
+def group_advantages(returns: np.ndarray, normalize_by_std: bool) -> np.ndarray:
+    """(R - mean R) / std R of one group, shape (G,); zeros where all returns are equal."""
+    advantages = returns - returns.mean()
+    spread = returns.std()
+    return advantages / spread if normalize_by_std and spread > 0 else advantages

@@ -1,0 +1,123 @@
+"""NLQL (an ablation of arXiv 2512.04601): the language critic as in NLAC, but no refinement.
+
+The policy proposes several actions, the critic judges each, and the best one by value is distilled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.config import NLACConfig
+from rllib_nlac.language import critique, refine
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.language.stages import Answer, Ask, LanguageStages, Stage, StageReport
+from rllib_nlac.nlac import NLAC
+from rllib_nlac.types import Critique, Future, Refinement, Transition, Weights
+
+
+class NLQLConfig(NLACConfig):
+    """Configures NLQL."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or NLQL)
+        self.num_candidates = 4
+
+    @override(AlgorithmConfig)
+    def training(self, *, num_candidates: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets NLQL's own hyper-parameter beside NLAC's.
+
+        Args:
+            num_candidates: Actions of which the best is distilled.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: the best of one teaches nothing")
+
+
+class NLQL(NLAC):
+    """NLAC with the best of several actions where NLAC refines one."""
+
+    @classmethod
+    @override(NLAC)
+    def get_default_config(cls) -> NLQLConfig:
+        return NLQLConfig()
+
+    @override(NLAC)
+    def make_stages(self) -> LanguageStages:
+        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
+        stages = BestOfStages(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
+        stages.num_candidates = self.config.num_candidates
+        return stages
+
+
+class BestOfStages(LanguageStages):
+    """The backup is NLAC's; the improvement chooses instead of correcting."""
+
+    num_candidates = 4
+
+    @override(LanguageStages)
+    def improvement(
+        self, transitions: Sequence[Transition], report: StageReport, futures: Sequence[tuple[Future, ...]] | None = None
+    ) -> Stage[list[Refinement]]:
+        settings, n, k = self.settings, self.num_candidates, self.settings.num_futures
+        items = [(p, t) for p, t in zip(self._prompts(transitions), transitions, strict=True) for _ in range(n)]
+        answers = yield Ask([t.state for _, t in items], settings.action, Weights.POLICY)
+        actions = [refine.read_action(answer, settings.action_format) for answer in answers]
+        answers = yield Ask(
+            [critique.future_prompt(p, t.state, a[1]) if a else None
+             for (p, t), a in zip(items, actions, strict=True) for _ in range(k)],
+            settings.future, Weights.POLICY,
+        )  # fmt: skip
+        predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
+        seen = critique.evaluator_input(predicted, settings.critic_input, self.rng)
+        answers = yield Ask(
+            [critique.evaluate_prompt(p, t.state, a[1], d) if a else None
+             for (p, t), a, d in zip(items, actions, seen, strict=True)],
+            settings.critique, settings.judge,
+        )  # fmt: skip
+        critiques = [critique.read_critique(answer) for answer in answers]
+        refinements = [
+            choose(t, actions[i * n : (i + 1) * n], seen[i * n : (i + 1) * n], critiques[i * n : (i + 1) * n])
+            for i, t in enumerate(transitions)
+        ]
+        report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
+        return refinements
+
+
+def choose(
+    transition: Transition, actions: Sequence[Answer | None], futures: Sequence[tuple[Future, ...]],
+    critiques: Sequence[Critique | None],
+) -> Refinement:  # fmt: skip
+    """The candidate of the highest value; nothing is learned where all are worth the same."""
+    judged = [i for i, (a, c) in enumerate(zip(actions, critiques, strict=True)) if a is not None and c is not None]
+    if not judged:
+        reason = "unparsed_critique" if any(actions) else "unparsed_action"
+        return Refinement(transition, (), None, None, None, False, reason)
+    values = {i: value_of(critiques[i], futures[i]) for i in judged}
+    best = max(judged, key=values.__getitem__)
+    answer = actions[best]
+    assert answer is not None
+    generation, action = answer
+    kept = action.strip() == transition.action.strip()
+    if min(values.values()) == max(values.values()):
+        return Refinement(transition, futures[best], critiques[best], action, None, kept, "not_refined")
+    return Refinement(transition, futures[best], critiques[best], action, generation, kept, "kept" if kept else "refined")
+
+
+def value_of(judgement: Critique | None, futures: Sequence[Future]) -> float:
+    """An order of critiques: the verdict first, then the share of predicted successes."""
+    assert judgement is not None
+    return 2.0 * judgement.optimal + sum(future.success for future in futures) / max(len(futures), 1)

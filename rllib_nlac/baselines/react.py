@@ -1,0 +1,112 @@
+"""ReAct prompting (Yao et al., arXiv 2210.03629): the model as it is plays the environment, and nothing is trained.
+
+The model is the engine's own, or one behind an OpenAI-compatible endpoint. Set ``action_format: react`` for turns of thought
+and action; with "plain" the same algorithm measures a base model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.language_config import LanguageAlgorithmConfig, LanguageConfig
+from rllib_nlac.names import unknown_key
+from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.sampling.endpoint import ENDPOINT_KEYS
+
+ENDPOINT_CONTEXT = 1_000_000  # the endpoint minds its own limit
+
+
+class ReActConfig(LanguageAlgorithmConfig):
+    """Configures ReAct prompting."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or ReAct)
+        self.action_format = "react"
+        self.endpoint: dict[str, Any] = {}
+
+    @override(AlgorithmConfig)
+    def training(self, *, endpoint: dict[str, Any] | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets who plays.
+
+        Args:
+            endpoint: ``base_url`` and ``model`` of an OpenAI-compatible endpoint, ``api_key_env`` (the name of the variable
+                that holds its key), ``max_concurrency``, ``max_retries``, ``timeout_s``. Empty plays ``language_model``.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+    @override(LanguageConfig)
+    def make_chat(self) -> Chat:
+        """With an endpoint the tokenizer of ``language_model`` only keeps the books, and its context limits nothing."""
+        chat = super().make_chat()
+        return Chat(chat.tokenizer, self.max_context or ENDPOINT_CONTEXT) if self.endpoint else chat
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type:
+        return NoLearner
+
+    @override(AlgorithmConfig)
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=NoModule)
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        for key in self.endpoint:
+            if key not in ENDPOINT_KEYS:
+                raise ValueError(f"config.endpoint: {unknown_key(key, ENDPOINT_KEYS)}")
+        if self.endpoint and not {"base_url", "model"} <= set(self.endpoint):
+            raise ValueError("config.endpoint needs 'base_url', as in http://localhost:8000/v1, and 'model'")
+
+
+class NoModule(TorchRLModule):
+    """RLlib wants a module; there is nothing to train."""
+
+    def setup(self) -> None:
+        self.nothing = torch.nn.Parameter(torch.zeros(1))
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: Any) -> None:
+        pass
+
+
+class NoLearner(TorchLearner):
+    """RLlib wants a learner; it is never asked for an update."""
+
+    def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
+        raise NotImplementedError("ReAct trains nothing")
+
+
+class ReAct(LanguageAlgorithm):
+    """Plays ``episodes_per_iteration`` episodes an iteration, and that is all."""
+
+    @classmethod
+    @override(LanguageAlgorithm)
+    def get_default_config(cls) -> ReActConfig:
+        return ReActConfig()
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        self.collect()
+
+    @override(LanguageAlgorithm)
+    def sync_weights(self) -> None:
+        """The engine serves the model's own weights from the start."""

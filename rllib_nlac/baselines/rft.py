@@ -1,0 +1,68 @@
+"""RFT (rejection fine-tuning): imitate the turns of the episodes that succeeded, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.language_config import LanguageAlgorithmConfig
+from rllib_nlac.learner.batch import TrainingSequence, into_minibatches, turn_sequences
+from rllib_nlac.sampling.env_runner import episode_success
+
+
+class RFTConfig(LanguageAlgorithmConfig):
+    """Configures RFT. ``minibatch_size`` counts turns."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or RFT)
+        self.min_return: float | None = None
+        self.pool_size = 0
+
+    @override(AlgorithmConfig)
+    def training(  # type: ignore[override]
+        self, *, min_return: float | None = NotProvided, pool_size: int | None = NotProvided, **kwargs: Any
+    ) -> Self:
+        """Sets RFT's hyper-parameters.
+
+        Args:
+            min_return: The least return of an episode that is imitated; None asks for success.
+            pool_size: Accepted episodes that are kept and imitated again in later iterations; 0 keeps none.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+
+class RFT(LanguageAlgorithm):
+    """The accepted episodes, of this iteration or of a pool of the latest, supervised."""
+
+    @classmethod
+    @override(LanguageAlgorithm)
+    def get_default_config(cls) -> RFTConfig:
+        return RFTConfig()
+
+    @override(LanguageAlgorithm)
+    def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
+        accepted = [episode for episode in episodes if self.accepts(episode)]
+        self.metrics.log_value("accepted_rate", len(accepted) / max(len(episodes), 1), window=1)
+        self.pool = [*self.pool, *accepted][-max(self.config.pool_size, len(accepted), 1) :]
+        sequences = [sequence for episode in self.pool for sequence in turn_sequences(episode)]
+        return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
+
+    @override(LanguageAlgorithm)
+    def setup(self, config: Any) -> None:
+        self.pool: list[SingleAgentEpisode] = []
+        super().setup(config)
+
+    def accepts(self, episode: SingleAgentEpisode) -> bool:
+        """Whether an episode is imitated."""
+        if self.config.min_return is None:
+            return episode_success(episode)
+        return episode.get_return() >= self.config.min_return

@@ -1,0 +1,135 @@
+"""Critics without a successor model: real rollouts of the policy from (s, a) stand where NLAC predicts futures.
+
+Each iteration plays episodes, takes one step of each at random, and lets the policy play on from there several times: the
+environment is reset with the same seed and led to that step again. These rollouts are environment episodes and count as
+such. ``nlrl`` and ``self_distillation`` differ in what becomes of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
+
+from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.config import RolesConfig
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.language.stages import LanguageStages, StageReport
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
+from rllib_nlac.metrics import log_stages
+from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, transition_at
+from rllib_nlac.types import BellmanTarget, Refinement, Transition
+
+
+class RolloutConfig(RolesConfig):
+    """Configures critics from rollouts. ``minibatch_size`` counts texts, of both roles together."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.rollouts_per_action = 4
+
+    @override(AlgorithmConfig)
+    def training(self, *, rollouts_per_action: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets the hyper-parameters.
+
+        Args:
+            rollouts_per_action: Continuations of each judged action, the one first played included.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        self._check(self.rollouts_per_action >= 1, "rollouts_per_action", "must be at least 1")
+
+
+class RolloutCritic(LanguageAlgorithm):
+    """On-policy: judge actions by real rollouts, refine them, distil."""
+
+    @override(LanguageAlgorithm)
+    def setup(self, config: Any) -> None:
+        super().setup(config)
+        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
+        self.stages = LanguageStages(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
+
+    def describe(self, rollouts: Sequence[Sequence[Transition]], report: StageReport) -> list[list[BellmanTarget]]:
+        """What the evaluator is told of each rollout.
+
+        Args:
+            rollouts: For each judged action its rollouts: the transition of that action, with all that followed in
+                ``following``.
+            report: Counts what is lost.
+
+        Returns:
+            A description of each rollout; it is trained on where it has a generation.
+        """
+        raise NotImplementedError
+
+    @override(LanguageAlgorithm)
+    def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
+        picks = [(episode, int(self.rng.integers(len(episode)))) for episode in episodes]
+        branches = self.branch([(episode, t + 1) for episode, t in picks], self.config.rollouts_per_action - 1)
+        rollouts = [
+            [self._transition(rollout, t, number) for number, rollout in enumerate((episode, *continued))]
+            for (episode, t), continued in zip(picks, branches, strict=True)
+        ]
+        report = StageReport()
+        described = self.describe(rollouts, report)
+        futures = [tuple(target.future for target in targets if target.future) for targets in described]
+        judged = [first for first, *_ in rollouts]
+        refinements: list[Refinement]
+        (refinements,) = self.stages.drive(report, self.stages.improvement(judged, report, futures))
+        targets = [target for group in described for target in group]
+        log_stages(self.metrics, report, targets, refinements)
+        return self._sequences(targets, refinements)
+
+    def branch(self, prefixes: list[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
+        """``count`` continuations of each prefix, by whichever EnvRunner is free."""
+        group = self.env_runner_group
+        ids = group.healthy_worker_ids()
+        if not ids:
+            results = [group.local_env_runner.branch(prefixes, count)]
+            self.metrics.aggregate([group.local_env_runner.get_metrics()], key=ENV_RUNNER_RESULTS)
+            return results[0]
+        shares = [prefixes[i :: len(ids)] for i in range(len(ids))]
+        answers = group.foreach_env_runner(
+            [lambda runner, share=share: (runner.branch(share, count), runner.get_metrics()) for share in shares],
+            remote_worker_ids=ids, local_env_runner=False, timeout_seconds=self.config.sample_timeout_s,
+        )  # fmt: skip
+        self.metrics.aggregate([metrics for _, metrics in answers], key=ENV_RUNNER_RESULTS)
+        branches: list[list[SingleAgentEpisode]] = [[] for _ in prefixes]
+        for i, (played, _) in enumerate(answers):
+            branches[i :: len(ids)] = played
+        return branches
+
+    def _transition(self, episode: SingleAgentEpisode, t: int, first_id: int) -> Transition:
+        whole = MAX_EPISODE_LENGTH  # more steps than there are: everything that followed comes along
+        return transition_at(str(self.config.env), episode, t, first_id=first_id, n_step=whole)
+
+    def _sequences(self, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> list[TrainingSequence]:
+        """Both losses weigh the same, whatever the number of their texts."""
+        config = self.config
+        critic = [(t, t.generation) for t in targets if t.generation and config.critic_loss_coeff]
+        policy = [(r, r.generation) for r in refinements if r.generation and config.policy_loss_coeff]
+        sequences: list[TrainingSequence] = []
+        for target, answer in critic:
+            weight = config.critic_loss_coeff / len(critic)
+            sequences.append(TrainingSequence(self._predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight))
+        for refinement, answer in policy:
+            ids, weight = refinement.transition.generation.prompt_ids, config.policy_loss_coeff / len(policy)
+            sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, 0, 0, weight))
+        return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
+
+    def _predict_ids(self, transition: Transition) -> tuple[int, ...]:
+        prompts = self.stages.prompts_for(transition.env)
+        return self.chat.prompt_ids(prompts.predict_messages(transition.state, transition.action))

@@ -1,0 +1,187 @@
+"""A scalar critic in NLAC's place, by the scheme of SAC (the ablation of arXiv 2512.04601).
+
+The same replay, the same model, but the critic is a number: Q(s, a) from a head at the end of the action, trained on
+y = r + γ (Q̄(s', a') - α log π(a'|s')), a' ~ π. The policy follows the score-function gradient of Q - α log π over several of
+its own actions in s, each beside their mean. SAC's reparametrised gradient does not exist for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.baselines.grpo import PolicyGradientLearner
+from rllib_nlac.config import ReplayConfig
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches
+from rllib_nlac.learner.learner import LanguageLearner
+from rllib_nlac.learner.losses import clipped_policy_loss, priorities
+from rllib_nlac.learner.value_head import ValueHeadModule
+from rllib_nlac.metrics import log_replay
+from rllib_nlac.nlac import ReplayAlgorithm
+from rllib_nlac.types import Generation, Message, Request, Transition
+
+
+class ScalarCriticConfig(ReplayConfig):
+    """Configures the scalar critic. ``minibatch_size`` counts transitions."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or ScalarCritic)
+        self.tau = 0.05
+        self.num_candidates = 4
+        self.entropy_alpha = 0.01
+        self.clip_param = 0.2
+        self.vf_loss_coeff = 1.0
+
+    @override(AlgorithmConfig)
+    def training(  # type: ignore[override]
+        self,
+        *,
+        num_candidates: int | None = NotProvided,
+        entropy_alpha: float | None = NotProvided,
+        clip_param: float | None = NotProvided,
+        vf_loss_coeff: float | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets the hyper-parameters.
+
+        Args:
+            num_candidates: Actions of the policy in each sampled state.
+            entropy_alpha: SAC's α, the weight of the entropy.
+            clip_param: ε of the clipped ratio.
+            vf_loss_coeff: Weight of the critic's squared error.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type:
+        return ScalarCriticLearner
+
+    @override(AlgorithmConfig)
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=ValueHeadModule, model_config=self.model_settings)
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: an advantage compares actions")
+        self._check(self.tau is not None, "tau", "must be a number: targets come from the target weights")
+        self._check(self.zero_stage < 3, "zero_stage", "must be below 3: the target's values need whole parameters")
+
+
+class ScalarCriticLearner(PolicyGradientLearner):
+    """Squared error of Q on critic sequences, clipped policy gradient on policy sequences."""
+
+    @override(LanguageLearner)
+    def _run_model(
+        self, ids: torch.Tensor, length: torch.Tensor, logits_to_keep: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.trainer(ids, positions=length - 1, logits_to_keep=logits_to_keep)
+
+    @override(LanguageLearner)
+    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        logprobs, mask, values = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
+        assert values is not None
+        behaviour = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
+        policy = clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param)
+        return torch.where(rows["role"] == CRITIC, (values - rows["scalar"]).square(), policy)
+
+    @torch.no_grad()
+    def q_values(self, sequences: Sequence[tuple[int, ...]], target: bool) -> np.ndarray:
+        """Q or Q̄ at the end of each sequence of prompt and action, shape (N,)."""
+        lengths = torch.tensor([len(s) for s in sequences])
+        values = torch.zeros(len(sequences))
+        assert self.target is not None
+        weights = self.target.state if target else dict(self.trained.named_parameters())
+        for group in micro_batches(lengths, torch.arange(len(sequences)), self.config.max_tokens_per_micro_batch):
+            longest = int(lengths[group].max())
+            ids = torch.tensor([[*sequences[i], *[0] * (longest - len(sequences[i]))] for i in group], device=self._device)
+            positions = (lengths[group] - 1).to(self._device)
+            _, scalars = torch.func.functional_call(self.trained, weights, (ids, positions))
+            values[group] = scalars.cpu()
+        return values.numpy()
+
+
+class ScalarCritic(ReplayAlgorithm):
+    """Off-policy actor-critic with a number for a critic."""
+
+    @classmethod
+    @override(LanguageAlgorithm)
+    def get_default_config(cls) -> ScalarCriticConfig:
+        return ScalarCriticConfig()
+
+    @override(LanguageAlgorithm)
+    def training_step(self) -> None:
+        sample = self.replay()
+        if sample is None:
+            return
+        n, transitions = self.config.num_candidates, sample.transitions
+        ends = [(t, *t.following)[-1] for t in transitions]
+        answers = self._generate([t.state for t in transitions for _ in range(n)] + [t.next_state for t in ends if not t.ended])
+        candidates, following = answers[: n * len(transitions)], iter(answers[n * len(transitions) :])
+        next_actions = [None if t.ended else next(following) for t in ends]
+
+        targets = self._targets(transitions, next_actions)
+        soft = self._q(candidates, target=False) - self.config.entropy_alpha * np.array([g.logprobs.sum() for g in candidates])
+        advantages = soft.reshape(-1, n) - soft.reshape(-1, n).mean(1, keepdims=True)
+        sequences: list[TrainingSequence] = []
+        size = self.config.minibatch_size
+        for i, t in enumerate(transitions):
+            step, weight = i // size, float(sample.weights[i]) / size
+            g = t.generation
+            sequences.append(
+                TrainingSequence(g.prompt_ids, g.token_ids, CRITIC, i, step, weight * self.config.vf_loss_coeff, targets[i])
+            )
+            for a, advantage in zip(candidates[i * n : (i + 1) * n], advantages[i], strict=True):
+                sequences.append(
+                    TrainingSequence(a.prompt_ids, a.token_ids, POLICY, i, step, weight / n, float(advantage), a.logprobs)
+                )
+        losses = self.learn(sequences, count=len(transitions))
+        self.local_replay_buffer.update_priorities_of(sample.nodes, priorities(losses[CRITIC], np.full(len(targets), np.nan)))
+        log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
+        self.metrics.log_value("q_mean", float(soft.mean()), window=1)
+        self.sync_weights()
+
+    def _targets(self, transitions: Sequence[Transition], next_actions: Sequence[Generation | None]) -> list[float]:
+        """y of each transition: its rewards, and what follows in the policy's hands, nothing across an end."""
+        gamma = self.config.gamma
+        alive = [g for g in next_actions if g is not None]
+        values = self._q(alive, target=True) - self.config.entropy_alpha * np.array([g.logprobs.sum() for g in alive])
+        bootstraps = iter(values)
+        targets = []
+        for t, next_action in zip(transitions, next_actions, strict=True):
+            steps = (t, *t.following)
+            y = sum(gamma**i * step.reward for i, step in enumerate(steps))
+            if next_action is not None:
+                y += gamma ** len(steps) * float(next(bootstraps))
+            targets.append(y)
+        return targets
+
+    def _generate(self, states: Sequence[tuple[Message, ...]]) -> list[Generation]:
+        """One turn of the policy in each state."""
+        sampling = self.config.action_sampling
+        requests = []
+        for state in states:
+            ids, seed = self.chat.prompt_ids(state, sampling.max_tokens), int(self.rng.integers(1 << 31))
+            requests.append(Request(ids, sampling.max_tokens, sampling.temperature, sampling.top_p, seed))
+        return self.engine.generate(requests)
+
+    def _q(self, generations: Sequence[Generation], target: bool) -> np.ndarray:
+        """Q of each action in its state, by the first learner."""
+        if not generations:
+            return np.zeros(0)
+        sequences = [(*g.prompt_ids, *g.token_ids) for g in generations]
+        if self.learner_group.is_local:
+            return self.learner_group._learner.q_values(sequences, target)
+        return self.learner_group.foreach_learner(lambda learner: learner.q_values(sequences, target)).get_first().get()

@@ -1,0 +1,225 @@
+"""Text for RLlib's own learners: an RLModule, an action distribution and a learner connector, all by RLlib's interfaces.
+
+An action is a whole turn, a sequence of tokens. RLlib's losses touch it only through ``logp``, ``kl`` and ``entropy`` of a
+distribution, and read the value of a state from the module, so PPO's and APPO's learners run unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.distribution import Distribution
+from ray.rllib.core.learner.utils import make_target_network
+from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, TargetNetworkAPI, ValueFunctionAPI
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.learner.batch import micro_batches
+from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.value_head import ValueHeadModel, ValueHeadModule
+from rllib_nlac.sampling.chat import Chat, PromptTooLong
+from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
+from rllib_nlac.types import Message
+
+PAD = -1  # fills prompts and actions up on the right
+
+
+class TokenSequence(Distribution):
+    """The distribution of a turn, known at the sampled tokens only: a product over them.
+
+    Args:
+        inputs: Shape (B, T, 2): log-probability of each sampled token, and the entropy of the distribution it was drawn
+            from; zeros behind the turn's end. What stands in a vocabulary's other places is never stored.
+    """
+
+    def __init__(self, inputs: torch.Tensor) -> None:
+        super().__init__()
+        self.token_logprobs, self.token_entropies = inputs[..., 0], inputs[..., 1]
+
+    @classmethod
+    @override(Distribution)
+    def from_logits(cls, logits: torch.Tensor, **kwargs: Any) -> TokenSequence:
+        return cls(logits)
+
+    @override(Distribution)
+    def logp(self, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """log π(turn | state), shape (B,); the inputs were made for the very tokens in ``value``."""
+        return self.token_logprobs.sum(-1)
+
+    @override(Distribution)
+    def entropy(self, **kwargs: Any) -> torch.Tensor:
+        """Sum of the tokens' entropies, shape (B,): the turn's entropy, estimated at one sample of its prefixes."""
+        return self.token_entropies.sum(-1)
+
+    @override(Distribution)
+    def kl(self, other: Distribution, **kwargs: Any) -> torch.Tensor:
+        """KL(self || other) estimated from the tokens that self sampled, never negative, shape (B,).
+
+        Source: the k3 estimator, J. Schulman, "Approximating KL divergence", 2020.
+        """
+        assert isinstance(other, TokenSequence)
+        difference = other.token_logprobs - self.token_logprobs
+        return (difference.exp() - 1 - difference).sum(-1)
+
+    @override(Distribution)
+    def sample(self, *, sample_shape: Any = None, **kwargs: Any) -> torch.Tensor:
+        raise NotImplementedError("turns are sampled by the engine, not by the learner's module")
+
+    rsample = sample
+
+    @staticmethod
+    @override(Distribution)
+    def required_input_dim(space: gym.Space, **kwargs: Any) -> int:
+        return 2
+
+
+class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
+    """The language model as policy, with a value of the state beside it, as RLlib's PPO and APPO learners want it.
+
+    Observations are prompts, shape (B, P), and actions turns, shape (B, T), both padded by ``PAD``. The value is read at the
+    prompt's last token. ``model_config`` further holds ``temperature``, at which the engine samples, and
+    ``max_tokens_per_micro_batch``.
+    """
+
+    @override(ValueHeadModule)
+    def setup(self) -> None:
+        super().setup()
+        self.action_dist_cls = TokenSequence
+
+    @override(ValueHeadModule)
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        inference_only: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """All weights as CPU tensors; for inference the language model's alone, by their Hugging Face names."""
+        state = trainable_state(self.lm) if inference_only else self.state_dict()
+        return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+    @override(ValueHeadModule)
+    def set_state(self, state: Any) -> None:
+        self.load_state_dict(state)
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self._forward_train(batch)[Columns.ACTION_DIST_INPUTS]}
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        inputs, values = self._run_grouped(self.model, batch)
+        return {Columns.ACTION_DIST_INPUTS: inputs, Columns.EMBEDDINGS: values}
+
+    @override(ValueFunctionAPI)
+    def compute_values(self, batch: dict[str, Any], embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """V(s), shape (B,); ``embeddings`` are the values that a training pass has found on its way."""
+        return embeddings if embeddings is not None else self._without_gradients(self.model, batch)[1]
+
+    @override(TargetNetworkAPI)
+    def make_target_networks(self) -> None:
+        self.target_model = make_target_network(self.model)
+
+    @override(TargetNetworkAPI)
+    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
+        return [(self.model, self.target_model)]
+
+    @override(TargetNetworkAPI)
+    def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {TARGET_NETWORK_ACTION_DIST_INPUTS: self._without_gradients(self.target_model, batch)[0]}
+
+    @torch.no_grad()
+    def _without_gradients(self, model: ValueHeadModel, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A pass over the whole batch, however large."""
+        return self._run_grouped(model, batch)
+
+    def _run_grouped(self, model: ValueHeadModel, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """``_run`` in groups of similar length, which spares most of the padding."""
+        prompts, turns = batch[Columns.OBS], batch[Columns.ACTIONS]
+        lengths = (prompts != PAD).sum(-1) + (turns != PAD).sum(-1)
+        rows = torch.arange(len(turns), device=turns.device)
+        groups = list(micro_batches(lengths, rows, self.model_config["max_tokens_per_micro_batch"]))
+        parts = [self._run(model, prompts[group], turns[group]) for group in groups]
+        inverse = torch.cat(groups).argsort()
+        return torch.cat([inputs for inputs, _ in parts])[inverse], torch.cat([values for _, values in parts])[inverse]
+
+    def _run(self, model: ValueHeadModel, prompts: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of ``TokenSequence`` (B, T, 2) and values (B,) of one batch."""
+        prompts, turns = prompts.long(), turns.long()
+        starts, mask = (prompts != PAD).sum(-1), turns != PAD
+        # Each turn directly behind its prompt.
+        ids = torch.zeros(len(prompts), int((starts + mask.sum(-1)).max()) + 1, dtype=torch.long, device=prompts.device)
+        width = min(prompts.shape[1], ids.shape[1])
+        ids[:, :width] = prompts[:, :width].clamp(min=0)
+        places = (starts.unsqueeze(-1) + torch.arange(turns.shape[1], device=turns.device)).clamp(max=ids.shape[1] - 1)
+        ids.scatter_(1, places, torch.where(mask, turns, 0))
+        ids = ids[:, :-1]
+        kept = ids.shape[1] - int(starts.min()) + 1  # position i predicts token i + 1, from the shortest prompt's last on
+        logits, values = model(ids, positions=starts - 1, logits_to_keep=kept)
+        predicting = (places - 1 - (ids.shape[1] - kept)).clamp(0, kept - 1)
+        logits = logits.gather(1, predicting.unsqueeze(-1).expand(-1, -1, logits.shape[-1])).float()
+        logprobs = (logits / self.model_config["temperature"]).log_softmax(-1)
+        chosen = logprobs.gather(-1, turns.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
+        return torch.stack([chosen, entropies], dim=-1) * mask.unsqueeze(-1), values
+
+
+class TextToTokens(ConnectorV2):
+    """Learner connector: the columns of RLlib's batch from the text episodes of ``TextEnvRunner``.
+
+    Args:
+        chat: Writes the prompt of the state that an episode was cut off in.
+        max_prompt_tokens: Width of the observations.
+        max_action_tokens: Width of the actions.
+    """
+
+    def __init__(self, *args: Any, chat: Chat, max_prompt_tokens: int, max_action_tokens: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._chat = chat
+        self._widths = (max_prompt_tokens, max_action_tokens)
+
+    @override(ConnectorV2)
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[SingleAgentEpisode], **kwargs: Any) -> Any:
+        width, turn_width = self._widths
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            count = len(episode)
+            generations = episode.get_extra_model_outputs(GENERATION)
+            # RLlib has added one step that repeats the last one: it stands for the state after the end.
+            prompts = [g.prompt_ids for g in generations[:-1]] + [self._after_the_end(episode)]
+            inputs = np.zeros((count, turn_width, 2), np.float32)
+            for row, generation in enumerate(generations):
+                inputs[row, : len(generation.token_ids), 0] = generation.logprobs
+            columns = {
+                Columns.OBS: _padded(prompts, width),
+                Columns.ACTIONS: _padded([g.token_ids for g in generations], turn_width),
+                Columns.ACTION_LOGP: inputs[..., 0].sum(-1),
+                Columns.ACTION_DIST_INPUTS: inputs,
+            }
+            for name, column in columns.items():
+                self.add_n_batch_items(batch, name, column, count, episode)
+            episode.extra_model_outputs.clear()  # texts and records, which RLlib would try to put into the batch
+        return batch
+
+    def _after_the_end(self, episode: SingleAgentEpisode) -> tuple[int, ...]:
+        """Prompt of the last state; its value counts only where the episode was cut off, never behind a real end."""
+        last: tuple[int, ...] = episode.get_extra_model_outputs(GENERATION, -1).prompt_ids
+        if episode.is_terminated:
+            return last
+        messages = episode.get_extra_model_outputs(MESSAGES, -1)
+        turn, observation = episode.get_actions(-1), episode.get_observations(-1)
+        try:
+            return self._chat.prompt_ids((*messages, Message("assistant", turn), Message("user", observation)))
+        except PromptTooLong:
+            return last
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    table = np.full((len(rows), width), PAD, np.int32)
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = row
+    return table
