@@ -385,7 +385,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         weights = ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights
         weights = weights.get(DEFAULT_MODULE_ID, weights)
         if weights and (version == 0 or version > self._weights_version):
-            self._weights, self._weights_version = weights, version or self._weights_version + 1
+            self._weights, self._weights_version = weights, max(version, self._weights_version)
 
     def _serve_own_weights(self) -> None:
         """Puts the weights of RLlib's last sync into this process's engine, which others here may have used in between."""

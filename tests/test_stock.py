@@ -1,0 +1,254 @@
+"""RLlib's own PPO and APPO on text: what is brought to them is right, and they run unchanged."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.appo import APPO
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.columns import Columns
+
+from rllib_nlac.baselines.stock import TextAPPO, TextAPPOConfig, TextPPO, TextPPOConfig
+from rllib_nlac.baselines.token_module import PAD, TextToTokens, TokenSequence, TokenValueModule
+from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
+from rllib_nlac.types import Message
+
+WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
+
+
+def fitted(config):
+    config.environment("TwentyQuestions", env_config=dict(WORLD))
+    config.language(language_model="tiny", prompts="compact", max_action_tokens=12, max_tokens_per_micro_batch=1024)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=16).learners(num_learners=0).debugging(seed=0)
+    return config
+
+
+@pytest.fixture()
+def ppo_config():
+    return fitted(TextPPOConfig()).training(lr=1e-3, train_batch_size_per_learner=64, minibatch_size=32, num_epochs=1)
+
+
+@pytest.fixture()
+def appo_config():
+    config = fitted(TextAPPOConfig()).training(lr=1e-3, train_batch_size_per_learner=64)
+    config.env_runners(rollout_fragment_length=4)
+    config.reporting(min_time_s_per_iteration=0)
+    return config
+
+
+@pytest.fixture()
+def lent_local_engine(engine, monkeypatch):
+    """Runners that would start an engine in their process take the session's."""
+    monkeypatch.setattr("rllib_nlac.sampling.env_runner.local_engine", lambda config, chat: engine)
+
+
+@pytest.fixture()
+def ppo(ppo_config, ray_session, lent_local_engine):
+    algorithm = ppo_config.build_algo()
+    yield algorithm
+    algorithm.stop()
+
+
+def learner_batch(algorithm, episodes) -> dict[str, torch.Tensor]:
+    learner = algorithm.learner_group._learner
+    made = learner._learner_connector(
+        rl_module=learner.module, batch={}, episodes=episodes, shared_data={}, metrics=learner.metrics
+    )
+    return made["default_policy"]
+
+
+class TestUnchanged:
+    def test_only_the_default_configuration_is_ours(self):
+        for ours, theirs in ((TextPPO, PPO), (TextAPPO, APPO)):
+            own = {name for name in vars(ours) if not name.startswith(("__", "_abc"))}
+            assert own == {"get_default_config"}
+            assert ours.training_step is theirs.training_step
+
+    def test_learner_loss_and_connectors_are_rllibs(self, ppo):
+        learner = ppo.learner_group._learner
+        assert type(learner) is PPOTorchLearner
+        names = [type(piece).__name__ for piece in learner._learner_connector.connectors]
+        assert names == [
+            "AddOneTsToEpisodesAndTruncate", "TextToTokens", "AddObservationsFromEpisodesToBatch",
+            "AddColumnsFromEpisodesToTrainBatch", "AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch",
+            "BatchIndividualItems", "NumpyToTensor", "GeneralAdvantageEstimation",
+        ]  # fmt: skip
+
+
+class TestTokenSequence:
+    @given(st.lists(st.floats(-8, 0), min_size=1, max_size=6), st.lists(st.floats(-8, 0), min_size=6, max_size=6))
+    @settings(max_examples=50, deadline=None)
+    def test_properties(self, mine, theirs):
+        p = TokenSequence.from_logits(torch.stack([torch.tensor([mine]), torch.ones(1, len(mine))], -1))
+        other = TokenSequence.from_logits(torch.stack([torch.tensor([theirs[: len(mine)]]), torch.ones(1, len(mine))], -1))
+        assert p.logp(torch.zeros(1, len(mine))).item() == pytest.approx(sum(mine), abs=1e-4)
+        assert p.entropy().item() == len(mine)
+        assert p.kl(p).item() == 0.0 and p.kl(other).item() >= -1e-4
+
+    def test_the_kl_estimate_is_unbiased(self):
+        """Its mean over samples of a categorical distribution is the closed-form KL."""
+        generator = torch.Generator().manual_seed(0)
+        p, r = (torch.randn(7, generator=generator).log_softmax(0) for _ in range(2))
+        drawn = torch.multinomial(p.exp(), 200_000, replacement=True, generator=generator)
+        of = lambda logp: TokenSequence(torch.stack([logp[drawn][:, None], torch.zeros(len(drawn), 1)], -1))  # noqa: E731
+        assert of(p).kl(of(r)).mean().item() == pytest.approx((p.exp() * (p - r)).sum().item(), abs=0.01)
+
+
+class TestModule:
+    def test_log_probabilities_are_the_engines(self, ppo):
+        episodes = ppo.env_runner.sample(num_episodes=16)
+        batch = learner_batch(ppo, episodes)
+        out = ppo.learner_group._learner.module["default_policy"].forward_train(batch)
+        rows = batch[Columns.LOSS_MASK]
+        theirs, ours = batch[Columns.ACTION_DIST_INPUTS][rows][..., 0], out[Columns.ACTION_DIST_INPUTS][rows][..., 0]
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+        torch.testing.assert_close(batch[Columns.ACTION_LOGP], batch[Columns.ACTION_DIST_INPUTS][..., 0].sum(-1))
+        assert (out[Columns.ACTION_DIST_INPUTS][..., 1] >= 0).all()
+
+    def test_groups_and_padding_change_nothing(self, ppo):
+        batch = learner_batch(ppo, ppo.env_runner.sample(num_episodes=8))
+        module = ppo.learner_group._learner.module["default_policy"]
+        torch.nn.init.normal_(module.model.head.weight)
+        whole = []
+        for budget in (1, 300, 100_000):
+            module.model_config["max_tokens_per_micro_batch"] = budget
+            out = module.forward_train(batch)
+            whole.append((out[Columns.ACTION_DIST_INPUTS], module.compute_values(batch, out[Columns.EMBEDDINGS])))
+        for inputs, values in whole[1:]:
+            torch.testing.assert_close(inputs, whole[0][0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(values, whole[0][1], atol=1e-4, rtol=1e-4)
+
+    def test_temperature_is_the_engines(self, ppo_config):
+        spec = ppo_config.language(action_temperature=0.5).get_default_rl_module_spec()
+        spec.observation_space = spec.action_space = TextSpace()
+        module = spec.build()
+        prompt, turn = torch.tensor([[3, 10, 11, PAD]]), torch.tensor([[20, 1, PAD]])
+        inputs = module.forward_train({Columns.OBS: prompt, Columns.ACTIONS: turn})[Columns.ACTION_DIST_INPUTS]
+        logits = module.lm(torch.tensor([[3, 10, 11, 20]])).logits[0, 2:]
+        expected = (logits / 0.5).log_softmax(-1)[[0, 1], [20, 1]]
+        torch.testing.assert_close(inputs[0, :, 0], torch.tensor([*expected, 0.0]), atol=1e-5, rtol=1e-5)
+
+    def test_for_inference_the_state_is_a_plain_language_model(self, ppo):
+        module = ppo.learner_group._learner.module["default_policy"]
+        assert set(module.get_state(inference_only=True)) == {name for name, _ in module.lm.named_parameters()}
+        assert any("head" in name for name in module.get_state())
+
+
+class TestConnector:
+    def test_columns_follow_the_episodes(self, ppo):
+        episodes = ppo.env_runner.sample(num_episodes=6)
+        prompts = [g.prompt_ids for e in episodes for g in e.get_extra_model_outputs(GENERATION)]
+        turns = [g.token_ids for e in episodes for g in e.get_extra_model_outputs(GENERATION)]
+        returns = [e.get_return() for e in episodes]
+        batch = learner_batch(ppo, episodes)
+        real = batch[Columns.LOSS_MASK]
+        assert int((~real).sum()) == 6
+        assert [tuple(t for t in row.tolist() if t != PAD) for row in batch[Columns.OBS][real]] == prompts
+        assert [tuple(t for t in row.tolist() if t != PAD) for row in batch[Columns.ACTIONS][real]] == turns
+        assert float(batch[Columns.REWARDS].sum()) == sum(returns)
+        assert int(batch[Columns.TERMINATEDS].sum()) == 6  # the turn limit ends an episode
+        # The head is 0 at the start, so with γ = 1 and λ near 1 the targets are discounted by λ alone, from the end on.
+        assert batch["value_targets"].max().item() == pytest.approx(max(returns))
+
+    def test_a_cut_off_episode_is_bootstrapped_from_the_state_after_it(self, ppo, chat):
+        episodes = ppo.env_runner.sample(num_episodes=12)
+        (episode, *_) = [e for e in episodes if e.get_return() == 0.0]
+        episode.is_terminated, episode.is_truncated = False, True
+        messages = (
+            *episode.get_extra_model_outputs(MESSAGES, -1), Message("assistant", episode.get_actions(-1)),
+            Message("user", episode.get_observations(-1)),
+        )  # fmt: skip
+        batch = learner_batch(ppo, [episode])
+        last = tuple(t for t in batch[Columns.OBS][-1].tolist() if t != PAD)
+        assert last == chat.prompt_ids(messages) and not batch[Columns.LOSS_MASK][-1]
+
+    def test_texts_do_not_reach_the_batch(self, ppo):
+        batch = learner_batch(ppo, ppo.env_runner.sample(num_episodes=4))
+        assert GENERATION not in batch and MESSAGES not in batch
+        assert all(isinstance(column, torch.Tensor) for column in batch.values())
+        assert isinstance(ppo.config.build_learner_connector(TextSpace(), TextSpace()).connectors[0], TextToTokens)
+
+
+class TestRuns:
+    def test_ppo_trains_syncs_and_evaluates(self, ppo, engine):
+        before = ppo.learner_group._learner.module["default_policy"].get_state(inference_only=True)
+        result = ppo.train()
+        after = ppo.learner_group._learner.module["default_policy"].get_state(inference_only=True)
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+        learned = result["learners"]["default_policy"]
+        assert all(math.isfinite(learned[key]) for key in ("policy_loss", "vf_loss", "entropy", "mean_kl_loss"))
+        assert result["env_runners"]["num_episodes_lifetime"] > 8
+        # The next episodes are played with the new weights.
+        ppo.train()
+        episodes = ppo.env_runner.sample(num_episodes=4)
+        batch = learner_batch(ppo, episodes)
+        inputs = ppo.learner_group._learner.module["default_policy"].forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+        rows = batch[Columns.LOSS_MASK]
+        gap = (inputs - batch[Columns.ACTION_DIST_INPUTS])[rows][..., 0].abs().max()
+        assert gap.item() < 1e-3
+
+    def test_appo_trains_and_updates_its_target(self, appo_config, ray_session, lent_local_engine):
+        algorithm = appo_config.build_algo()
+        try:
+            results = [algorithm.train() for _ in range(3)]
+            learned = results[-1]["learners"]["default_policy"]
+            assert math.isfinite(learned["policy_loss"]) and math.isfinite(learned["vf_loss"])
+            assert results[-1]["env_runners"]["num_episodes_lifetime"] > 30
+            module = algorithm.learner_group._learner.module["default_policy"]
+            assert isinstance(module, TokenValueModule) and module.get_target_network_pairs()
+        finally:
+            algorithm.stop()
+
+    def test_two_algorithms_in_one_process_keep_their_weights_apart(self, ppo, ppo_config, lent_local_engine):
+        """They share an engine, and each puts its own weights in before it plays."""
+        other = ppo_config.copy(copy_frozen=False).build_algo()
+        try:
+            ppo.train()
+            other.env_runner.sample(num_episodes=2)
+            batch = learner_batch(ppo, ppo.env_runner.sample(num_episodes=4))
+            inputs = ppo.learner_group._learner.module["default_policy"].forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+            rows = batch[Columns.LOSS_MASK]
+            assert (inputs - batch[Columns.ACTION_DIST_INPUTS])[rows][..., 0].abs().max().item() < 1e-3
+        finally:
+            other.stop()
+
+    def test_a_checkpoint_restores_what_plays(self, ppo, tmp_path, lent_local_engine):
+        ppo.train()
+        path = ppo.save_to_path(str(tmp_path / "checkpoint"))
+        state = ppo.learner_group._learner.module["default_policy"].get_state()
+        other = Algorithm.from_checkpoint(path)
+        try:
+            restored = other.learner_group._learner.module["default_policy"].get_state()
+            assert all(torch.equal(state[name], restored[name]) for name in state)
+            played = [runner.env_runner.sample(num_episodes=8) for runner in (ppo, other)]
+            assert np.mean([e.get_return() for e in played[1]]) >= 0.0
+            batch = learner_batch(other, played[1])
+            inputs = other.learner_group._learner.module["default_policy"].forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+            rows = batch[Columns.LOSS_MASK]
+            assert (inputs - batch[Columns.ACTION_DIST_INPUTS])[rows][..., 0].abs().max().item() < 1e-3
+        finally:
+            other.stop()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("action_temperature", 0.0, "a greedy policy has no gradient"),
+        ("action_top_p", 0.9, "must be 1"),
+        ("num_engines", 1, "each EnvRunner has its engine"),
+        ("language_model", "./missing", "does not exist"),
+    ],
+)
+def test_a_wrong_value_names_key_and_fix(ppo_config, key, value, complaint):
+    ppo_config.validate()
+    setattr(ppo_config, key, value)
+    with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+        ppo_config.validate()
