@@ -14,8 +14,6 @@ from rllib_nlac.nlac import NLAC
 __version__ = "0.1.0"
 __all__ = ["NLAC", "NLACConfig", "__version__", "register"]
 
-for name, algorithm in baselines.algorithms().items():
-    register_trainable(name, algorithm)
-for algorithm in baselines.stock_on_text().values():
-    register_trainable(algorithm.__name__, algorithm)
+for _class in (*baselines.algorithms().values(), *baselines.stock_on_text().values()):
+    register_trainable(_class.__name__, _class)
 register_all()

@@ -73,7 +73,9 @@ class LanguageAlgorithm(Algorithm):
                 _uses_new_env_runners=True, _return_metrics=True,
             )  # fmt: skip
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
-        self.metrics.log_value("logprob_gap", logprob_gap(self.learner_group, episodes, self.weight_version), window=1)
+        if self.weight_version:
+            gap = logprob_gap(self.learner_group, episodes, self.weight_version)
+            self.metrics.log_value("logprob_gap", gap, window=1)
         return episodes
 
     def learn(self, sequences: Sequence[TrainingSequence], count: int = 0) -> dict[int, np.ndarray]:

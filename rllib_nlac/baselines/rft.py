@@ -49,17 +49,17 @@ class RFT(LanguageAlgorithm):
         return RFTConfig()
 
     @override(LanguageAlgorithm)
+    def setup(self, config: Any) -> None:
+        self.pool: list[SingleAgentEpisode] = []
+        super().setup(config)
+
+    @override(LanguageAlgorithm)
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         accepted = [episode for episode in episodes if self.accepts(episode)]
         self.metrics.log_value("accepted_rate", len(accepted) / max(len(episodes), 1), window=1)
         self.pool = [*self.pool, *accepted][-max(self.config.pool_size, len(accepted), 1) :]
         sequences = [sequence for episode in self.pool for sequence in turn_sequences(episode)]
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
-
-    @override(LanguageAlgorithm)
-    def setup(self, config: Any) -> None:
-        self.pool: list[SingleAgentEpisode] = []
-        super().setup(config)
 
     def accepts(self, episode: SingleAgentEpisode) -> bool:
         """Whether an episode is imitated."""
