@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_nlac.cli import app
-from rllib_nlac.experiment import ExperimentError, check_resources, load_experiments, resolve
+from rllib_nlac.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
 from rllib_nlac.names import unknown_key
 from rllib_nlac.progress import evaluated, lookup, read_result
 
@@ -86,9 +86,20 @@ class TestExperimentFiles:
         (experiment,) = load_experiments(write(tmp_path / "x.yaml", run="PPO", env="CartPole-v1", config={"lr": 1e-4}))
         assert type(resolve(experiment)).__name__ == "PPOConfig" and resolve(experiment).lr == 1e-4
 
+    @pytest.mark.parametrize(("run", "ours"), [("PPO", "TextPPO"), ("APPO", "TextAPPO"), ("GRPO", "GRPO"), ("NLQL", "NLQL")])
+    def test_on_text_one_word_swaps_the_algorithm(self, tmp_path, run, ours):
+        config = {"language_model": "tiny", "prompts": "compact", "max_action_tokens": 12, "lr": 1e-4}
+        (experiment,) = load_experiments(write(tmp_path / "x.yaml", run=run, config=config))
+        assert trainable_of(experiment).__name__ == ours and resolve(experiment).max_action_tokens == 12
+
     @pytest.mark.parametrize(
         ("changes", "complaint"),
         [
+            ({"run": "SAC"}, "RLlib's SAC does not know text environments such as 'TwentyQuestions'; on text run .*APPO.*PPO"),
+            ({"run": "PPO", "config": {"num_futures": 2}}, "unknown key 'num_futures'"),
+            ({"run": "PPO", "config": {"action_top_p": 0.5}}, "action_top_p is 0.5 and must be 1"),
+            ({"run": "GRPO", "config": {"episodes_per_iteration": 60}}, "must be a multiple of episodes_per_task, 8"),
+            ({"config": {"n_step": 0}}, "n_step is 0 and must be at least 1"),
             ({"config": {"num_futurs": 2}}, "did you mean 'num_futures'"),
             ({"config": {"num_workers": 2}}, "'num_env_runners' now"),
             ({"run": "NLCA"}, "did you mean 'NLAC'"),
@@ -106,10 +117,11 @@ class TestExperimentFiles:
             load_experiments(write(tmp_path / "x.yaml", **changes))
 
     def test_a_machine_that_is_too_small_is_an_error_and_not_a_wait(self):
-        (large,) = load_experiments(EXAMPLES[-1])
+        examples = {path.stem: path for path in EXAMPLES}
+        (large,) = load_experiments(examples["twenty_questions_nlac_qwen2.5_7b"])
         with pytest.raises(ExperimentError, match="needs 8 GPUs, and Ray has 0 here"):
             check_resources(large, {"CPU": 64.0})
-        (small,) = load_experiments(EXAMPLES[0])
+        (small,) = load_experiments(examples["twenty_questions_nlac"])
         check_resources(small, {"CPU": 2.0})
         with pytest.raises(ExperimentError, match="needs 2 CPUs"):
             check_resources(small, {"CPU": 1.0})
@@ -140,7 +152,7 @@ class TestCommand:
         (written,) = yaml.safe_load(path.read_text()).values()
         for key, value in written["config"].items():
             shown = {**printed["config (defaults)"], **printed["config (set)"]}
-            assert shown[key] == value, key
+            assert shown["lambda_" if key == "lambda" else key] == value, key
 
     def test_overrides(self, tmp_path):
         path = write(tmp_path / "x.yaml", stop={"training_iteration": 5})

@@ -136,6 +136,23 @@ def test_coefficients_scale_a_loss_and_0_switches_it_off(algorithm):
     assert {role for role, _ in plain} == {CRITIC, POLICY}
 
 
+@pytest.mark.parametrize(
+    "ablation",
+    [
+        {"critic_loss_coeff": 0.0}, {"num_refinements": 0}, {"n_step": 100}, {"tau": 1.0}, {"num_futures": 3},
+        {"num_refinements": 2}, {"replay_buffer_config": {"alpha": 0.0}}, {"critic_input": "permuted"},
+    ],
+    ids=lambda change: "-".join(change),
+)  # fmt: skip
+def test_every_ablation_runs(small, ray_session, lent_engine, ablation):
+    algorithm = small.training(**ablation).build_algo()
+    try:
+        result = algorithm.train()
+        assert result["learners"]["default_policy"]["num_gradient_steps"] >= 1 and result["logprob_gap"] < 1e-3
+    finally:
+        algorithm.stop()
+
+
 @pytest.mark.parametrize("broken", ["", "Optimal: hm"])
 def test_a_run_survives_an_iteration_in_which_nothing_parses(algorithm, broken):
     ids = algorithm.chat.encode(broken)

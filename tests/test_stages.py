@@ -119,6 +119,39 @@ def test_m_rounds_judge_the_refined_action_again(make):
     assert refinements[0].action == "Can you eat it?" and refinements[0].reason == "refined" and report.calls == 9
 
 
+def test_without_refinement_the_critic_only_accepts_or_not(make):
+    engine, stages = make(script(), num_refinements=0)
+    _, (refused,), report = stages.run([transition()])
+    assert refused.reason == "not_refined" and refused.generation is None and refused.critique is not None
+    assert not any(last_message(p).startswith("Refine.") for _, ps in engine.calls for p in ps) and report.calls == 3
+    _, stages = make(script(verdict=YES, future="Future: SUCCESS"), num_refinements=0)
+    _, (accepted,), _ = stages.run([transition()])
+    assert accepted.reason == "yes_success" and accepted.generation is not None
+
+
+def test_n_steps_back_up_the_last_first_and_bootstrap_behind_it(make):
+    """d' is asked for behind the last stored step, and each earlier target rests on the later one's text."""
+    answers = iter(["Future: last. SUCCESS", "Future: middle. SUCCESS", "Future: first. SUCCESS"])
+    engine, stages = make(
+        lambda prompt, w: next(answers) if last_message(prompt).startswith("Backup.") else script()(prompt, w)
+    )
+    first, second, third = (transition(i, action=action) for i, action in enumerate(("a1", "a2", "a3")))
+    (target,), *_ = stages.run([dataclasses.replace(first, following=(second, third))])
+    backups = [p for w, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")]
+    assert [p.split("<|assistant|>")[1].split("<|end|>")[0] for p in backups] == ["a3", "a2", "a1"]
+    assert [last_message(p).split("Next: ")[1].split(" Reward")[0] for p in backups] == [
+        "No. few left. FAILURE", "last. SUCCESS", "middle. SUCCESS",
+    ]  # fmt: skip
+    assert target.future.text == "first. SUCCESS" and target.transition.action == "a1" and target.next_action == "Can it fly?"
+
+
+def test_a_chain_whose_later_target_does_not_parse_is_dropped(make):
+    answers = iter(["no label", "Future: first. SUCCESS"])
+    _, stages = make(lambda prompt, w: next(answers) if last_message(prompt).startswith("Backup.") else script()(prompt, w))
+    (target,), _, report = stages.run([dataclasses.replace(transition(1), following=(transition(2),))])
+    assert target.generation is None and report.counts["unparsed_target"] == 1
+
+
 def test_a_later_yes_keeps_the_former_rounds_action(make):
     verdicts = iter([NO, YES])
     _, stages = make(
