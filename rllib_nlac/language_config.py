@@ -86,6 +86,29 @@ class LanguageConfig(AlgorithmConfig):
         """
         return self._set(locals())
 
+    @override(AlgorithmConfig)
+    def env_runners(  # type: ignore[override]
+        self,
+        *,
+        episodes_per_iteration: int | None = NotProvided,
+        truncation_ends: bool | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets collection; RLlib's own keys are taken too.
+
+        Args:
+            episodes_per_iteration: Episodes of one round of all EnvRunners; None counts steps instead, as RLlib does:
+                whole episodes until there are ``rollout_fragment_length`` steps for every environment.
+            truncation_ends: Whether an episode that a limit cuts off counts as ended for algorithms that would bootstrap
+                from its last state.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().env_runners(**kwargs)
+        return self._set(arguments)
+
     def engines(
         self,
         *,

@@ -198,6 +198,34 @@ class TestBranches:
         ((branch,),) = runner.branch([(e, len(e))], count=1)
         assert branch.get_observations() == e.get_observations()
 
+    def test_remote_runners_share_the_prefixes(self, build, chat):
+        """Each prefix gets its own branches back, whichever runner played them; a lost runner's have none."""
+        algorithm = build(NLRLConfig())
+        episodes = algorithm.collect()[:5]
+        local = algorithm.env_runner_group.local_env_runner
+
+        class Group:
+            lost: tuple[int, ...] = ()
+
+            def healthy_env_runner_ids(self):
+                return [1, 2]
+
+            def foreach_env_runner(self, functions, *, remote_worker_ids, local_env_runner, timeout_seconds):
+                assert remote_worker_ids == [1, 2] and not local_env_runner
+                answers = [function(local) for function in functions]
+                return [answer for answer in reversed(answers) if answer[0] not in self.lost]
+
+        stub = Group()
+        own, algorithm.env_runner_group = algorithm.env_runner_group, stub
+        try:
+            branches = algorithm.branch([(e, 1) for e in episodes], 2)
+            assert [len(group) for group in branches] == [2] * 5
+            assert all(b.id_.startswith(e.id_) for e, group in zip(episodes, branches, strict=True) for b in group)
+            stub.lost = (1,)
+            assert [len(group) for group in algorithm.branch([(e, 1) for e in episodes], 2)] == [2, 0, 2, 0, 2]
+        finally:
+            algorithm.env_runner_group = own
+
     def test_an_environment_that_does_not_repeat_itself_is_dropped_and_counted(self, chat):
         class Moody(gym.Env):
             def __init__(self):

@@ -105,6 +105,26 @@ def test_rllibs_own_algorithms_train_too(tmp_path):
     assert re.search(r"^\s*1\s", result.stdout, re.MULTILINE)
 
 
+def test_ppo_plays_text_by_the_command_and_its_checkpoint_is_evaluated(tmp_path):
+    example = ROOT / "tuned_examples" / "twenty_questions_ppo.yaml"
+    result = rllib("train", "file", str(example), "--storage-path", str(tmp_path), "--stop", "{training_iteration: 1}")
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "TextPPO" in result.stdout and re.search(r"^\s*1\s+\d+\s+0\.\d+", result.stdout, re.MULTILINE)
+    (checkpoint,) = tmp_path.glob("**/checkpoint_*")
+    result = rllib("evaluate", str(checkpoint), "--episodes", "32", "--render")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "TextPPO on TwentyQuestions" in result.stdout and "agent:" in result.stdout
+
+
+def test_react_reports_what_a_model_reaches_untrained(tmp_path):
+    example = ROOT / "tuned_examples" / "twenty_questions_react.yaml"
+    result = rllib("train", "file", str(example), "--storage-path", str(tmp_path))
+    assert result.returncode == 0, result.stdout[-3000:]
+    (results,) = tmp_path.glob("**/result.json")
+    last = json.loads(results.read_text().splitlines()[-1])
+    assert last["env_runners"]["num_episodes"] == 512 and 0.05 < last["env_runners"]["success_rate"] < BASE_AT_MOST
+
+
 def test_tuner_finds_nlac_by_name(ray_session, config, tmp_path):
     from ray import tune
 

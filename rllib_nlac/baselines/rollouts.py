@@ -23,6 +23,7 @@ from rllib_nlac.language.stages import LanguageStages, StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.metrics import log_stages
 from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, transition_at
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import BellmanTarget, Refinement, Transition
 
 
@@ -94,22 +95,25 @@ class RolloutCritic(LanguageAlgorithm):
         return self._sequences(targets, refinements)
 
     def branch(self, prefixes: list[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
-        """``count`` continuations of each prefix, by whichever EnvRunner is free."""
+        """``count`` continuations of each prefix, shared out among the EnvRunners; none where a runner was lost."""
         group = self.env_runner_group
-        ids = group.healthy_worker_ids()
+        ids = group.healthy_env_runner_ids()
         if not ids:
-            results = [group.local_env_runner.branch(prefixes, count)]
+            branches = group.local_env_runner.branch(prefixes, count)
             self.metrics.aggregate([group.local_env_runner.get_metrics()], key=ENV_RUNNER_RESULTS)
-            return results[0]
-        shares = [prefixes[i :: len(ids)] for i in range(len(ids))]
+            return branches
+
+        def play(runner: TextEnvRunner, part: int) -> tuple[int, list[list[SingleAgentEpisode]], Any]:
+            return part, runner.branch(prefixes[part :: len(ids)], count), runner.get_metrics()
+
         answers = group.foreach_env_runner(
-            [lambda runner, share=share: (runner.branch(share, count), runner.get_metrics()) for share in shares],
+            [functools.partial(play, part=part) for part in range(len(ids))],
             remote_worker_ids=ids, local_env_runner=False, timeout_seconds=self.config.sample_timeout_s,
         )  # fmt: skip
-        self.metrics.aggregate([metrics for _, metrics in answers], key=ENV_RUNNER_RESULTS)
-        branches: list[list[SingleAgentEpisode]] = [[] for _ in prefixes]
-        for i, (played, _) in enumerate(answers):
-            branches[i :: len(ids)] = played
+        self.metrics.aggregate([metrics for _, _, metrics in answers], key=ENV_RUNNER_RESULTS)
+        branches = [[] for _ in prefixes]
+        for part, played, _ in answers:
+            branches[part :: len(ids)] = played
         return branches
 
     def _transition(self, episode: SingleAgentEpisode, t: int, first_id: int) -> Transition:

@@ -28,8 +28,7 @@ class StockConfig(LanguageConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.truncation_ends = True
-        self._learner_connector = self._text_to_tokens
-        # How far apart the policies of two iterations are is the clipping's business; the value head starts at 0.
+        self.learners(learner_connector=self._text_to_tokens)
         self.gamma = 1.0
         self.lambda_ = 0.95
         self.grad_clip = 1.0

@@ -77,6 +77,11 @@ class TestAlgorithm:
         parameters = inspect.signature(synchronous_parallel_sample).parameters
         assert {"worker_set", "sample_timeout_s", "_uses_new_env_runners", "_return_metrics"} <= set(parameters)
 
+    def test_runners_can_be_given_a_function_each(self):
+        parameters = inspect.signature(EnvRunnerGroup.foreach_env_runner).parameters
+        assert {"func", "remote_worker_ids", "local_env_runner", "timeout_seconds"} <= set(parameters)
+        assert "List[Callable" in str(parameters["func"].annotation)
+
     def test_the_replay_buffer_is_made_by_a_hook(self):
         assert "self._create_local_replay_buffer_if_necessary(" in inspect.getsource(Algorithm.setup)
 
