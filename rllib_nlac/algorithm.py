@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
@@ -64,6 +67,11 @@ class LanguageAlgorithm(Algorithm):
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         """What the learner trains on after these episodes."""
         raise NotImplementedError
+
+    def make_stages(self, kind: type[LanguageStages] = LanguageStages) -> LanguageStages:
+        """The waves of generation of an algorithm whose critic speaks."""
+        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
+        return kind(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
 
     def collect(self) -> list[SingleAgentEpisode]:
         """One iteration's episodes, played with the current weights."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +16,12 @@ from ray.rllib.utils.metrics import (
 
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.config import NLACConfig
-from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.metrics import TransitionWriter, log_replay, log_stages
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
-from rllib_nlac.types import BellmanTarget, Refinement, Transition
+from rllib_nlac.types import BellmanTarget, Refinement
 
 LANGUAGE_STAGES_TIMER = "language_stages_timer"
 
@@ -76,6 +74,8 @@ class ReplayAlgorithm(LanguageAlgorithm):
 class NLAC(ReplayAlgorithm):
     """Natural Language Actor-Critic (arXiv 2512.04601)."""
 
+    stages_class: type[LanguageStages] = LanguageStages
+
     @classmethod
     @override(Algorithm)
     def get_default_config(cls) -> NLACConfig:
@@ -84,13 +84,8 @@ class NLAC(ReplayAlgorithm):
     @override(LanguageAlgorithm)
     def setup(self, config: Any) -> None:
         super().setup(config)
-        self.stages = self.make_stages()
+        self.stages = self.make_stages(self.stages_class)
         self.writer = TransitionWriter(self.logdir)
-
-    def make_stages(self) -> LanguageStages:
-        """The waves of generation between replay and the learner."""
-        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
-        return LanguageStages(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
@@ -131,7 +126,7 @@ class NLAC(ReplayAlgorithm):
             critic = [(i, g) for i in members if (g := targets[i].generation) and self.config.critic_loss_coeff]
             policy = [(i, g) for i in members if (g := refinements[i].generation) and self.config.policy_loss_coeff]
             for item, answer in critic:
-                ids = self.predict_ids(sample.transitions[item])
+                ids = self.stages.predict_ids(sample.transitions[item])
                 weight = self.config.critic_loss_coeff * float(sample.weights[item]) / len(critic)
                 sequences.append(TrainingSequence(ids, answer.token_ids, CRITIC, item, minibatch, weight))
             for item, answer in policy:
@@ -140,12 +135,6 @@ class NLAC(ReplayAlgorithm):
                 weight = self.config.policy_loss_coeff * float(sample.weights[item]) / len(policy)
                 sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, item, minibatch, weight))
         return sequences
-
-    def predict_ids(self, transition: Transition) -> tuple[int, ...]:
-        """Prompt of M(.|s, a), under which the successor model is trained."""
-        return self.chat.prompt_ids(
-            self.stages.prompts_for(transition.env).predict_messages(transition.state, transition.action)
-        )
 
     @override(LanguageAlgorithm)
     def own_state(self) -> dict[str, Any]:

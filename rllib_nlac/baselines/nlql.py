@@ -5,7 +5,6 @@ The policy proposes several actions, the critic judges each, and the best one by
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -14,7 +13,6 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.config import NLACConfig
 from rllib_nlac.language import critique, refine
-from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import Answer, Ask, LanguageStages, Stage, StageReport
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.types import Critique, Future, Refinement, Transition, Weights
@@ -45,22 +43,6 @@ class NLQLConfig(NLACConfig):
     def validate(self) -> None:
         super().validate()
         self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: the best of one teaches nothing")
-
-
-class NLQL(NLAC):
-    """NLAC with the best of several actions where NLAC refines one."""
-
-    @classmethod
-    @override(NLAC)
-    def get_default_config(cls) -> NLQLConfig:
-        return NLQLConfig()
-
-    @override(NLAC)
-    def make_stages(self) -> LanguageStages:
-        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
-        stages = BestOfStages(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
-        stages.num_candidates = self.config.num_candidates
-        return stages
 
 
 class BestOfStages(LanguageStages):
@@ -95,6 +77,23 @@ class BestOfStages(LanguageStages):
         ]
         report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
         return refinements
+
+
+class NLQL(NLAC):
+    """NLAC with the best of several actions where NLAC refines one."""
+
+    stages_class = BestOfStages
+
+    @classmethod
+    @override(NLAC)
+    def get_default_config(cls) -> NLQLConfig:
+        return NLQLConfig()
+
+    @override(NLAC)
+    def setup(self, config: Any) -> None:
+        super().setup(config)
+        assert isinstance(self.stages, BestOfStages)
+        self.stages.num_candidates = self.config.num_candidates
 
 
 def choose(

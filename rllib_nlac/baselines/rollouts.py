@@ -18,8 +18,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.config import RolesConfig
-from rllib_nlac.language.prompts import load_prompts
-from rllib_nlac.language.stages import LanguageStages, StageReport
+from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.metrics import log_stages
 from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, transition_at
@@ -60,8 +59,7 @@ class RolloutCritic(LanguageAlgorithm):
     @override(LanguageAlgorithm)
     def setup(self, config: Any) -> None:
         super().setup(config)
-        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
-        self.stages = LanguageStages(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
+        self.stages = self.make_stages()
 
     def describe(self, rollouts: Sequence[Sequence[Transition]], report: StageReport) -> list[list[BellmanTarget]]:
         """What the evaluator is told of each rollout.
@@ -128,12 +126,10 @@ class RolloutCritic(LanguageAlgorithm):
         sequences: list[TrainingSequence] = []
         for target, answer in critic:
             weight = config.critic_loss_coeff / len(critic)
-            sequences.append(TrainingSequence(self._predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight))
+            sequences.append(
+                TrainingSequence(self.stages.predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight)
+            )
         for refinement, answer in policy:
             ids, weight = refinement.transition.generation.prompt_ids, config.policy_loss_coeff / len(policy)
             sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, 0, 0, weight))
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
-
-    def _predict_ids(self, transition: Transition) -> tuple[int, ...]:
-        prompts = self.stages.prompts_for(transition.env)
-        return self.chat.prompt_ids(prompts.predict_messages(transition.state, transition.action))

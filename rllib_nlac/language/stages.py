@@ -227,6 +227,11 @@ class LanguageStages:
         prompts = self._prompts(transitions)
         return improvement_stage(transitions, prompts, self.settings, self.chat, report, self.rng, futures)
 
+    def predict_ids(self, transition: Transition) -> tuple[int, ...]:
+        """Prompt of M(.|s, a), under which the successor model is trained."""
+        prompts = self.prompts_for(transition.env)
+        return self.chat.prompt_ids(prompts.predict_messages(transition.state, transition.action))
+
     def drive(self, report: StageReport, *stages: Stage) -> list[Any]:
         """Runs stages side by side to their ends: what they ask in the same wave goes to the engine together."""
         results: list[Any] = [None] * len(stages)
