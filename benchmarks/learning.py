@@ -151,7 +151,8 @@ def main() -> None:
         for method in arguments.methods:
             for seed in range(arguments.seeds):
                 rows += run(method, seed, arguments.out)
-                print(f"{method}, seed {seed}: {rows[-1]['evaluation']}", flush=True)
+                last = [row for row in rows if row["evaluation"] is not None][-1]
+                print(f"{method}, seed {seed}: {last['evaluation']} after {last['episodes']} episodes", flush=True)
                 write(rows, arguments.out / "learning.csv")
     write(rows, arguments.out / "learning.csv")
     plot(rows, arguments.base, arguments.out / "learning_curve.png")

@@ -24,7 +24,7 @@ from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.engine import Engine
-from rllib_nlac.types import BellmanTarget, Future, Generation, Message, Refinement, Request, Transition, Weights
+from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Request, Transition, Weights
 
 Answer = tuple[Generation, str]
 Prompt = tuple[Message, ...] | None
@@ -113,8 +113,9 @@ def improvement_stage(
     count = len(transitions)
     actions: list[str | None] = [t.action for t in transitions]
     refined: list[Answer | None] = [None] * count
+    advice: list[Critique | None] = [None] * count  # the critique behind each refined action
     seen_first: list[tuple[Future, ...]] = []
-    critiques_first: list[Any] = []
+    critiques_first: list[Critique | None] = []
     for number in range(max(rounds, 1)):
         if number == 0 and futures is not None:
             parsed = list(futures)
@@ -143,12 +144,14 @@ def improvement_stage(
             settings.refine, settings.judge,
         )  # fmt: skip
         # Where a later round has nothing better to offer, the former round's action stands.
-        refined = [refine.read_action(a, settings.action_format) or old for a, old in zip(answers, refined, strict=True)]
+        new = [refine.read_action(answer, settings.action_format) for answer in answers]
+        advice = [c if a else former for a, c, former in zip(new, critiques, advice, strict=True)]
+        refined = [a or former for a, former in zip(new, refined, strict=True)]
         actions = [answer[1] if answer else None for answer in refined]
     if settings.reasoning is not None:
         thoughts = [
             reasoning.action_thought(p, t.state, answer, c, chat)
-            for p, t, answer, c in zip(prompts, transitions, refined, critiques_first, strict=True)
+            for p, t, answer, c in zip(prompts, transitions, refined, advice, strict=True)
         ]
         generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
         refined = [
