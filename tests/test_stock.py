@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,6 +238,13 @@ class TestRuns:
             assert (inputs - batch[Columns.ACTION_DIST_INPUTS])[rows][..., 0].abs().max().item() < 1e-3
         finally:
             other.stop()
+
+
+def test_the_readmes_ppo_runs_as_it_stands(ray_session, lent_local_engine, capsys):
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    code = re.search(r"```python\n(from rllib_nlac.baselines.stock.*?)```", readme, re.DOTALL)[1]
+    exec(compile(code, "README.md", "exec"), {})
+    assert 0.0 <= float(capsys.readouterr().out.splitlines()[-1]) <= 1.0
 
 
 @pytest.mark.parametrize(
