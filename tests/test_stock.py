@@ -209,6 +209,25 @@ class TestRuns:
         finally:
             algorithm.stop()
 
+    def test_appo_collects_and_learns_in_processes_of_their_own(self, appo_config, ray_session):
+        """The EnvRunner actor starts its own engine and plays with weights that RLlib's sync brought from the learner actor."""
+        appo_config.env_runners(num_env_runners=1).learners(num_learners=1).reporting(min_time_s_per_iteration=5)
+        appo_config.engines(engine_config={"cpu_kv_cache_gib": 0.25})
+        algorithm = appo_config.build_algo()
+        try:
+            versions: list[int] = []
+            for _ in range(24):
+                algorithm.train()
+                versions = algorithm.env_runner_group.foreach_env_runner(
+                    lambda runner: runner._weights_version, local_env_runner=False
+                )
+                if versions and versions[0] >= 2:
+                    break
+            assert versions[0] >= 2
+            assert algorithm.metrics.peek(("env_runners", "num_episodes_lifetime")) > 16
+        finally:
+            algorithm.stop()
+
     def test_two_algorithms_in_one_process_keep_their_weights_apart(self, ppo, ppo_config, lent_local_engine):
         """They share an engine, and each puts its own weights in before it plays."""
         other = ppo_config.copy(copy_frozen=False).build_algo()

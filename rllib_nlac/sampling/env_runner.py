@@ -104,6 +104,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._failures_in_a_row = 0
         self._weights_version = 0
         self._weights: dict[str, Any] | None = None
+        # Asynchronous algorithms of RLlib put a handle here; their runners fetch new weights from it themselves.
+        self._env_runner_state_server: Any = None
         self.make_env()
 
     def attach(self, engine: Engine) -> None:
@@ -151,6 +153,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 num_timesteps = self.config.get_rollout_fragment_length(self.worker_index) * len(self._slots)
         if self.config.in_evaluation:
             self._next_episode = 0  # every evaluation plays the same tasks
+        self._fetch_weights()
         return self._play(self._next_start, num_episodes, num_timesteps or 0)
 
     def branch(self, prefixes: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
@@ -379,6 +382,19 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._take_weights(state[COMPONENT_RL_MODULE], state.get(WEIGHTS_SEQ_NO, 0))
         self._next_episode = state.get("next_episode", self._next_episode)
         self.num_env_steps_sampled_lifetime = state.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_env_steps_sampled_lifetime)
+
+    def _fetch_weights(self) -> None:
+        """Asks the state server of an asynchronous algorithm for newer weights; without an answer the old ones play on."""
+        if self._env_runner_state_server is None:
+            return
+        try:
+            state = ray.get(self._env_runner_state_server.pull_if_newer.remote(self._weights_version))
+        except ray.exceptions.RayError as error:
+            self._count("weight_fetch_failures", 1)
+            logger.warning("no newer weights could be fetched: %s: %s", type(error).__name__, error)
+            return
+        if state is not None:
+            self.set_state(state)
 
     def _take_weights(self, weights: Any, version: int) -> None:
         """Weights from RLlib's own sync; of an older version than those here they are ignored, of version 0 never."""

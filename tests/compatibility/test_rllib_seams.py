@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
@@ -80,7 +82,12 @@ class TestAlgorithm:
     def test_runners_can_be_given_a_function_each(self):
         parameters = inspect.signature(EnvRunnerGroup.foreach_env_runner).parameters
         assert {"func", "remote_worker_ids", "local_env_runner", "timeout_seconds"} <= set(parameters)
-        assert "List[Callable" in str(parameters["func"].annotation)
+        assert "List[" in str(parameters["func"].annotation)
+
+    def test_asynchronous_algorithms_hand_weights_over_by_a_server(self):
+        assert "env_runner._env_runner_state_server = server" in inspect.getsource(IMPALA.setup)
+        source = inspect.getsource(SingleAgentEnvRunner.sample)
+        assert "pull_if_newer.remote(" in source and "self.set_state(_server_state)" in source
 
     def test_the_replay_buffer_is_made_by_a_hook(self):
         assert "self._create_local_replay_buffer_if_necessary(" in inspect.getsource(Algorithm.setup)
