@@ -14,10 +14,13 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import pytest
 import ray
+import torch
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.language.prompts import PromptSet, load_prompts
+from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.types import Weights
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 
@@ -47,13 +50,29 @@ def ray_session():
 
 
 @pytest.fixture(scope="session")
-def engine(model_path: str, chat: Chat):
-    """Real vLLM with the shipped model."""
+def session_engine(model_path: str, chat: Chat):
+    """Real vLLM, with whatever weights the last test left in it."""
     from rllib_nlac.sampling.vllm_engine import VLLMEngine
 
     engine = VLLMEngine(model_path, chat.max_context, [chat.end_id])
     yield engine
     engine.stop()
+
+
+@pytest.fixture(scope="session")
+def base_weights(model_path: str) -> dict[str, torch.Tensor]:
+    """The shipped model's weights as vLLM takes them."""
+    from transformers import AutoModelForCausalLM
+
+    return trainable_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
+
+
+@pytest.fixture()
+def engine(session_engine, base_weights):
+    """Real vLLM with the shipped model, as every test finds it."""
+    if not session_engine.holds(base_weights):
+        session_engine.set_weights(Weights.POLICY, 0, base_weights)
+    return session_engine
 
 
 class Borrowed:

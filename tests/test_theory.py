@@ -106,7 +106,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(chat, model_path, engine) -> World:
+def world(chat, session_engine) -> World:
     def runner(answer) -> TextEnvRunner:
         config = NLACConfig().environment("Corridor").debugging(seed=0).language(prompts=dataclasses.asdict(PROMPTS))
         config.num_envs_per_env_runner = 16
@@ -127,7 +127,7 @@ def world(chat, model_path, engine) -> World:
         learner.build()
         return learner
 
-    return World(chat.tokenizer, runner, learner, engine)
+    return World(chat.tokenizer, runner, learner, session_engine)
 
 
 # The statements.
