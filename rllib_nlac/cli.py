@@ -148,11 +148,9 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
             error = trial.get_error()
             console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False)
         where = Path(trial.path)
-        lines = [
-            f"\nResults:     {where}",
-            f"Curves:      tensorboard --logdir {where.parent}",
-            "             (under Text: one transition per iteration, in words)",
-        ]
+        lines = [f"\nResults:     {where}", f"Curves:      tensorboard --logdir {where.parent}"]
+        if any(where.glob("*.transitions")):
+            lines.append("             (under Text: one transition per iteration, in words)")
         if trial.checkpoint:
             lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
         for line in lines:

@@ -399,8 +399,11 @@ class TestReAct:
 
     def test_what_fails_for_good_says_where_and_why(self, chat, serve):
         server = serve(*[500] * 20)
-        with pytest.raises(EngineError, match=r"endpoint http://127.0.0.1:\d+/v1 failed: InternalServerError.*not now"):
+        with pytest.raises(
+            EngineError, match=r"endpoint http://127.0.0.1:\d+/v1 failed: InternalServerError.*not now"
+        ) as raised:
             self.ask(chat, server.url, max_retries=1)
+        assert raised.value.__cause__ is None  # the client's own exceptions cannot be pickled, and Ray would lose ours
         with pytest.raises(EngineError, match="needs a key: set the environment variable NO_SUCH_KEY"):
             EndpointEngine(chat, "https://api.openai.com/v1", "m", api_key_env="NO_SUCH_KEY")
 

@@ -79,7 +79,8 @@ class EndpointEngine:
                 top_p=request.top_p, seed=request.seed,
             )  # fmt: skip
         except openai.OpenAIError as error:
-            raise EngineError(f"the endpoint {self._url} failed: {type(error).__name__}: {error}") from error
+            # Not "from error": the client's exceptions do not survive Ray's pickling, and with one as its cause ours would not.
+            raise EngineError(f"the endpoint {self._url} failed: {type(error).__name__}: {error}") from None
         if not answer.choices:
             raise EngineError(f"the endpoint {self._url} answered without choices: {answer}")
         choice = answer.choices[0]
