@@ -11,7 +11,7 @@ QUIET := -q --disable-pip-version-check
 .PHONY: help install quickstart test lint bench clean
 
 help:
-	@echo "make quickstart  install, then train NLAC on twenty questions (about 75 seconds after installation)"
+	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make test        install, then run all tests"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       the figures of the README, by the commands that print them"
