@@ -14,7 +14,7 @@ help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make test        install, then run all tests"
 	@echo "make lint        ruff and mypy"
-	@echo "make bench       the figures of the README, by the commands that print them"
+	@echo "make bench       figures of engine, NLAC and its ablations (about half an hour; python -m benchmarks.learning: all)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 
 install: $(INSTALLED)
@@ -44,7 +44,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.engine
-	@$(BIN)/python -m benchmarks.learning
+	@$(BIN)/python -m benchmarks.learning --methods NLAC "NLAC, critic frozen" "NLAC, futures permuted" "NLAC, distillation only"
 
 clean:
 	rm -rf $(VENV) results build *.egg-info .pytest_cache .mypy_cache .ruff_cache

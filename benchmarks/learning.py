@@ -113,7 +113,13 @@ def plot(rows: Sequence[dict], base: float | None, path: Path) -> None:
         values = [[value for _, value in point] for point in points]
         style = "-" if method.startswith("NLAC") else "--"
         (line,) = axes.plot(
-            x, list(map(statistics.mean, values)), style, marker="o", ms=3, label=method, color=f"C{number % 10}"
+            x,
+            list(map(statistics.mean, values)),
+            style,
+            marker="o",
+            ms=3,
+            label=method,
+            color=plt.get_cmap("tab20")(number % 20),
         )
         axes.fill_between(x, list(map(min, values)), list(map(max, values)), alpha=0.12, color=line.get_color())
     if base is not None:
