@@ -57,7 +57,8 @@ class RFT(LanguageAlgorithm):
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         accepted = [episode for episode in episodes if self.accepts(episode)]
         self.metrics.log_value("accepted_rate", len(accepted) / max(len(episodes), 1), window=1)
-        self.pool = [*self.pool, *accepted][-max(self.config.pool_size, len(accepted), 1) :]
+        pool = [*self.pool, *accepted]
+        self.pool = pool[max(len(pool) - max(self.config.pool_size, len(accepted)), 0) :]
         sequences = [sequence for episode in self.pool for sequence in turn_sequences(episode)]
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
 
