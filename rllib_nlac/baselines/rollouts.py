@@ -21,7 +21,7 @@ from rllib_nlac.config import RolesConfig
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.metrics import log_stages
-from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, transition_at
+from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import BellmanTarget, Refinement, Transition
 
@@ -79,7 +79,7 @@ class RolloutCritic(LanguageAlgorithm):
         picks = [(episode, int(self.rng.integers(len(episode)))) for episode in episodes]
         branches = self.branch([(episode, t + 1) for episode, t in picks], self.config.rollouts_per_action - 1)
         rollouts = [
-            [self._transition(rollout, t, number) for number, rollout in enumerate((episode, *continued))]
+            [self._transition(rollout, t) for rollout in (episode, *continued)]
             for (episode, t), continued in zip(picks, branches, strict=True)
         ]
         report = StageReport()
@@ -114,9 +114,8 @@ class RolloutCritic(LanguageAlgorithm):
             branches[part :: len(ids)] = played
         return branches
 
-    def _transition(self, episode: SingleAgentEpisode, t: int, first_id: int) -> Transition:
-        whole = MAX_EPISODE_LENGTH  # more steps than there are: everything that followed comes along
-        return transition_at(str(self.config.env), episode, t, first_id=first_id, n_step=whole)
+    def _transition(self, episode: SingleAgentEpisode, t: int) -> Transition:
+        return transition_at(str(self.config.env), episode, t, n_step=len(episode))  # all that followed comes along
 
     def _sequences(self, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> list[TrainingSequence]:
         """Both losses weigh the same, whatever the number of their texts."""

@@ -145,7 +145,7 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
         n_step: The transition brings the next n - 1 along, as far as there are any.
     """
     last = t == len(episode) - 1
-    following = () if last or n_step == 1 else (transition_at(env, episode, t + 1, first_id, n_step - 1),)
+    ahead = range(t + 1, min(t + n_step, len(episode)))
     return Transition(
         id=first_id + t,
         env=env,
@@ -158,7 +158,7 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
         truncated=last and episode.is_truncated,
         episode_success=episode_success(episode),
         returns_to_go=float(sum(episode.get_rewards(slice(t, None)))),
-        following=tuple(step for next_step in following for step in (next_step, *next_step.following)),
+        following=tuple(transition_at(env, episode, later, first_id) for later in ahead),
     )
 
 
