@@ -33,7 +33,7 @@ def log_stages(
         "refinement_changed_rate": sum(r.generation is not None and not r.kept for r in refinements) / count,
         "policy_trained_rate": sum(r.generation is not None for r in refinements) / count,
         **{f"{reason}_rate": report.counts[f"refinement_{reason}"] / count for reason in Refinement.REASONS},
-        "unparsed_target_rate": _share(targets, lambda t: t.generation is None),
+        "unparsed_target_rate": _share(targets, lambda t: t.future is None),
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)

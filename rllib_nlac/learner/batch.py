@@ -108,7 +108,7 @@ def into_minibatches(
     ]
 
 
-def turn_sequences(episode: SingleAgentEpisode, weight: float = 1.0, advantage: float = 0.0) -> list[TrainingSequence]:
+def turn_sequences(episode: SingleAgentEpisode, advantage: float = 0.0) -> list[TrainingSequence]:
     """The agent's turns of an episode as policy sequences.
 
     Each turn weighs what its tokens are of the episode's, so that an episode's loss is the mean over its tokens.
@@ -116,7 +116,7 @@ def turn_sequences(episode: SingleAgentEpisode, weight: float = 1.0, advantage: 
     generations = episode.get_extra_model_outputs(GENERATION)
     tokens = sum(len(g.token_ids) for g in generations)
     return [
-        TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, weight * len(g.token_ids) / tokens, advantage, g.logprobs)
+        TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, len(g.token_ids) / tokens, advantage, g.logprobs)
         for g in generations
         if g.token_ids
     ]

@@ -31,7 +31,7 @@ def local_engine(config: LanguageConfig, chat: Chat) -> VLLMEngine:
 
     Whoever is about to generate asks ``holds`` first: another may have put its own weights in.
     """
-    arguments = (config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0)
+    arguments = _arguments(config, chat)
     name = repr(arguments[:-1])
     engine = _shared.get(name)
     if engine is None:
@@ -43,12 +43,17 @@ def make_engine(config: LanguageConfig, chat: Chat) -> Engine:
     """An algorithm's own engine: in its process with ``num_engines=0``, otherwise Ray actors; or an endpoint."""
     if endpoint := getattr(config, "endpoint", None):
         return EndpointEngine(chat, **endpoint)
-    arguments = (config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0)
+    arguments = _arguments(config, chat)
     if config.num_engines == 0:
         return VLLMEngine(*arguments)
     actor = ray.remote(num_cpus=1, num_gpus=config.num_gpus_per_engine, max_concurrency=1000)(EngineActor)
     actors = [actor.remote(*arguments) for _ in range(config.num_engines)]
     return RemoteEngines(actors, config.engine_timeout_s)
+
+
+def _arguments(config: LanguageConfig, chat: Chat) -> tuple[str, int, list[int], VLLMSettings, int]:
+    """What ``VLLMEngine`` is built with; the seed comes last."""
+    return config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0
 
 
 class EngineActor:

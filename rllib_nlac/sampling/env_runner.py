@@ -163,7 +163,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         recorded ones is dropped and counted as ``branch_mismatches``.
 
         Args:
-            prefixes: Episodes of this runner, each with the number of its steps to play again.
+            prefixes: Episodes of any runner, each with the number of its steps to play again.
             count: Branches of each prefix.
 
         Returns:
@@ -229,7 +229,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """This runner's part of an iteration's episodes; the parts of all runners add up to it."""
         if not self.config.num_env_runners:
             return episodes
-        tasks, size = divmod(episodes, self.config.episodes_per_task)[0], self.config.episodes_per_task
+        size = self.config.episodes_per_task
+        tasks = episodes // size
         return size * (tasks // self.config.num_env_runners + (self.worker_index <= tasks % self.config.num_env_runners))
 
     def _next_start(self) -> Start:
