@@ -6,7 +6,6 @@ import math
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -198,14 +197,19 @@ class TestRuns:
         assert gap.item() < 1e-3
 
     def test_appo_trains_and_updates_its_target(self, appo_config, ray_session, lent_local_engine):
+        appo_config.training(
+            circular_buffer_num_batches=1, circular_buffer_iterations_per_batch=1, target_network_update_freq=1
+        )
         algorithm = appo_config.build_algo()
         try:
+            module = algorithm.learner_group._learner.module["default_policy"]
+            before = [parameter.clone() for parameter in module.target_model.parameters()]
             results = [algorithm.train() for _ in range(3)]
             learned = results[-1]["learners"]["default_policy"]
             assert math.isfinite(learned["policy_loss"]) and math.isfinite(learned["vf_loss"])
             assert results[-1]["env_runners"]["num_episodes_lifetime"] > 30
-            module = algorithm.learner_group._learner.module["default_policy"]
-            assert isinstance(module, TokenValueModule) and module.get_target_network_pairs()
+            assert isinstance(module, TokenValueModule)
+            assert any(not torch.equal(old, new) for old, new in zip(before, module.target_model.parameters(), strict=True))
         finally:
             algorithm.stop()
 
@@ -250,7 +254,6 @@ class TestRuns:
             restored = other.learner_group._learner.module["default_policy"].get_state()
             assert all(torch.equal(state[name], restored[name]) for name in state)
             played = [runner.env_runner.sample(num_episodes=8) for runner in (ppo, other)]
-            assert np.mean([e.get_return() for e in played[1]]) >= 0.0
             batch = learner_batch(other, played[1])
             inputs = other.learner_group._learner.module["default_policy"].forward_train(batch)[Columns.ACTION_DIST_INPUTS]
             rows = batch[Columns.LOSS_MASK]
