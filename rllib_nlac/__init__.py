@@ -10,8 +10,8 @@ from rllib_nlac import baselines
 from rllib_nlac.config import NLACConfig
 from rllib_nlac.envs.registry import register, register_all
 from rllib_nlac.nlac import NLAC
+from rllib_nlac.version import __version__
 
-__version__ = "0.1.0"
 __all__ = ["NLAC", "NLACConfig", "__version__", "register"]
 
 for _class in (*baselines.algorithms().values(), *baselines.stock_on_text().values()):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
+import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -23,6 +27,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
+from rllib_nlac import checkpoint
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language_config import LanguageAlgorithmConfig
@@ -33,6 +38,7 @@ from rllib_nlac.sampling.engines import make_engine
 from rllib_nlac.sync.sync import push_weights
 
 STATE = "nlac"  # key of our part of a checkpoint
+SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
 class LanguageAlgorithm(Algorithm):
@@ -123,12 +129,17 @@ class LanguageAlgorithm(Algorithm):
 
     def own_state(self) -> dict[str, Any]:
         """Our part of a checkpoint, beside RLlib's."""
-        return {"weight_version": self.weight_version, "rng": self.rng.bit_generator.state}
+        group = self.env_runner_group
+        runners = group.foreach_env_runner(lambda runner: (runner.worker_index, runner.get_state())) if group else []
+        return {"weight_version": self.weight_version, "rng": self.rng.bit_generator.state, "env_runners": dict(runners)}
 
     def set_own_state(self, state: dict[str, Any]) -> None:
         """Restores what ``own_state`` gave."""
         self.weight_version = state["weight_version"]
         self.rng.bit_generator.state = state["rng"]
+        runners = state["env_runners"]
+        if self.env_runner_group:
+            self.env_runner_group.foreach_env_runner(lambda runner: runner.set_state(runners.get(runner.worker_index, {})))
 
     @override(Algorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -141,8 +152,58 @@ class LanguageAlgorithm(Algorithm):
             self.set_own_state(state[STATE])
 
     @override(Algorithm)
+    def save_to_path(self, path: Any = None, *, state: Any = None, use_msgpack: bool = False, **kwargs: Any) -> str:
+        """Writes a checkpoint that is whole or not there: a former one at ``path`` stays until the new one is complete."""
+        final = str(path) if path is not None else tempfile.mkdtemp()
+        with checkpoint.written_at_once(final) as folder:
+            self.learner_group.foreach_learner(_prepare_for_saving)
+            super().save_to_path(str(folder), state=state, use_msgpack=use_msgpack)
+            self.save_parts(folder)
+            checkpoint.write_manifest(folder, self.facts())
+        return final
+
+    def save_parts(self, folder: Path) -> None:
+        """Writes what is too large for the state that RLlib pickles in one piece."""
+        shards = [result.get() for result in self.learner_group.foreach_learner(_shard)]
+        for rank, shard in enumerate(shards):
+            if shard is not None:
+                (folder / SHARDS).mkdir(exist_ok=True)
+                torch.save(shard, folder / SHARDS / f"{rank:05d}.pt")
+
+    def load_parts(self, folder: Path) -> None:
+        """Reads what ``save_parts`` wrote."""
+        shards = [torch.load(file, weights_only=False) for file in sorted((folder / SHARDS).glob("*.pt"))]
+        if shards:
+            shared = ray.put(shards)
+            self.learner_group.foreach_learner(lambda learner: learner.set_shard(ray.get(shared)[learner._learner_index]))
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint's manifest says of this algorithm."""
+        sharded = self.config.zero_stage > 0 and self.config.num_learners > 1
+        shards = {"num_learners": self.config.num_learners, "zero_stage": self.config.zero_stage} if sharded else None
+        return {
+            "algorithm": type(self).__name__,
+            "language_model": self.config.language_model,
+            "model": checkpoint.fingerprint(self.config.model_path, self.chat),
+            "shards": shards,
+            "iteration": self.iteration,
+            "weight_version": self.weight_version,
+        }
+
+    @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Restores a checkpoint, or with ``component`` a part of one.
+
+        Raises:
+            CheckpointError: The checkpoint is not whole, or of another version, algorithm or model. Nothing was changed.
+        """
+        whole = kwargs.get("component") is None
+        if whole:
+            checkpoint.check(path, self.facts())
         super().restore_from_path(path, *args, **kwargs)
+        if whole:
+            with checkpoint.local_copy(path) as folder:
+                self.load_parts(folder)
         # The engines still serve the weights that they were started with.
         self.weight_version -= 1
         self.sync_weights()
@@ -161,3 +222,11 @@ class LanguageAlgorithm(Algorithm):
         if getattr(self, "engine", None) is not None:
             self.engine.stop()
         super().cleanup()
+
+
+def _prepare_for_saving(learner: Any) -> None:
+    learner.prepare_for_saving()
+
+
+def _shard(learner: Any) -> dict[str, Any] | None:
+    return learner.get_shard()

@@ -93,6 +93,19 @@ def evaluate(
         evaluate_checkpoint(checkpoint, episodes, render, console, verbose)
 
 
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the model; must not exist, or be empty.")],
+) -> None:
+    """Write a checkpoint's policy as a Hugging Face folder, for Transformers, vllm serve, or language_model of another run."""
+    with _clear_errors():
+        from rllib_nlac.checkpoint import export_model
+
+        export_model(checkpoint, folder)
+        console.print(f"Model:       {folder}", soft_wrap=True, highlight=False)
+
+
 def _train(
     experiments: list[Any], stop: str | None, storage_path: str | None, resume: bool, num_samples: int | None,
     dry_run: bool, verbose: bool,
@@ -137,7 +150,7 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
             checkpoint_config=checkpoint_config(experiment), callbacks=[ProgressLines(console, experiment.stop)],
             # What the algorithm itself writes, such as one transition an iteration, follows the results.
             sync_config=tune.SyncConfig(sync_artifacts=True),
-            verbose=0, raise_on_failed_trial=False, resume="AUTO" if resume else None, **options,
+            verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None, **options,
         )  # fmt: skip
     finally:
         ray.shutdown()
@@ -193,7 +206,7 @@ class _clear_errors:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, (ValueError, FileNotFoundError)):
+        if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)):
             console.print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
             sys.exit(2)
 

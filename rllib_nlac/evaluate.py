@@ -12,6 +12,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rich.console import Console
 
 import rllib_nlac  # noqa: F401 - registers NLAC and the environments
+from rllib_nlac.checkpoint import MANIFEST, read_manifest
 from rllib_nlac.progress import evaluation_table
 from rllib_nlac.sampling.env_runner import TextEnvRunner, episode_success
 
@@ -29,6 +30,8 @@ def evaluate_checkpoint(checkpoint: Path, episodes: int, render: bool, console: 
             f"{checkpoint} is no checkpoint: it has no rllib_checkpoint.json. Checkpoints are the folders checkpoint_000... "
             "of a trial; training writes them with 'checkpoint_config: {checkpoint_at_end: true}'"
         )
+    if (checkpoint / MANIFEST).is_file():
+        read_manifest(checkpoint)
     import ray
 
     from rllib_nlac.cli import start_ray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -24,6 +25,7 @@ from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.types import BellmanTarget, Refinement
 
 LANGUAGE_STAGES_TIMER = "language_stages_timer"
+REPLAY_BUFFER = "replay_buffer"  # its folder in a checkpoint
 
 
 class ReplayAlgorithm(LanguageAlgorithm):
@@ -60,15 +62,16 @@ class ReplayAlgorithm(LanguageAlgorithm):
         return settings["beta"] + (1.0 - settings["beta"]) * share
 
     @override(LanguageAlgorithm)
-    def own_state(self) -> dict[str, Any]:
-        buffer = self.local_replay_buffer.get_state() if self.config.store_buffer_in_checkpoints else None
-        return {**super().own_state(), "replay_buffer": buffer}
+    def save_parts(self, folder: Path) -> None:
+        super().save_parts(folder)
+        if self.config.store_buffer_in_checkpoints:
+            self.local_replay_buffer.save(folder / REPLAY_BUFFER)
 
     @override(LanguageAlgorithm)
-    def set_own_state(self, state: dict[str, Any]) -> None:
-        super().set_own_state(state)
-        if state["replay_buffer"] is not None:
-            self.local_replay_buffer.set_state(state["replay_buffer"])
+    def load_parts(self, folder: Path) -> None:
+        super().load_parts(folder)
+        if (folder / REPLAY_BUFFER).is_dir():
+            self.local_replay_buffer.load(folder / REPLAY_BUFFER)
 
 
 class NLAC(ReplayAlgorithm):

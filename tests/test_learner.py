@@ -224,12 +224,33 @@ class TestGradientStep:
             rates.append(learner.trainer.engine.optimizer.param_groups[0]["lr"])
         assert rates == sorted(rates) and rates[0] < rates[-1] <= 1e-3
 
-    def test_state_restores_the_optimizer_and_the_target(self, make_learner):
-        first = make_learner()
+    @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+    def test_state_restores_the_optimizer_and_the_target(self, make_learner, stage):
+        first = make_learner(zero_stage=stage)
         update(first)
-        second = make_learner()
+        second = make_learner(zero_stage=stage)
+        first.prepare_for_saving()
         second.set_state(pickle.loads(pickle.dumps(first.get_state())))
         update(first), update(second)
+        assert float(second.trainer.engine.optimizer.param_groups[0]["lr"]) == 1e-3
         for which in (Weights.POLICY, Weights.TARGET):
             mine, restored = first.export_weights()[which], second.export_weights()[which]
             assert all(torch.equal(mine[name], restored[name]) for name in mine)
+
+    @pytest.mark.parametrize("stage", [0, 2])
+    def test_what_the_configuration_says_now_is_in_force_after_a_restore(self, make_learner, stage):
+        """PBT changes a value and restores a checkpoint that holds the former one."""
+        first = make_learner(zero_stage=stage, lr=1e-3, weight_decay=0.0, tau=0.5)
+        update(first)
+        second = make_learner(zero_stage=stage, lr=2e-4, weight_decay=0.1, tau=0.25)
+        second.set_state(pickle.loads(pickle.dumps(first.get_state())))
+        before = second.export_weights()
+        group = second.trainer.engine.optimizer.param_groups[0]
+        assert (group["lr"], group["weight_decay"]) == (2e-4, 0.1)
+        update(second)
+        after = second.export_weights()
+        largest = max(float((after[Weights.POLICY][n] - before[Weights.POLICY][n]).abs().max()) for n in after[Weights.POLICY])
+        assert largest < 3e-4  # Adam's step is about the learning rate
+        for name, value in after[Weights.TARGET].items():
+            expected = torch.lerp(before[Weights.TARGET][name], after[Weights.POLICY][name], 0.25)
+            torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)

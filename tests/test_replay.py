@@ -142,3 +142,71 @@ def test_bad_input():
     unfinished.add_env_reset("Go.", {})
     with pytest.raises(ValueError, match="has not ended"):
         TextReplayBuffer(env="E").add([unfinished])
+
+
+class TestOnDisk:
+    def test_what_was_saved_is_loaded(self, tmp_path):
+        buffer = filled(300)
+        sample = buffer.sample_transitions(50, beta=0.4)
+        buffer.update_priorities_of(sample.nodes, np.linspace(0.1, 3, 50))
+        buffer.save(tmp_path / "a")
+        other = TextReplayBuffer(env="E", seed=7)
+        other.load(tmp_path / "a")
+        mine, theirs = buffer.sample_transitions(200, beta=0.4), other.sample_transitions(200, beta=0.4)
+        assert [repr(t) for t in mine.transitions] == [repr(t) for t in theirs.transitions] and mine.nodes == theirs.nodes
+        np.testing.assert_array_equal(mine.weights, theirs.weights)
+
+    def test_each_episode_is_written_once(self, tmp_path):
+        """Full files are links to those of the checkpoint before; only the last one is new."""
+        buffer = filled(600)
+        buffer.save(tmp_path / "a")
+        buffer.add([episode(number) for number in range(600, 610)])
+        buffer.save(tmp_path / "b")
+        inodes = [{path.name: path.stat().st_ino for path in (tmp_path / name).glob("episodes*")} for name in "ab"]
+        assert inodes[0].keys() == inodes[1].keys() == {f"episodes_{number:08d}.pkl" for number in range(3)}
+        assert [name for name in sorted(inodes[0]) if inodes[0][name] == inodes[1][name]] == sorted(inodes[0])[:2]
+        other = TextReplayBuffer(env="E")
+        other.load(tmp_path / "a")  # the later checkpoint left the former's last file alone
+        assert other.get_num_episodes() == 600
+
+    def test_evicted_episodes_leave_the_disk(self, tmp_path):
+        buffer = TextReplayBuffer(env="E", capacity=1200, seed=0)  # 300 episodes
+        for start in range(0, 2000, 50):
+            buffer.add([episode(number) for number in range(start, start + 50)])
+            buffer.save(tmp_path / str(start))
+        last = tmp_path / "1950"
+        assert len(list(last.glob("episodes*"))) <= 3
+        other = TextReplayBuffer(env="E", capacity=1200)
+        other.load(last)
+        assert [e.id_ for e in other.episodes] == [f"episode-{number}" for number in range(1700, 2000)]
+        other.add([episode(2000)])
+        other.save(tmp_path / "next")
+        third = TextReplayBuffer(env="E", capacity=1200)
+        third.load(tmp_path / "next")
+        assert [e.id_ for e in third.episodes] == [f"episode-{number}" for number in range(1701, 2001)]
+
+    def test_a_new_alpha_and_capacity_are_in_force(self, tmp_path):
+        buffer = filled(10, alpha=0.6)
+        sample = buffer.sample_transitions(400, beta=0.0)
+        priorities = {node: float(node + 1) for node in set(sample.nodes)}
+        buffer.update_priorities_of(list(priorities), np.array(list(priorities.values())))
+        by_step = {(i, t): priorities.get(node) for i, t, node in buffer._indices}
+        buffer.save(tmp_path / "a")
+        for alpha in (1.0, 0.3):
+            other = TextReplayBuffer(env="E", capacity=20, alpha=alpha, seed=0)
+            other.load(tmp_path / "a")
+            assert [e.id_ for e in other.episodes] == [f"episode-{number}" for number in range(5, 10)]
+            masses = np.array([other._sum_segment[node] for *_, node in other._indices])
+            expected = np.array([by_step[i, t] ** alpha for i, t, _ in other._indices])
+            np.testing.assert_allclose(masses, expected, rtol=1e-9)
+        uniform = TextReplayBuffer(env="E", alpha=0.0)
+        uniform.load(tmp_path / "a")
+        masses = np.array([uniform._sum_segment[node] for *_, node in uniform._indices])
+        np.testing.assert_allclose(masses, 1.0, rtol=1e-9)
+
+    def test_loading_replaces_what_was_there(self, tmp_path):
+        buffer = filled(5)
+        buffer.save(tmp_path / "a")
+        buffer.add([episode(number) for number in range(5, 9)])
+        buffer.load(tmp_path / "a")
+        assert [e.id_ for e in buffer.episodes] == [f"episode-{number}" for number in range(5)]

@@ -62,6 +62,15 @@ class RFT(LanguageAlgorithm):
         sequences = [sequence for episode in self.pool for sequence in turn_sequences(episode)]
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
 
+    @override(LanguageAlgorithm)
+    def own_state(self) -> dict[str, Any]:
+        return {**super().own_state(), "pool": [episode.get_state() for episode in self.pool]}
+
+    @override(LanguageAlgorithm)
+    def set_own_state(self, state: dict[str, Any]) -> None:
+        super().set_own_state(state)
+        self.pool = [SingleAgentEpisode.from_state(episode) for episode in state["pool"]]
+
     def accepts(self, episode: SingleAgentEpisode) -> bool:
         """Whether an episode is imitated."""
         if self.config.min_return is None:

@@ -33,7 +33,7 @@ class DeepSpeedTrainer:
         # compiler), which gloo makes unnecessary.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-        self._zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+        self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
         self.engine, *_ = deepspeed.initialize(
             model=lm,
             optimizer=optimizer,
@@ -64,7 +64,7 @@ class DeepSpeedTrainer:
         """Clips, steps the optimizer and its schedule, clears the gradient; returns the gradient's norm before clipping."""
         # Without ZeRO, DeepSpeed clips in float32 without keeping the norm.
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-        own = torch.nn.utils.get_total_norm(gradients) if gradients and self._zero_stage == 0 else None
+        own = torch.nn.utils.get_total_norm(gradients) if gradients and self.zero_stage == 0 else None
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
         norm = own if norm is None else norm
@@ -78,12 +78,17 @@ class DeepSpeedTrainer:
         torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
         return int(largest)
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each learner holds another part of the optimizer's state."""
+        from deepspeed.runtime.base_optimizer import ZeROOptimizer
+
+        return self.world_size > 1 and isinstance(self.engine.optimizer, ZeROOptimizer)
+
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Within it, every parameter is whole on this learner, also where ZeRO 3 shards them."""
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()), enabled=self._zero_stage == 3):
+        with whole(self.engine.module):
             yield
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,7 +102,29 @@ class DeepSpeedTrainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what ``state_dict`` gave."""
-        self.engine.optimizer.load_state_dict(state["optimizer"])
+        from deepspeed.runtime.base_optimizer import ZeROOptimizer
+
+        optimizer = state["optimizer"]
+        if isinstance(self.engine.optimizer, ZeROOptimizer):
+            # It asks for the shards of all learners and takes its own.
+            rank = torch.distributed.get_rank()
+            optimizer = [optimizer if place == rank else None for place in range(self.world_size)]
+        self.engine.optimizer.load_state_dict(optimizer)
         if state["scheduler"] is not None and self.engine.lr_scheduler is not None:
             self.engine.lr_scheduler.load_state_dict(state["scheduler"])
         self.engine.global_steps = state["global_steps"]
+
+
+@contextmanager
+def whole(module: torch.nn.Module, modified: bool = False) -> Iterator[None]:
+    """Within it, the parameters that ZeRO 3 shards are whole; all learners must take part.
+
+    Args:
+        module: Any module.
+        modified: Whether the block changes the parameters; the first learner's are taken over by all.
+    """
+    import deepspeed
+
+    sharded = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
+    with deepspeed.zero.GatheredParameters(sharded, modifier_rank=0 if modified else None, enabled=bool(sharded)):
+        yield

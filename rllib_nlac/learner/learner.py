@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
@@ -27,6 +27,8 @@ class LanguageLearner(TorchLearner):
 
     One ``update`` call is one batch; its column ``minibatch`` says which rows make up which gradient step.
     """
+
+    _whole_state: dict[str, torch.Tensor] | None = None
 
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
@@ -167,11 +169,47 @@ class LanguageLearner(TorchLearner):
         self.metrics.log_value((DEFAULT_MODULE_ID, "tokens_per_s"), tokens / max(seconds, 1e-9), window=1)
 
     @override(Learner)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = super().get_state(*args, **kwargs)
+        if state.get(COMPONENT_RL_MODULE, {}).get(DEFAULT_MODULE_ID) and self._whole_state is not None:
+            state[COMPONENT_RL_MODULE][DEFAULT_MODULE_ID], self._whole_state = self._whole_state, None
+        return state
+
+    def prepare_for_saving(self) -> None:
+        """Under ZeRO 3, gathers the shards that ``get_state`` of the first learner will give; all learners must take part."""
+        if self.trainer.zero_stage == 3:
+            with self.trainer.gathered():
+                whole = {name: tensor.cpu().clone() for name, tensor in self.trained.state_dict().items()}
+            self._whole_state = whole if self._learner_index == 0 else None
+
+    @override(Learner)
     def _get_optimizer_state(self) -> dict[str, Any]:
-        return {"deepspeed": self.trainer.state_dict(), "target": self.target.state if self.target else None}
+        return {} if self.trainer.is_sharded else self._trainer_state()
 
     @override(Learner)
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
+        if state:
+            self._set_trainer_state(state)
+
+    def get_shard(self) -> dict[str, Any] | None:
+        """What only this learner knows of the optimizer; None where all learners know the same."""
+        return self._trainer_state() if self.trainer.is_sharded else None
+
+    def set_shard(self, shard: dict[str, Any]) -> None:
+        """Restores what ``get_shard`` gave."""
+        self._set_trainer_state(shard)
+
+    def _trainer_state(self) -> dict[str, Any]:
+        target = self.target.state if self.target else None
+        return {"deepspeed": self.trainer.state_dict(), "target": target, "torch_rng": torch.get_rng_state()}
+
+    def _set_trainer_state(self, state: dict[str, Any]) -> None:
         self.trainer.load_state_dict(state["deepspeed"])
+        for group in self.get_optimizer(DEFAULT_MODULE_ID).param_groups:
+            # What the configuration says now is in force, not what it said when the checkpoint was written.
+            group["weight_decay"] = self.config.weight_decay
+            if not isinstance(self.config.lr, (list, tuple)):
+                group["lr"] = self.config.lr
         if self.target is not None:
             self.target.load(state["target"])
+        torch.set_rng_state(state["torch_rng"])

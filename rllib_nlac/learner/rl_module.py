@@ -10,6 +10,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from transformers import AutoModelForCausalLM
 
+from rllib_nlac.learner.deepspeed import whole
 from rllib_nlac.sampling.chat import check_model_path
 
 
@@ -57,7 +58,8 @@ class CausalLMModule(TorchRLModule):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         if state:
-            self.trained.load_state_dict(state)
+            with whole(self.trained, modified=True):
+                self.trained.load_state_dict(state)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.LOGITS: self.lm(input_ids=batch["ids"]).logits}

@@ -7,8 +7,12 @@ the importance weights are RLlib's; its private attributes are touched in this f
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +20,12 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
+from rllib_nlac.replay.storage import EpisodeFiles
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, episode_success
 from rllib_nlac.types import Transition
 
 MAX_EPISODE_LENGTH = 1_000_000
+STATE_FILE = "state.pkl"
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,12 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         # RLlib's segment trees refuse an alpha of 0, which is a legal ablation: any priority to the power of it is 1.
         super().__init__(capacity=capacity, alpha=alpha or 1e-12)
         self.capacity: int
+        self.alpha = alpha
         self.env = env
         self.max_bytes = max_bytes
         self.rng = np.random.default_rng(seed)
         self._bytes: dict[str, int] = {}
+        self._files = EpisodeFiles()
 
     @property
     def num_bytes(self) -> int:
@@ -73,6 +81,11 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self._bytes.update({episode.id_: size_of(episode) for episode in episodes})
         for episode in episodes:  # one by one: a list that exceeds the capacity makes RLlib evict from an empty buffer
             super().add([episode], weight)
+        self._evict()
+
+    def _evict(self) -> None:
+        """The oldest episodes go until capacity and bytes are kept, the latest one excepted."""
+        super().add([])
         self._forget_evicted()
         while self.num_bytes > self.max_bytes and len(self.episodes) > 1:
             capacity, self.capacity = self.capacity, self._num_timesteps - 1
@@ -125,13 +138,52 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
 
     @override(PrioritizedEpisodeReplayBuffer)
     def get_state(self) -> dict[str, Any]:
-        return {**super().get_state(), "bytes": dict(self._bytes), "rng": self.rng.bit_generator.state}
+        own = {"bytes": dict(self._bytes), "rng": self.rng.bit_generator.state, "alpha": self.alpha, "capacity": self.capacity}
+        return {**super().get_state(), **own}
 
     @override(PrioritizedEpisodeReplayBuffer)
     def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
+        """Takes over what another buffer held; where that one had another capacity or α, those of this one hold at once."""
+        if (state["capacity"], state["alpha"]) == (self.capacity, self.alpha):
+            self.episodes.clear()  # RLlib would keep its own where it has any
+            super().set_state(copy.deepcopy(state))
+        else:
+            self._refill(state)
         self._bytes = dict(state["bytes"])
         self.rng.bit_generator.state = state["rng"]
+        self._evict()
+
+    def _refill(self, state: dict[str, Any]) -> None:
+        """Adds the episodes of a buffer with another capacity or α, with the priorities that they had there."""
+        former = TextReplayBuffer(env=self.env, capacity=state["capacity"], alpha=state["alpha"])
+        former.set_state(state)
+        priorities = np.full(len(former._indices), former._max_priority)
+        if former.alpha:  # uniform replay kept none: all are as important as new ones
+            priorities = np.array([former._sum_segment[node] for *_, node in former._indices]) ** (1 / former.alpha)
+        super().__init__(capacity=self.capacity, alpha=self.alpha or 1e-12)
+        self._num_episodes_evicted, self._max_priority = former._num_episodes_evicted, former._max_priority
+        self.sampled_timesteps, self._num_timesteps_added = former.sampled_timesteps, 0
+        of_step = {(index, t): priority for (index, t, _), priority in zip(former._indices, priorities, strict=True)}
+        for episode in former.episodes:
+            super().add([episode])
+        nodes = {node: of_step[index, t] for index, t, node in self._indices}
+        self.update_priorities_of(list(nodes), np.array(list(nodes.values())))
+
+    def save(self, folder: Path) -> None:
+        """Writes everything into a new folder; episodes that a former call wrote are linked, not written again."""
+        folder.mkdir(parents=True)
+        episodes, self.episodes = self.episodes, deque()
+        state, self.episodes = self.get_state(), episodes
+        self._files.write(folder, list(episodes), self._num_episodes_evicted)
+        with (folder / STATE_FILE).open("wb") as file:
+            pickle.dump({**state, "num_episodes": len(self.episodes)}, file)
+
+    def load(self, folder: Path) -> None:
+        """Replaces what the buffer holds by what ``save`` wrote."""
+        with (folder / STATE_FILE).open("rb") as file:
+            state = pickle.load(file)
+        episodes = self._files.read(folder, state["_num_episodes_evicted"], state["num_episodes"])
+        self.set_state({**state, "episodes": episodes})
 
 
 def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int = 0, n_step: int = 1) -> Transition:

@@ -1,0 +1,265 @@
+"""Checkpoints: exact resume, whole or not there, clear refusals, and the export to a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+
+from rllib_nlac import checkpoint
+from rllib_nlac.baselines.rft import RFTConfig
+from rllib_nlac.sync.sync import export_weights
+from rllib_nlac.types import Weights
+
+
+@pytest.fixture()
+def small(config):
+    config.training(episodes_per_iteration=8, train_batch_size_per_learner=32, minibatch_size=16, lr=[[0, 1e-3], [200, 1e-4]])
+    config.training(replay_buffer_config={"capacity": 60, "alpha": 0.6, "beta": 0.4, "beta_final_timesteps": 1000}, tau=0.5)
+    config.num_envs_per_env_runner = 8
+    return config
+
+
+@pytest.fixture()
+def algorithm(small, ray_session, lent_engine):
+    algorithm = small.build_algo()
+    yield algorithm
+    algorithm.stop()
+
+
+@ray.remote(num_cpus=2, max_calls=1)
+def train_in_a_process(config, iterations: int, path: str, save_after: int | None) -> dict:
+    """Trains in a process of its own, from a checkpoint where there is one; returns everything that must be equal."""
+    algorithm = config.build_algo() if save_after is not None else Algorithm.from_checkpoint(path)
+    drawn = []
+    draw = algorithm.local_replay_buffer.sample_transitions
+    algorithm.local_replay_buffer.sample_transitions = lambda *args: drawn.append(draw(*args)) or drawn[-1]
+    for number in range(iterations):
+        if number == save_after:
+            algorithm.save_to_path(path)
+        result = algorithm.train()
+    weights = export_weights(algorithm.learner_group)
+    state = {
+        "pid": os.getpid(),
+        "weights": {str(which): {k: v.numpy() for k, v in weights[which].items()} for which in weights},
+        "drawn": [[(t.id, t.action, t.generation.token_ids) for t in sample.transitions] for sample in drawn],
+        "importance": [sample.weights for sample in drawn],
+        "episodes": result["env_runners"]["num_episodes_lifetime"],
+        "steps": result["env_runners"]["num_env_steps_sampled_lifetime"],
+        "version": result["sync"]["weight_version"],
+        "iteration": result["training_iteration"],
+        "buffer": [episode.id_ for episode in algorithm.local_replay_buffer.episodes],
+    }
+    algorithm.stop()
+    return state
+
+
+def test_training_2n_equals_n_save_new_process_restore_n(small, ray_session, tmp_path):
+    path = str(tmp_path / "checkpoint")
+    straight = ray.get(train_in_a_process.remote(small, 4, path, 2))
+    resumed = ray.get(train_in_a_process.remote(small, 2, path, None))
+    assert straight.pop("pid") != resumed.pop("pid")
+    assert straight.pop("drawn")[2:] == resumed.pop("drawn")
+    np.testing.assert_array_equal(straight.pop("importance")[2:], resumed.pop("importance"))
+    for which in Weights:
+        for name, value in straight["weights"][which].items():
+            np.testing.assert_array_equal(value, resumed["weights"][which][name], err_msg=name)
+    del straight["weights"], resumed["weights"]
+    assert straight == resumed and straight["iteration"] == 4 and straight["episodes"] == 32
+
+
+def test_two_learners_resume_with_all_their_shards(small, ray_session, lent_engine, tmp_path):
+    small.learners(num_learners=2).deepspeed(zero_stage=3)
+    algorithm = small.build_algo()
+    try:
+        algorithm.train()
+        path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+        algorithm.train()
+        expected = export_weights(algorithm.learner_group)
+    finally:
+        algorithm.stop()
+    assert len(list((tmp_path / "checkpoint").glob("learner_shards/*.pt"))) == 2
+    resumed = Algorithm.from_checkpoint(path)
+    try:
+        resumed.train()
+        weights = export_weights(resumed.learner_group)
+    finally:
+        resumed.stop()
+    for which in Weights:
+        for name, value in expected[which].items():
+            torch.testing.assert_close(weights[which][name], value, rtol=0, atol=0, msg=name)
+    fewer = small.copy(copy_frozen=False).learners(num_learners=0).build_algo()
+    try:
+        with pytest.raises(checkpoint.CheckpointError, match=r"shards of 2 learners under ZeRO 3.*has one learner"):
+            fewer.restore_from_path(path)
+    finally:
+        fewer.stop()
+
+
+def test_rfts_pool_is_part_of_its_checkpoint(ray_session, lent_engine, tmp_path, small):
+    config = RFTConfig().update_from_dict(
+        {key: getattr(small, key) for key in ("env", "env_config", "prompts", "max_action_tokens", "episodes_per_iteration")}
+    )
+    config.training(pool_size=10, minibatch_size=8).env_runners(num_envs_per_env_runner=8)
+    algorithm = config.build_algo()
+    try:
+        while not algorithm.pool:
+            algorithm.train()
+        path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+        pool = [(episode.id_, *episode.get_actions()) for episode in algorithm.pool]
+        algorithm.pool = []
+        algorithm.restore_from_path(path)
+        assert [(episode.id_, *episode.get_actions()) for episode in algorithm.pool] == pool
+    finally:
+        algorithm.stop()
+
+
+class TestRefusals:
+    """What cannot be restored is refused before anything changes."""
+
+    @pytest.fixture()
+    def saved(self, algorithm, tmp_path) -> Path:
+        return Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
+
+    def refuse(self, algorithm, path: Path, match: str) -> None:
+        before, version = export_weights(algorithm.learner_group), algorithm.weight_version
+        with pytest.raises(checkpoint.CheckpointError, match=match):
+            algorithm.restore_from_path(str(path))
+        after = export_weights(algorithm.learner_group)
+        assert all(torch.equal(before[which][name], after[which][name]) for which in Weights for name in before[which])
+        assert algorithm.weight_version == version
+
+    def edit(self, saved: Path, **facts) -> None:
+        manifest = json.loads((saved / checkpoint.MANIFEST).read_text())
+        (saved / checkpoint.MANIFEST).write_text(json.dumps({**manifest, **facts}))
+
+    def test_another_version(self, algorithm, saved):
+        self.edit(saved, format=99, rllib_nlac="7.0.0")
+        self.refuse(algorithm, saved, r"was written by rllib_nlac 7\.0\.0 in checkpoint format 99.*install the version")
+
+    @pytest.mark.parametrize("part", ["architecture", "tokenizer"])
+    def test_another_model(self, algorithm, saved, part):
+        manifest = json.loads((saved / checkpoint.MANIFEST).read_text())
+        self.edit(saved, language_model="other/model", model={**manifest["model"], part: "0"})
+        self.refuse(algorithm, saved, f"holds the model 'other/model'.*configured with 'tiny', which has another {part}")
+
+    def test_another_algorithm(self, algorithm, saved):
+        self.edit(saved, algorithm="GRPO")
+        self.refuse(algorithm, saved, "is of the algorithm GRPO, and this is NLAC")
+
+    def test_a_missing_or_shortened_file(self, algorithm, saved):
+        state = saved / "replay_buffer" / "state.pkl"
+        content = state.read_bytes()
+        state.write_bytes(content[:-1])
+        self.refuse(algorithm, saved, rf"is not whole: replay_buffer/state\.pkl has {len(content) - 1} bytes instead of")
+        state.unlink()
+        self.refuse(algorithm, saved, r"is not whole: replay_buffer/state\.pkl is missing")
+
+    def test_no_manifest(self, algorithm, saved):
+        (saved / checkpoint.MANIFEST).unlink()
+        self.refuse(algorithm, saved, "no whole checkpoint of this package.*interrupted")
+
+    def test_no_folder(self, algorithm, tmp_path):
+        with pytest.raises(FileNotFoundError, match="the folder does not exist"):
+            algorithm.restore_from_path(str(tmp_path / "nowhere"))
+
+
+def test_a_full_disk_keeps_the_older_checkpoint(algorithm, tmp_path):
+    """A limit on the size of files stands in for the disk: the write fails in the operating system, half way through."""
+    path = tmp_path / "checkpoint"
+    algorithm.save_to_path(str(path))
+    algorithm.train()
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, former[1]))
+    try:
+        with pytest.raises(OSError):
+            algorithm.save_to_path(str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    assert checkpoint.read_manifest(path)["iteration"] == 0
+    assert os.listdir(tmp_path) == ["checkpoint"]  # nothing of the new one is left
+    algorithm.save_to_path(str(path))
+    assert checkpoint.read_manifest(path)["iteration"] == 1
+
+
+def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path):
+    """A process that replaces a checkpoint for ever is killed 20 times; each time a whole one can be read."""
+    path, seen = tmp_path / "checkpoint", set()
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        start = max(seen, default=0)
+        child = os.fork()
+        if child == 0:
+            try:
+                number = start
+                while True:
+                    number += 1
+                    with checkpoint.written_at_once(path) as folder:
+                        for name in "abc":
+                            (folder / name).write_bytes(bytes([number % 256]) * 20_000)
+                        checkpoint.write_manifest(folder, {"number": number})
+            finally:
+                os._exit(1)
+        while not path.exists():
+            pass
+        os.sched_yield()
+        signal.sigtimedwait([], float(rng.uniform(0, 0.02)))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        number = checkpoint.read_manifest(path)["number"]
+        assert {(path / name).read_bytes() for name in "abc"} == {bytes([number % 256]) * 20_000}
+        seen.add(number)
+    assert len(seen) > 10
+
+
+@ray.remote(num_cpus=2, max_calls=1)
+def generate_in_a_process(model: str, prompt, chat):
+    from rllib_nlac.sampling.vllm_engine import VLLMEngine
+    from rllib_nlac.types import Request
+
+    return VLLMEngine(model, chat.max_context, [chat.end_id]).generate([Request(prompt, 8)])[0]
+
+
+class TestExport:
+    def test_transformers_and_vllm_load_it(self, algorithm, tmp_path, chat):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        algorithm.train()
+        path = Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
+        folder = checkpoint.export_model(path, tmp_path / "exported")
+        trained = export_weights(algorithm.learner_group)[Weights.POLICY]
+        loaded = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+        assert loaded.keys() == trained.keys() and all(torch.equal(loaded[name], trained[name]) for name in trained)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        text = "Is it alive? No, guess 12!"
+        assert tokenizer.encode(text) == chat.tokenizer.encode(text) and tokenizer.chat_template == chat.tokenizer.chat_template
+
+        prompt = chat.prompt_ids(algorithm.local_replay_buffer.episodes[0].get_extra_model_outputs("messages", 0))
+        generation = ray.get(generate_in_a_process.remote(str(folder), prompt, chat))
+        learner = algorithm.learner_group._learner
+        (own,) = learner.logprobs_of([generation.prompt_ids], [generation.token_ids])
+        assert np.abs(own - generation.logprobs).max() < 1e-4
+
+    def test_what_cannot_be_exported_says_why(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+            checkpoint.export_model(tmp_path, tmp_path / "out")
+        with pytest.raises(FileExistsError, match="is not empty"):
+            checkpoint.export_model(tmp_path, Path(__file__).parent)
+
+
+def test_a_checkpoint_on_another_file_system(algorithm, tmp_path):
+    """By a URI, as on S3; the checkpoint is the same."""
+    local, remote = algorithm.save_to_path(str(tmp_path / "local")), f"file://{tmp_path}/remote"
+    algorithm.save_to_path(remote)
+    assert checkpoint.read_manifest(remote)["files"].keys() == checkpoint.read_manifest(local)["files"].keys()
+    shutil.rmtree(local)
+    algorithm.restore_from_path(remote)
