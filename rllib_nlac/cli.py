@@ -14,6 +14,9 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+# An interrupted run forgets a second at most of what Tune knew of it.
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1")
+os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
 
 # That the new API stack is in use is no news here.
 logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
@@ -137,13 +140,18 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
 
     from rllib_nlac.experiment import check_resources, checkpoint_config, trainable_of
     from rllib_nlac.progress import ProgressLines
+    from rllib_nlac.resume import make_resumable
 
-    start_ray(verbose)
-    check_resources(experiment, ray.cluster_resources())
     options = {key: value for key, value in experiment.tune.items() if key != "checkpoint_config"}
-    if storage := options.get("storage_path"):
+    if (storage := options.get("storage_path")) and "://" not in storage:
         Path(storage).expanduser().mkdir(parents=True, exist_ok=True)
         options["storage_path"] = str(Path(storage).expanduser().absolute())
+    if resume:
+        folder = Path(options.get("storage_path") or Path.home() / "ray_results") / experiment.name
+        for line in make_resumable(folder):
+            console.print(line, soft_wrap=True, highlight=False)
+    start_ray(verbose)
+    check_resources(experiment, ray.cluster_resources())
     try:
         analysis = tune.run(
             trainable_of(experiment), name=experiment.name, config=experiment.config, stop=experiment.stop or None,

@@ -60,6 +60,10 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         # RLlib's segment trees refuse an alpha of 0, which is a legal ablation: any priority to the power of it is 1.
         super().__init__(capacity=capacity, alpha=alpha or 1e-12)
         self.capacity: int
+        self.sampled_timesteps: int
+        self._max_priority: float
+        self._num_episodes_evicted: int
+        self.episodes: deque[SingleAgentEpisode]
         self.alpha = alpha
         self.env = env
         self.max_bytes = max_bytes
