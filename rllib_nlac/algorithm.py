@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -32,12 +34,16 @@ from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.learner.group import LearnerSnapshots, is_lost, on_every_learner, watched_update
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
-from rllib_nlac.metrics import log_sync, logprob_gap
+from rllib_nlac.metrics import log_collection, log_faults, log_sync, logprob_gap
+from rllib_nlac.sampling.collector import Collector
 from rllib_nlac.sampling.engines import make_engine
 from rllib_nlac.sync.sync import push_weights
 
 STATE = "nlac"  # key of our part of a checkpoint
+Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
@@ -49,6 +55,7 @@ class LanguageAlgorithm(Algorithm):
     """
 
     config: Any
+    learner_group: LearnerGroup
 
     @override(Algorithm)
     def setup(self, config: LanguageAlgorithmConfig) -> None:
@@ -60,8 +67,23 @@ class LanguageAlgorithm(Algorithm):
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None:
                 group.foreach_env_runner(lambda runner: runner.attach(engine))
+        self.collector = self._make_collector()
+        self.snapshots = LearnerSnapshots()
+        self.num_learner_restarts = self._updates_since_snapshot = 0
         self.weight_version = 0
+        self._take_snapshot()
         self.sync_weights()
+
+    def _make_collector(self) -> Collector | None:
+        """None where the one EnvRunner is in this process."""
+        config = self.config
+        if not config.num_env_runners:
+            return None
+        shares: list[int | None] = [None] * config.num_env_runners
+        if config.episodes_per_iteration is not None:
+            shares = [share for i in range(config.num_env_runners) if (share := config.share_of_episodes(i + 1))]
+        restore = functools.partial(self.restore_env_runners, self.env_runner_group)
+        return Collector(self.env_runner_group, restore, shares, config.max_staleness, config.sample_timeout_s)
 
     @override(Algorithm)
     def training_step(self) -> None:
@@ -82,14 +104,15 @@ class LanguageAlgorithm(Algorithm):
     def collect(self) -> list[SingleAgentEpisode]:
         """One iteration's episodes, played with the current weights."""
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
-            episodes, results = synchronous_parallel_sample(
-                worker_set=self.env_runner_group, sample_timeout_s=self.config.sample_timeout_s,
-                _uses_new_env_runners=True, _return_metrics=True,
-            )  # fmt: skip
+            if self.collector is None:
+                episodes, results = self.env_runner.sample(), [self.env_runner.get_metrics()]
+            else:
+                episodes, results = self.collector.collect()
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
         if self.weight_version:
-            gap = logprob_gap(self.learner_group, episodes, self.weight_version)
+            gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version))
             self.metrics.log_value("logprob_gap", gap, window=1)
+        log_collection(self.metrics, episodes, self.weight_version)
         return episodes
 
     def learn(self, sequences: Sequence[TrainingSequence], count: int = 0) -> dict[int, np.ndarray]:
@@ -104,9 +127,13 @@ class LanguageAlgorithm(Algorithm):
         """
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
-            results = self.learner_group.update(
-                batch=to_multi_agent_batch(shares, env_steps=count or len(sequences)),
-                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.env_steps_sampled()},
+            results = self._with_learners(
+                lambda: watched_update(
+                    self.learner_group,
+                    batch=to_multi_agent_batch(shares, env_steps=count or len(sequences)),
+                    timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.env_steps_sampled()},
+                ),
+                changes_learners=True,
             )
         losses = {CRITIC: np.full(count, np.nan), POLICY: np.full(count, np.nan)}
         for result in results:
@@ -121,7 +148,46 @@ class LanguageAlgorithm(Algorithm):
         """The learner's weights go to every engine, under a new version."""
         self.weight_version += 1
         with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
-            log_sync(self.metrics, push_weights(self.learner_group, self.engine, self.weight_version))
+            report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, self.weight_version))
+        log_sync(self.metrics, report)
+        log_faults(self.metrics, self.engine, self.collector, self.num_learner_restarts)
+
+    def _with_learners(self, work: Callable[[], Result], changes_learners: bool = False) -> Result:
+        """Does something with the learners; where one of them is lost, from the last snapshot again."""
+        while True:
+            try:
+                result = work()
+                if changes_learners:
+                    self._take_snapshot()
+                return result
+            except Exception as error:
+                if not self.config.learner_snapshot_interval or not is_lost(self.learner_group):
+                    raise
+                logger.warning("a learner was lost; starting again from the last snapshot: %s", error)
+                self.learner_group = self.snapshots.rebuild(self.learner_group)
+                self.num_learner_restarts += 1
+
+    def _take_snapshot(self) -> None:
+        """Every ``learner_snapshot_interval`` updates, where learners have processes of their own."""
+        interval = self.config.learner_snapshot_interval
+        if interval and self.learner_group.is_remote:
+            if self._updates_since_snapshot % interval == 0:
+                self.snapshots.take(self.learner_group)
+            self._updates_since_snapshot += 1
+
+    @override(Algorithm)
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Also gives the engine to runners that have started again, and lets training runners go on with new tasks."""
+        restored = super().restore_env_runners(env_runner_group)
+        engine, states = self.engine, {}
+        if env_runner_group is self.env_runner_group and self.collector is not None:
+            states = self.collector.runner_states
+        if restored:
+            env_runner_group.foreach_env_runner(
+                lambda runner: (runner.attach(engine), runner.set_state(states.get(runner.worker_index, {}))),
+                remote_worker_ids=restored, local_env_runner=False,
+            )  # fmt: skip
+        return restored
 
     def env_steps_sampled(self) -> int:
         """Environment steps since the beginning of the run."""
@@ -155,16 +221,20 @@ class LanguageAlgorithm(Algorithm):
     def save_to_path(self, path: Any = None, *, state: Any = None, use_msgpack: bool = False, **kwargs: Any) -> str:
         """Writes a checkpoint that is whole or not there: a former one at ``path`` stays until the new one is complete."""
         final = str(path) if path is not None else tempfile.mkdtemp()
-        with checkpoint.written_at_once(final) as folder:
-            self.learner_group.foreach_learner(_prepare_for_saving)
-            super().save_to_path(str(folder), state=state, use_msgpack=use_msgpack)
-            self.save_parts(folder)
-            checkpoint.write_manifest(folder, self.facts())
+
+        def save() -> None:
+            with checkpoint.written_at_once(final) as folder:
+                on_every_learner(self.learner_group, _prepare_for_saving)
+                super(LanguageAlgorithm, self).save_to_path(str(folder), state=state, use_msgpack=use_msgpack)
+                self.save_parts(folder)
+                checkpoint.write_manifest(folder, self.facts())
+
+        self._with_learners(save)
         return final
 
     def save_parts(self, folder: Path) -> None:
         """Writes what is too large for the state that RLlib pickles in one piece."""
-        shards = [result.get() for result in self.learner_group.foreach_learner(_shard)]
+        shards = on_every_learner(self.learner_group, _shard)
         for rank, shard in enumerate(shards):
             if shard is not None:
                 (folder / SHARDS).mkdir(exist_ok=True)
@@ -175,7 +245,7 @@ class LanguageAlgorithm(Algorithm):
         shards = [torch.load(file, weights_only=False) for file in sorted((folder / SHARDS).glob("*.pt"))]
         if shards:
             shared = ray.put(shards)
-            self.learner_group.foreach_learner(lambda learner: learner.set_shard(ray.get(shared)[learner._learner_index]))
+            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shared)[learner._learner_index]))
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint's manifest says of this algorithm."""
@@ -204,6 +274,8 @@ class LanguageAlgorithm(Algorithm):
         if whole:
             with checkpoint.local_copy(path) as folder:
                 self.load_parts(folder)
+        self._updates_since_snapshot = 0
+        self._take_snapshot()
         # The engines still serve the weights that they were started with.
         self.weight_version -= 1
         self.sync_weights()

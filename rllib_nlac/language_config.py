@@ -136,6 +136,14 @@ class LanguageConfig(AlgorithmConfig):
                 setattr(self, name, value)
         return self
 
+    def share_of_episodes(self, worker_index: int) -> int:
+        """A runner's part of ``episodes_per_iteration``, whole groups of a task; the parts of all runners add up to it."""
+        assert self.episodes_per_iteration is not None
+        if not self.num_env_runners:
+            return self.episodes_per_iteration
+        tasks = self.episodes_per_iteration // self.episodes_per_task
+        return self.episodes_per_task * (tasks // self.num_env_runners + (worker_index <= tasks % self.num_env_runners))
+
     @property
     def model_path(self) -> str:
         """Where the language model is: the shipped one's folder for "tiny"."""
@@ -216,6 +224,9 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.minibatch_size = 64
         self.num_epochs = 1
         self.episodes_per_iteration = 64
+        self.max_staleness = 0
+        self.sample_timeout_s = 1800.0
+        self.learner_snapshot_interval = 1
         self.tau: float | None = None
         self.weight_decay = 0.0
         # deepspeed(...)
@@ -244,6 +255,38 @@ class LanguageAlgorithmConfig(LanguageConfig):
         """
         arguments = locals()
         super().training(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def env_runners(self, *, max_staleness: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets collection; ``LanguageConfig``'s and RLlib's own keys are taken too.
+
+        Args:
+            max_staleness: Rounds of episodes that remote EnvRunners play ahead while the learner trains. An episode's
+                weights are then at most so many syncs old when it is used; ``collection/staleness_max`` reports it.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().env_runners(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def fault_tolerance(self, *, learner_snapshot_interval: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets what happens when processes are lost; RLlib's own keys are taken too.
+
+        Args:
+            learner_snapshot_interval: Every so many updates the state of remote learners is copied into Ray's object store,
+                from which a lost one is made good; what was learned since is learned again or lost. 0 copies nothing, for
+                models whose optimizer is too large for it: then the trial ends, and Tune's ``max_failures`` restarts it
+                from its last checkpoint.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().fault_tolerance(**kwargs)
         return self._set(arguments)
 
     def deepspeed(self, *, zero_stage: int | None = NotProvided, deepspeed_config: dict[str, Any] | None = NotProvided) -> Self:
@@ -287,6 +330,13 @@ class LanguageAlgorithmConfig(LanguageConfig):
             self._check(getattr(self, key) >= 1, key, "must be at least 1")
         self._check(
             self.tau is None or 0 <= self.tau <= 1, "tau", "must lie between 0 (frozen target) and 1 (no target network)"
+        )
+        self._check(self.learner_snapshot_interval >= 0, "learner_snapshot_interval", "must not be negative")
+        self._check(self.max_staleness >= 0, "max_staleness", "must not be negative")
+        self._check(
+            self.max_staleness == 0 or self.num_env_runners > 0,
+            "max_staleness",
+            "needs remote EnvRunners (num_env_runners > 0): one in the learner's process cannot play meanwhile",
         )
         self._check(0 <= self.zero_stage <= 3, "zero_stage", "must be 0, 1, 2 or 3")
         self._check(self.minibatch_size <= self.train_batch_size_per_learner, "minibatch_size",

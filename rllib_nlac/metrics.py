@@ -11,12 +11,13 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.language.stages import StageReport
+from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.sampling.env_runner import GENERATION
 from rllib_nlac.sync.sync import SyncReport
 from rllib_nlac.types import BellmanTarget, Generation, Refinement
 
-STAGES, REPLAY, SYNC = "language_stages", "replay_buffer", "sync"
+STAGES, REPLAY, SYNC, COLLECTION, FAULTS = "language_stages", "replay_buffer", "sync", "collection", "faults"
 
 
 def log_stages(
@@ -61,6 +62,21 @@ def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplayS
         metrics.log_value((REPLAY, name), value, window=1)
 
 
+def log_collection(metrics: MetricsLogger, episodes: Sequence[SingleAgentEpisode], version: int) -> None:
+    """How many syncs ago the weights were new that generated the turns just collected."""
+    ages = [version - g.weight_version for episode in episodes for g in episode.get_extra_model_outputs(GENERATION)]
+    if ages:
+        metrics.log_value((COLLECTION, "staleness_mean"), float(np.mean(ages)), window=1)
+        metrics.log_value((COLLECTION, "staleness_max"), max(ages), window=1)
+
+
+def log_faults(metrics: MetricsLogger, engine: Any, collector: Any, num_learner_restarts: int) -> None:
+    """What was lost and made good since the run began, or went on; RLlib counts the EnvRunners under ``fault_tolerance``."""
+    metrics.log_value((FAULTS, "num_engine_restarts"), getattr(engine, "num_restarts", 0), window=1)
+    metrics.log_value((FAULTS, "num_lost_shares"), collector.num_lost_shares if collector else 0, window=1)
+    metrics.log_value((FAULTS, "num_learner_restarts"), num_learner_restarts, window=1)
+
+
 def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
     """Version, duration and size of a weight sync."""
     metrics.log_value((SYNC, "weight_version"), report.version, window=1)
@@ -81,9 +97,10 @@ def logprob_gap(
         for generation in episode.get_extra_model_outputs(GENERATION)[:1]
         if generation.weight_version == version and generation.token_ids
     ]
-    if not current or not learner_group.is_local:
+    if not current:
         return float("nan")
-    own = learner_group._learner.logprobs_of([g.prompt_ids for g in current], [g.token_ids for g in current])
+    prompts, answers = [g.prompt_ids for g in current], [g.token_ids for g in current]
+    own = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers))[0]
     return float(max(np.abs(mine - g.logprobs).max() for mine, g in zip(own, current, strict=True)))
 
 

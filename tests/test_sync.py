@@ -16,6 +16,8 @@ class LocalLearners:
     is_local = True
 
     class _learner:
+        _learner_index = 0
+
         @staticmethod
         def export_weights():
             return STATE

@@ -46,14 +46,38 @@ def make_engine(config: LanguageConfig, chat: Chat) -> Engine:
     arguments = _arguments(config, chat)
     if config.num_engines == 0:
         return VLLMEngine(*arguments)
-    actor = ray.remote(num_cpus=1, num_gpus=config.num_gpus_per_engine, max_concurrency=1000)(EngineActor)
-    actors = [actor.remote(*arguments) for _ in range(config.num_engines)]
-    return RemoteEngines(actors, config.engine_timeout_s)
+    weights = ray.remote(num_cpus=0, max_restarts=-1)(CurrentWeights).remote()
+    # Ray starts a lost actor again and repeats the calls that it had not answered, to all callers' knowledge just late.
+    options = {"num_cpus": 1, "num_gpus": config.num_gpus_per_engine, "max_restarts": -1, "max_task_retries": -1}
+    actor = ray.remote(max_concurrency=1000, **options)(EngineActor)
+    actors = [actor.remote(*arguments, weights) for _ in range(config.num_engines)]
+    return RemoteEngines(actors, weights, config.engine_timeout_s)
 
 
 def _arguments(config: LanguageConfig, chat: Chat) -> tuple[str, int, list[int], VLLMSettings, int]:
     """What ``VLLMEngine`` is built with; the seed comes last."""
     return config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0
+
+
+class CurrentWeights:
+    """An actor that knows where the current weights are, so that an engine that comes back has them before it answers."""
+
+    def __init__(self) -> None:
+        self._current: dict[Weights, tuple[int, list[ray.ObjectRef]]] = {}
+        self._starts = 0
+
+    def announce(self, weights: Weights, version: int, state: list[ray.ObjectRef]) -> None:
+        """Says what every engine has to serve from now on; the reference comes in a list, or Ray would fetch it."""
+        self._current[weights] = (version, state)
+
+    def start(self) -> dict[Weights, tuple[int, list[ray.ObjectRef]]]:
+        """What an engine that has just started has to serve."""
+        self._starts += 1
+        return dict(self._current)
+
+    def num_starts(self) -> int:
+        """How many engines have started so far, the same one again included."""
+        return self._starts
 
 
 class EngineActor:
@@ -63,8 +87,14 @@ class EngineActor:
     answered, in the order of their arrival.
     """
 
-    def __init__(self, model: str, max_context: int, end_ids: list[int], settings: VLLMSettings, seed: int) -> None:
+    def __init__(
+        self, model: str, max_context: int, end_ids: list[int], settings: VLLMSettings, seed: int, current: Any
+    ) -> None:  # fmt: skip
         self._engine = VLLMEngine(model, max_context, end_ids, settings, seed)
+        serving = ray.get(current.start.remote())
+        for weights in sorted(serving, key=lambda weights: weights is Weights.POLICY):
+            version, (state,) = serving[weights]
+            self._engine.set_weights(weights, version, ray.get(state))
         self._inbox: deque[tuple[str, tuple, Future]] = deque()
         self._arrived = threading.Condition()
         threading.Thread(target=self._work, daemon=True).start()
@@ -134,11 +164,13 @@ class RemoteEngines:
 
     Args:
         actors: Handles of ``EngineActor``.
-        timeout_s: After so long without an answer a call raises.
+        current: Handle of ``CurrentWeights``.
+        timeout_s: After so long without an answer a call raises. A lost engine starts again within it.
     """
 
-    def __init__(self, actors: Sequence[Any], timeout_s: float) -> None:
+    def __init__(self, actors: Sequence[Any], current: Any, timeout_s: float) -> None:
         self._actors = list(actors)
+        self._current = current
         self._timeout_s = timeout_s
         self._waiting: dict[Any, int] = {}
         self._next_ticket = 0
@@ -167,20 +199,27 @@ class RemoteEngines:
         first, _ = ray.wait(references, num_returns=1, timeout=self._timeout_s)
         if not first:
             raise EngineError(
-                f"no engine answered one of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s)"
+                f"no engine answered one of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s): an "
+                "engine hangs, is slower than that, or could not be started again"
             )
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
         return [(self._waiting.pop(r), answer[0]) for r, answer in zip(ready, self._get(ready, "generate"), strict=True)]
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> float:
         shared = ray.put(dict(state))  # once into the object store, however many engines read it
+        self._get([self._current.announce.remote(weights, version, [shared])], "announce")
         checksums = self._get([actor.set_weights.remote(weights, version, shared) for actor in self._actors], "set_weights")
         if len(set(checksums)) > 1:
             raise EngineError(f"the engines disagree about version {version} of the {weights} weights: {checksums}")
         return checksums[0]
 
+    @property
+    def num_restarts(self) -> int:
+        """How often a lost engine has been started again."""
+        return self._get([self._current.num_starts.remote()], "num_starts")[0] - len(self._actors)
+
     def stop(self) -> None:
-        for actor in self._actors:
+        for actor in (*self._actors, self._current):
             ray.kill(actor)
 
     def _get(self, references: Sequence[Any], call: str) -> list:

@@ -148,7 +148,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """
         if num_timesteps is None and num_episodes is None:
             if self.config.episodes_per_iteration is not None:
-                num_episodes = self._share_of(self.config.episodes_per_iteration)
+                num_episodes = self.config.share_of_episodes(self.worker_index)
             else:
                 num_timesteps = self.config.get_rollout_fragment_length(self.worker_index) * len(self._slots)
         if self.config.in_evaluation:
@@ -224,14 +224,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         done.sort(key=lambda episode: episode.id_)
         self._log_episodes(done, time.perf_counter() - started, are_branches)
         return done
-
-    def _share_of(self, episodes: int) -> int:
-        """This runner's part of an iteration's episodes; the parts of all runners add up to it."""
-        if not self.config.num_env_runners:
-            return episodes
-        size = self.config.episodes_per_task
-        tasks = episodes // size
-        return size * (tasks // self.config.num_env_runners + (self.worker_index <= tasks % self.config.num_env_runners))
 
     def _next_start(self) -> Start:
         """This runner's next episode. Its seeds depend on its number, not on the slot that plays it."""

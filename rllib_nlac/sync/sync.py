@@ -9,6 +9,7 @@ from typing import Any
 
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
+from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.sampling.engine import Engine, EngineError, checksum
 from rllib_nlac.types import Weights
 
@@ -52,10 +53,7 @@ def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> S
 
 def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]:
     """θ and θ̄ from the first learner; every learner takes part, because ZeRO 3 gathers shards from all of them."""
-    if learner_group.is_local:
-        return learner_group._learner.export_weights()
-    states = [result.get() for result in learner_group.foreach_learner(_export_from_first)]
-    return next(state for state in states if state is not None)
+    return next(state for state in on_every_learner(learner_group, _export_from_first) if state is not None)
 
 
 def _export_from_first(learner: Any) -> dict[Weights, dict[str, Any]] | None:
