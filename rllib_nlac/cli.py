@@ -86,6 +86,8 @@ def train_file(
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
     episodes: Annotated[int, typer.Option(min=1, help="How many episodes to play.")] = 128,
+    attempts: Annotated[int, typer.Option(min=1, help="Episodes of each task, for avg@k and pass@k.")] = 1,
+    refined: Annotated[bool, typer.Option("--refined", help="Criticise and refine each turn before it is played.")] = False,
     render: Annotated[bool, typer.Option("--render", help="Print the dialogues of the first ten episodes.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -93,7 +95,7 @@ def evaluate(
     with _clear_errors():
         from rllib_nlac.evaluate import evaluate_checkpoint
 
-        evaluate_checkpoint(checkpoint, episodes, render, console, verbose)
+        evaluate_checkpoint(checkpoint, episodes, attempts, refined, render, console, verbose)
 
 
 @app.command()
@@ -113,7 +115,7 @@ def _train(
     experiments: list[Any], stop: str | None, storage_path: str | None, resume: bool, num_samples: int | None,
     dry_run: bool, verbose: bool,
 ) -> None:  # fmt: skip
-    from rllib_nlac.experiment import checkpoint_config, describe
+    from rllib_nlac.experiment import describe, tune_arguments
 
     overrides = {
         "stop": _mapping(stop, "--stop") if stop else None,
@@ -122,7 +124,7 @@ def _train(
     }
     experiments = [experiment.override(**overrides) for experiment in experiments]
     for experiment in experiments:
-        checkpoint_config(experiment)
+        tune_arguments(experiment)
     if dry_run:
         for experiment in experiments:
             print(describe(experiment))
@@ -138,24 +140,22 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
     import ray
     from ray import tune
 
-    from rllib_nlac.experiment import check_resources, checkpoint_config, trainable_of
+    from rllib_nlac.experiment import check_resources, trainable_of, tune_arguments
     from rllib_nlac.progress import ProgressLines
     from rllib_nlac.resume import make_resumable
 
-    options = {key: value for key, value in experiment.tune.items() if key != "checkpoint_config"}
-    if (storage := options.get("storage_path")) and "://" not in storage:
-        Path(storage).expanduser().mkdir(parents=True, exist_ok=True)
-        options["storage_path"] = str(Path(storage).expanduser().absolute())
+    options = tune_arguments(experiment)
+    if (storage := options["storage_path"]) and "://" not in storage:
+        Path(storage).mkdir(parents=True, exist_ok=True)
     if resume:
-        folder = Path(options.get("storage_path") or Path.home() / "ray_results") / experiment.name
-        for line in make_resumable(folder):
+        for line in make_resumable(Path(storage or Path.home() / "ray_results") / experiment.name):
             console.print(line, soft_wrap=True, highlight=False)
+    options["callbacks"].append(ProgressLines(console, experiment.stop))
     start_ray(verbose)
     check_resources(experiment, ray.cluster_resources())
     try:
         analysis = tune.run(
-            trainable_of(experiment), name=experiment.name, config=experiment.config, stop=experiment.stop or None,
-            checkpoint_config=checkpoint_config(experiment), callbacks=[ProgressLines(console, experiment.stop)],
+            trainable_of(experiment), name=experiment.name,
             # What the algorithm itself writes, such as one transition an iteration, follows the results.
             sync_config=tune.SyncConfig(sync_artifacts=True),
             verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None, **options,
@@ -176,6 +176,9 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
             lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
         for line in lines:
             console.print(line, soft_wrap=True, highlight=False)
+    if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
+        value = best.metric_analysis[options["metric"]][options["mode"]]
+        console.print(f"\nBest:        {best}, {options['metric']} {value:.3f}, {best.evaluated_params}", soft_wrap=True)
     return ended_well
 
 

@@ -1,29 +1,149 @@
-"""Plays a checkpoint's policy, ours or any RLlib algorithm's, and reports what it reaches."""
+"""Evaluation: the same tasks and seeds every time, on any number of runners, several attempts each, with their intervals.
+
+RLlib calls ``evaluate_tasks`` as its ``custom_evaluation_function``; everything else is RLlib's own evaluation.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import scipy.stats
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rich.console import Console
 
-import rllib_nlac  # noqa: F401 - registers NLAC and the environments
 from rllib_nlac.checkpoint import MANIFEST, read_manifest
 from rllib_nlac.progress import evaluation_table
-from rllib_nlac.sampling.env_runner import TextEnvRunner, episode_success
+from rllib_nlac.sampling.collector import CollectionError, Failure
+from rllib_nlac.sampling.env_runner import TASK_SEED, TextEnvRunner, episode_success
 
+REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
 MAX_RENDERED = 10
 
 
-def evaluate_checkpoint(checkpoint: Path, episodes: int, render: bool, console: Console, verbose: bool) -> None:
-    """Restores an algorithm, plays and prints.
+def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
+    """RLlib's hook: plays ``evaluation_duration`` episodes, and as many with a refinement where the config asks for them."""
+    config = algorithm.config
+    tasks = range(config.evaluation_duration // config.evaluation_attempts)
+    steps = 0
+    for key in (ENV_RUNNER_RESULTS, REFINED)[: 2 if config.evaluate_refined else 1]:
+        episodes, results = play_tasks(algorithm, group, tasks, config.evaluation_attempts, refined=key == REFINED)
+        summary = MetricsLogger(root=False)
+        for name, value in success_metrics(episodes).items():
+            summary.log_value(name, value, window=1)
+        for result in results:
+            result.pop("success_rate", None)  # a runner's own mean, which the one over all tasks replaces
+        algorithm.metrics.aggregate(results, key=(EVALUATION_RESULTS, key))
+        algorithm.metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, key))
+        steps += sum(len(episode) for episode in episodes)
+    return {}, steps, steps
+
+
+def play_tasks(
+    algorithm: Algorithm, group: EnvRunnerGroup | None, tasks: Sequence[int], attempts: int, refined: bool = False
+) -> tuple[list[SingleAgentEpisode], list[Any]]:
+    """Plays tasks on the runners of a group, or on the algorithm's own one.
+
+    Returns:
+        The episodes in the order of the tasks, and the runners' metrics.
+
+    Raises:
+        CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
+    """
+    if group is None or not group.num_remote_env_runners():
+        runner = group.local_env_runner if group is not None else algorithm.env_runner
+        return runner.sample_tasks(tasks, attempts, refined), [runner.get_metrics()]
+    todo, played, metrics = list(tasks), list[SingleAgentEpisode](), list[Any]()
+    started = time.monotonic()
+    while todo:
+        runners = group.healthy_env_runner_ids() or algorithm.restore_env_runners(group)
+        shares = [todo[i :: len(runners)] for i in range(len(runners))]
+        answers = group.foreach_env_runner(
+            [partial(_play, tasks=share, attempts=attempts, refined=refined) for share in shares],
+            remote_worker_ids=runners, local_env_runner=False, timeout_seconds=algorithm.config.evaluation_sample_timeout_s,
+        )  # fmt: skip
+        for share, episodes, result in answers:
+            if isinstance(episodes, Failure):
+                raise CollectionError(f"evaluation failed: {episodes.text}")
+            todo = [task for task in todo if task not in set(share)]
+            played += episodes
+            metrics.append(result)
+            started = time.monotonic()
+        if todo and time.monotonic() - started > algorithm.config.evaluation_sample_timeout_s:
+            raise CollectionError(
+                f"no evaluation runner answered within {algorithm.config.evaluation_sample_timeout_s:g} s "
+                "(evaluation_sample_timeout_s): an environment hangs, or an engine is slow"
+            )
+    return sorted(played, key=lambda episode: episode.id_), metrics
+
+
+def _play(runner: Any, tasks: Sequence[int], attempts: int, refined: bool) -> tuple[Sequence[int], Any, Any]:
+    try:
+        return tasks, runner.sample_tasks(tasks, attempts, refined), runner.get_metrics()
+    except Exception as error:  # RLlib would end the runner's process, and the cause would be in a log only
+        return tasks, Failure(f"{type(error).__name__}: {error}"), None
+
+
+def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
+    """Success over tasks: its mean with a 95 % bootstrap interval, avg@k and the pass@j of k attempts."""
+    if not episodes:
+        return {}
+    table = success_table(episodes)
+    attempts = table.shape[1]
+    low, high = bootstrap_interval(table.mean(axis=1))
+    metrics = {"success_rate": float(table.mean()), "success_low": low, "success_high": high, "num_tasks": len(table)}
+    if attempts > 1:
+        metrics[f"avg_at_{attempts}"] = float(table.mean())
+        metrics |= {f"pass_at_{j}": pass_at(table, j) for j in {*_powers_of_two(attempts), attempts}}
+    return metrics
+
+
+def success_table(episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
+    """Successes, 1 or 0, shape (tasks, attempts); a task that lost an attempt to its environment loses the others too."""
+    by_task: dict[int, list[bool]] = {}
+    for episode in episodes:
+        by_task.setdefault(episode.custom_data[TASK_SEED], []).append(episode_success(episode))
+    attempts = max(map(len, by_task.values()))
+    return np.array([row for row in by_task.values() if len(row) == attempts], float)
+
+
+def pass_at(table: np.ndarray, j: int) -> float:
+    """Unbiased estimate of the chance that one of j attempts succeeds, from k >= j attempts a task (arXiv 2107.03374)."""
+    k = table.shape[1]
+    return float(np.mean([1 - math.comb(k - int(wins), j) / math.comb(k, j) for wins in table.sum(axis=1)]))
+
+
+def bootstrap_interval(values: np.ndarray, resamples: int = 2000) -> tuple[float, float]:
+    """The 95 % percentile interval of the mean over tasks, which are what is drawn again."""
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    result = scipy.stats.bootstrap(
+        (values,), np.mean, n_resamples=resamples, method="percentile", rng=np.random.default_rng(0), batch=100
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, episodes: int, attempts: int, refined: bool, render: bool, console: Console, verbose: bool
+) -> None:
+    """Restores an algorithm, ours or any of RLlib's, plays and prints.
 
     Raises:
         FileNotFoundError: The folder is no checkpoint.
+        ValueError: The algorithm has no critic in words to refine with.
     """
     if not (checkpoint / "rllib_checkpoint.json").is_file():
         raise FileNotFoundError(
@@ -41,36 +161,31 @@ def evaluate_checkpoint(checkpoint: Path, episodes: int, render: bool, console: 
     try:
         runner = algorithm.env_runner
         if isinstance(runner, TextEnvRunner):
-            runner.begin_evaluation()
-        played = runner.sample(num_episodes=episodes, explore=False)
+            played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined)
+        else:
+            played = runner.sample(num_episodes=episodes, explore=False)
         if render:
             for episode in played[:MAX_RENDERED]:
                 console.print(dialogue(episode), highlight=False, markup=False)
-        console.print(evaluation_table(f"{type(algorithm).__name__} on {algorithm.config.env}", summary(played)))
+        title = f"{type(algorithm).__name__} on {algorithm.config.env}{', one refinement a turn' if refined else ''}"
+        console.print(evaluation_table(title, summary(played)))
     finally:
         algorithm.stop()
         ray.shutdown()
 
 
-def summary(episodes: Sequence[SingleAgentEpisode]) -> dict[str, str]:
+def summary(episodes: Sequence[SingleAgentEpisode]) -> Mapping[str, str]:
     """Success with its interval, where the environment speaks of success, then return and length."""
     returns = np.array([episode.get_return() for episode in episodes])
     rows = {"episodes": str(len(episodes))}
     if all("success" in episode.get_infos(-1) for episode in episodes):
-        won = sum(episode_success(episode) for episode in episodes)
-        low, high = wilson_interval(won, len(episodes))
-        rows["success"] = f"{won / len(episodes):.3f}   (95 % interval {low:.3f} to {high:.3f})"
+        metrics = success_metrics(episodes)
+        low, high = metrics["success_low"], metrics["success_high"]
+        rows["success"] = f"{metrics['success_rate']:.3f}   (95 % interval {low:.3f} to {high:.3f})"
+        rows |= {name.replace("_at_", "@"): f"{value:.3f}" for name, value in metrics.items() if "_at_" in name}
     rows["return"] = f"{returns.mean():.3f} ± {returns.std():.3f}"
     rows["length"] = f"{np.mean([len(episode) for episode in episodes]):.2f} steps"
     return rows
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of a success rate, which stays within [0, 1] also near its ends."""
-    share = successes / trials
-    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
-    return centre - half, centre + half
 
 
 def dialogue(episode: SingleAgentEpisode) -> str:

@@ -6,8 +6,9 @@ Everything wrong with a file is said before Ray starts, with the name of the key
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from ray.tune import CheckpointConfig
 from ray.tune.registry import get_trainable_cls
 
 import rllib_nlac  # noqa: F401 - registers NLAC and the environments
-from rllib_nlac import baselines
+from rllib_nlac import baselines, search
 from rllib_nlac.envs import registry
 from rllib_nlac.names import unknown_key
+from rllib_nlac.search import ExperimentError
 
-# Keys beside ``config``; those of the second line go to Tune as they stand.
+# Keys beside ``config``; those of the second line go to Tune, the plain ones as they stand.
 OWN_KEYS = {"run", "env", "config"}
-TUNE_KEYS = {"stop", "num_samples", "checkpoint_config", "storage_path", "max_failures", "time_budget_s", "metric", "mode"}
+PLAIN_TUNE_KEYS = {"num_samples", "max_failures", "time_budget_s", "metric", "max_concurrent_trials"}
+TUNE_KEYS = PLAIN_TUNE_KEYS | {"stop", "checkpoint_config", "storage_path", "mode", "scheduler", "search_alg", "loggers"}
+EXAMPLE_METRIC = "evaluation/env_runners/success_rate"
 RENAMED = {
     "num_workers": "num_env_runners",
     "num_rollout_workers": "num_env_runners",
@@ -39,10 +43,6 @@ RENAMED = {
 }
 
 
-class ExperimentError(ValueError):
-    """An experiment file or a command line that cannot run; the message names the place and the fix."""
-
-
 @dataclass(frozen=True)
 class Experiment:
     """One experiment, ready for Tune.
@@ -50,7 +50,7 @@ class Experiment:
     Attributes:
         name: Its folder below the storage path.
         run: Name of the algorithm.
-        config: The user's keys, ``grid_search`` included; they complete the algorithm's defaults.
+        config: The user's keys, search spaces included; they complete the algorithm's defaults.
         stop: Metric to threshold; reaching any of them stops a trial.
         tune: Tune's own keys.
     """
@@ -111,14 +111,16 @@ def read_experiment(name: str, entry: Mapping[str, Any], where: str) -> Experime
 
 
 def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
-    """The full, validated configuration; of a ``grid_search`` each value is checked, and the first is in the result.
+    """The full, validated configuration; of a search space its values or bounds are checked, and the first is in the result.
 
     Raises:
         ExperimentError: An algorithm, key or value is wrong.
     """
     trainable = algorithm_class(experiment.run, where, str(experiment.config.get("env")))
     first: AlgorithmConfig | None = None
-    for variant in _variants(experiment.config):
+    mutated = search.mutated(experiment.tune.get("scheduler"))
+    in_turn = chain(search.variants(experiment.config, where), search.variants({**experiment.config, **mutated}, where))
+    for variant in in_turn:
         config = trainable.get_default_config()
         known = config_keys(config) | {"lambda", "callbacks", "framework"}
         for key in variant:
@@ -195,7 +197,43 @@ def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
     for key in given:
         if key not in known:
             raise ExperimentError(f"{experiment.name}, checkpoint_config: {_unknown(key, known)}")
+    score, frequency = str(given.get("checkpoint_score_attribute") or ""), given.get("checkpoint_frequency") or 0
+    interval = experiment.config.get("evaluation_interval")
+    if score.startswith("evaluation/") and (not interval or not frequency or frequency % interval):
+        # RLlib repeats the last evaluation in results that had none, and a checkpoint would get another one's score.
+        raise ExperimentError(
+            f"{experiment.name}, checkpoint_config: to keep checkpoints by {score!r}, checkpoint_frequency must be a multiple "
+            f"of evaluation_interval; they are {frequency} and {interval}"
+        )
     return CheckpointConfig(**given)
+
+
+def tune_arguments(experiment: Experiment) -> dict[str, Any]:
+    """What ``tune.run`` gets of an experiment: search space, scheduler, search algorithm, loggers and the keys as they stand.
+
+    Raises:
+        ExperimentError: Something of it is wrong.
+    """
+    given, where = experiment.tune, experiment.name
+    searches = {key for key in ("scheduler", "search_alg") if given.get(key)}
+    if searches and not given.get("metric"):
+        raise ExperimentError(f"{where}: {' and '.join(sorted(searches))} need 'metric', as in 'metric: {EXAMPLE_METRIC}'")
+    mode = given.get("mode", "max" if given.get("metric") else None)
+    storage = given.get("storage_path")
+    if storage and "://" not in storage:
+        storage = str(Path(storage).expanduser().absolute())
+    plain = {key: given[key] for key in PLAIN_TUNE_KEYS if key in given}
+    return {
+        **plain,
+        "config": search.domain(experiment.config, where),
+        "stop": experiment.stop or None,
+        "storage_path": storage,
+        "mode": mode,
+        "checkpoint_config": checkpoint_config(experiment),
+        "scheduler": search.scheduler(given.get("scheduler"), where),
+        "search_alg": search.search_algorithm(given.get("search_alg"), where, given.get("metric"), mode),
+        "callbacks": search.loggers(given.get("loggers"), where),
+    }
 
 
 def check_resources(experiment: Experiment, available: Mapping[str, float]) -> None:
@@ -239,25 +277,6 @@ def describe(experiment: Experiment) -> str:
 
 def _plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str, list, dict, tuple))
-
-
-def _variants(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The configuration with each ``grid_search`` replaced by one of its values, the others at their first."""
-    first = {key: _choices(value)[0] for key, value in config.items()}
-    yield first
-    for key, value in config.items():
-        for choice in _choices(value)[1:]:
-            yield {**first, key: choice}
-
-
-def _choices(value: Any) -> list[Any]:
-    if isinstance(value, dict) and set(value) == {"grid_search"}:
-        if not isinstance(value["grid_search"], list) or not value["grid_search"]:
-            raise ExperimentError(f"grid_search needs a list of values, and it has {value['grid_search']!r}")
-        return value["grid_search"]
-    if isinstance(value, dict):
-        return [{key: _choices(inner)[0] for key, inner in value.items()}]
-    return [value]
 
 
 def _unknown(key: str, known: set[str]) -> str:

@@ -24,6 +24,7 @@ class LanguageConfig(AlgorithmConfig):
     """The part that RLlib's own algorithms and ours share on a text environment. A mixin: put it before RLlib's class."""
 
     def __init__(self, algo_class: type | None = None) -> None:
+        from rllib_nlac.evaluate import evaluate_tasks
         from rllib_nlac.sampling.env_runner import TextEnvRunner
 
         super().__init__(algo_class=algo_class)
@@ -33,6 +34,11 @@ class LanguageConfig(AlgorithmConfig):
         self.episodes_per_iteration: int | None = None
         self.episodes_per_task = 1
         self.truncation_ends = False
+        # evaluation(...)
+        self.custom_evaluation_function = evaluate_tasks
+        self.evaluation_attempts = 1
+        self.evaluate_refined = False
+        self.evaluation_sample_timeout_s = 1800.0
         # language(...)
         self.language_model = TINY_MODEL
         self.max_context: int | None = None
@@ -107,6 +113,30 @@ class LanguageConfig(AlgorithmConfig):
         """
         arguments = locals()
         super().env_runners(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def evaluation(  # type: ignore[override]
+        self,
+        *,
+        evaluation_attempts: int | None = NotProvided,
+        evaluate_refined: bool | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets evaluation; RLlib's own keys are taken too. ``evaluation_duration`` counts all episodes.
+
+        Every evaluation plays the same tasks with the same seeds, however many runners it has.
+
+        Args:
+            evaluation_attempts: k episodes of each task, for avg@k and pass@k.
+            evaluate_refined: Whether the policy is evaluated a second time, with one round of critique and refinement a
+                turn; needs a critic in words. Its results stand under ``evaluation/refined``.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().evaluation(**kwargs)
         return self._set(arguments)
 
     def engines(
@@ -192,6 +222,13 @@ class LanguageConfig(AlgorithmConfig):
             self._check(self.episodes_per_iteration >= 1, "episodes_per_iteration", "must be at least 1")
             self._check(self.episodes_per_iteration % self.episodes_per_task == 0, "episodes_per_iteration",
                         f"must be a multiple of episodes_per_task, {self.episodes_per_task}")  # fmt: skip
+        if self.evaluation_interval:
+            self._check(self.evaluation_duration_unit == "episodes" and self.evaluation_duration != "auto",
+                        "evaluation_duration", "must be a number of episodes (evaluation_duration_unit: episodes)")  # fmt: skip
+            self._check(self.evaluation_attempts >= 1 and self.evaluation_duration % self.evaluation_attempts == 0,
+                        "evaluation_attempts", f"must divide evaluation_duration, {self.evaluation_duration}")  # fmt: skip
+        self._check(not self.evaluate_refined or hasattr(self, "stage_settings"), "evaluate_refined",
+                    "needs an algorithm with a critic in words, such as NLAC")  # fmt: skip
         self._check_choice("action_format", "plain", "react")
         self._check_choice("learner_dtype", "float32", "bfloat16")
         self._check_keys("engine_config", {field.name for field in fields(VLLMSettings)})

@@ -127,13 +127,17 @@ def load_prompts(source: str | dict[str, Any], env: str | None = None) -> Prompt
     """Loads a prompt set and applies its overrides for one environment.
 
     Args:
-        source: Name of a shipped set ("default", "compact"), path of a YAML file, or the mapping itself.
+        source: Name of a shipped set ("default", "compact"), path of a YAML file, or the mapping itself; one with the key
+            ``extends`` names another source and says only what differs.
         env: Registered name of the environment, a key below ``environments`` in the set.
 
     Raises:
         ValueError: The set is unknown, lacks a role, or has an unknown key.
     """
     data = dict(source) if isinstance(source, dict) else _read(source)
+    while "extends" in data:
+        base = data.pop("extends")
+        data = (dict(base) if isinstance(base, dict) else _read(base)) | data
     overrides = data.pop("environments", None) or {}
     known = {field.name for field in fields(PromptSet)}
     for key in [*data, *(key for override in overrides.values() for key in override)]:

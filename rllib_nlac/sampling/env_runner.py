@@ -16,11 +16,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import ray
+from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import (
@@ -39,6 +41,7 @@ from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.sampling.chat import PromptTooLong
 from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.engines import local_engine
+from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.types import Generation, Message, Request, Weights
 
 logger = logging.getLogger(__name__)
@@ -99,6 +102,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self.chat = self.config.make_chat()
         self.prompts = load_prompts(self.config.prompts, self.config.env)
         self._env_creator = kwargs.get("env_creator") or _creator_of(self.config)
+        self._callbacks = [callbacks() for callbacks in force_list(self.config.callbacks_class)]
         self._slots: list[Slot] = []
         self._next_episode = 0
         self._failures_in_a_row = 0
@@ -112,12 +116,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Gives this runner the engine that answers for the policy."""
         self.engine = engine
 
-    def begin_evaluation(self) -> None:
-        """From now on this runner plays the evaluation's tasks, the same ones at every ``sample``."""
-        if not self.config.in_evaluation:
-            self.config.in_evaluation = True
-            self._seed = (self._seed or 0) + EVALUATION_SEED
-
     @override(EnvRunner)
     def make_env(self) -> None:
         self.stop()
@@ -128,7 +126,20 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         context = EnvContext(self.config.env_config, self.worker_index, vector_index=vector_index, num_workers=self.num_workers)
         env = self._env_creator(context)
         check_text_env(env, self.config.env)
+        self._call_back("on_environment_created", env=env, env_context=context)
         return env
+
+    def _call_back(self, which: str, **arguments: Any) -> None:
+        """One of RLlib's callbacks, where the user has given any."""
+        make_callback(
+            which, self._callbacks, getattr(self.config, f"callbacks_{which}"),
+            kwargs={"env_runner": self, "metrics_logger": self.metrics, **arguments},
+        )  # fmt: skip
+
+    def _call_back_on_episode(self, which: str, slot: Slot, **arguments: Any) -> None:
+        # The policy's weights live in the engine, so there is no RLModule to hand over.
+        place = {"env": slot.env, "env_index": self._slots.index(slot), "rl_module": None}
+        self._call_back(which, episode=slot.episode, **place, **arguments)
 
     @override(EnvRunner)
     def sample(
@@ -155,6 +166,27 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._next_episode = 0  # every evaluation plays the same tasks
         self._fetch_weights()
         return self._play(self._next_start, num_episodes, num_timesteps or 0)
+
+    def sample_tasks(self, tasks: Sequence[int], attempts: int = 1, refined: bool = False) -> list[SingleAgentEpisode]:
+        """Plays evaluation tasks: a number means the same task and the same seeds on every runner and at any time.
+
+        Args:
+            tasks: Their numbers.
+            attempts: Episodes of each task, sampled with seeds of their own.
+            refined: Whether each turn is criticised and refined once before it is played.
+
+        Returns:
+            The episodes in the order of tasks and attempts, without those that a failing environment lost.
+        """
+        seed = (self.config.seed or 0) + EVALUATION_SEED
+        starts = [
+            Start(f"task-{task:08d}-{attempt:04d}", hash_seed(seed, task), hash_seed(seed, task * attempts + attempt))
+            for task in tasks
+            for attempt in range(attempts)
+        ]
+        waiting = iter(starts)
+        self._fetch_weights()
+        return self._play(lambda: next(waiting), len(starts), 0, replace_lost=False, refined=refined)
 
     def branch(self, prefixes: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
         """Plays each prefix again and lets the policy go on from there, ``count`` times.
@@ -183,11 +215,13 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return [[e for e in found[i : i + count] if e is not None] for i in range(0, len(found), count)]
 
     def _play(
-        self, next_start: Callable[[], Start], num_episodes: int | None, num_timesteps: int, are_branches: bool = False
-    ) -> list[SingleAgentEpisode]:
+        self, next_start: Callable[[], Start], num_episodes: int | None, num_timesteps: int, are_branches: bool = False,
+        replace_lost: bool = True, refined: bool = False,
+    ) -> list[SingleAgentEpisode]:  # fmt: skip
         self._serve_own_weights()
         if self.engine is None:
             raise RuntimeError("this EnvRunner has no engine yet: call attach(engine) before sample()")
+        engine = self._refining(self.engine) if refined else self.engine
         started, done = time.perf_counter(), list[SingleAgentEpisode]()
         begun = steps = 0
         waiting: dict[int, Slot] = {}
@@ -201,7 +235,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             while wanted():
                 begun += 1
                 if self._begin(slot, next_start()):
-                    waiting[self._ask(slot)] = slot
+                    waiting[self._ask(slot, engine)] = slot
                     return
                 if slot.episode is not None:
                     done.append(slot.episode)
@@ -209,20 +243,23 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         for slot in self._slots:
             begin(slot)
         while waiting:
-            for ticket, generation in self.engine.poll():
+            for ticket, generation in engine.poll():
                 slot = waiting.pop(ticket)
                 alive = self._step(slot, generation)
                 steps += 1
-                if slot.episode is None and not are_branches:  # lost to a failing environment, and another takes its place
+                if (
+                    slot.episode is None and replace_lost and not are_branches
+                ):  # lost to a failing environment, and another takes its place
                     begun -= 1
                 elif slot.episode is not None and alive:
-                    waiting[self._ask(slot)] = slot
+                    waiting[self._ask(slot, engine)] = slot
                     continue
                 elif slot.episode is not None:
                     done.append(slot.episode)
                 begin(slot)
         done.sort(key=lambda episode: episode.id_)
         self._log_episodes(done, time.perf_counter() - started, are_branches)
+        self._call_back("on_sample_end", samples=done)
         return done
 
     def _next_start(self) -> Start:
@@ -249,7 +286,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             action_space=slot.env.action_space,
         )
         slot.episode.custom_data[TASK_SEED] = start.task_seed
+        self._call_back_on_episode("on_episode_created", slot)
         slot.episode.add_env_reset(observation, info)
+        self._call_back_on_episode("on_episode_start", slot)
         slot.messages = self.prompts.state(info.get("system_prompt", ""), observation, self.config.action_format)
         slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
         if start.prefix is None:
@@ -265,8 +304,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             slot.episode = None
         return alive and slot.episode is not None
 
-    def _ask(self, slot: Slot) -> int:
-        assert self.engine is not None and slot.episode is not None
+    def _refining(self, engine: Engine) -> RefiningPolicy:
+        settings = getattr(self.config, "stage_settings", None)
+        if settings is None:
+            raise ValueError(f"{type(self.config).__name__} has no critic in words, so its policy cannot be refined")
+        return RefiningPolicy(engine, self.chat, self.prompts, str(self.config.env), settings)
+
+    def _ask(self, slot: Slot, engine: Engine | RefiningPolicy) -> int:
+        assert slot.episode is not None
         request = Request(
             prompt_ids=slot.prompt_ids,
             max_tokens=self.config.max_action_tokens,
@@ -275,7 +320,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             seed=hash_seed(slot.sampling_seed, len(slot.episode)),
             messages=slot.messages,
         )
-        return self.engine.submit([request])[0]
+        return engine.submit([request])[0]
 
     def _step(self, slot: Slot, generation: Generation) -> bool:
         """Steps one environment with its own generation; False where the episode is over or lost."""
@@ -305,6 +350,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             observation, turn, float(reward), info, terminated=terminated, truncated=truncated,
             extra_model_outputs={GENERATION: generation, MESSAGES: state},
         )  # fmt: skip
+        self._call_back_on_episode("on_episode_step", slot)
+        if terminated or truncated:
+            self._call_back_on_episode("on_episode_end", slot, prev_episode_chunks=[])
         return not (terminated or truncated)
 
     def _replace_env(self, slot: Slot, call: str, error: Exception) -> None:

@@ -1,0 +1,59 @@
+"""The policy with one refinement at test time, as an engine: each turn is criticised and replaced before it is played."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.language.settings import StageSettings
+from rllib_nlac.language.stages import LanguageStages, StageReport
+from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.sampling.engine import Engine
+from rllib_nlac.types import Generation, Request, Transition
+
+
+class RefiningPolicy:
+    """Answers as the policy would after one round of futures, critique and refinement.
+
+    Where the critique accepts the turn, or anything does not parse, the policy's own turn stands.
+
+    Args:
+        engine: Holds the weights of all roles.
+        chat: Turns messages into tokens and back.
+        prompts: The environment's prompts.
+        env: The environment's name.
+        settings: Sampling and decisions of the roles.
+    """
+
+    def __init__(self, engine: Engine, chat: Chat, prompts: PromptSet, env: str, settings: StageSettings) -> None:
+        self._engine = engine
+        self._chat = chat
+        self._env = env
+        self._stages = LanguageStages(engine, chat, lambda name: prompts, settings)
+        self._queue: list[tuple[int, Request]] = []
+        self._next_ticket = 0
+
+    def submit(self, requests: list[Request]) -> list[int]:
+        """Queues requests and returns their tickets."""
+        tickets = list(range(self._next_ticket, self._next_ticket + len(requests)))
+        self._next_ticket += len(requests)
+        self._queue += zip(tickets, requests, strict=True)
+        return tickets
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        """Answers everything that is queued, in four calls of the engine."""
+        if not self._queue:
+            return []
+        (tickets, requests), self._queue = zip(*self._queue, strict=True), []
+        turns = self._engine.generate(requests)
+        transitions = [
+            Transition(
+                id=ticket, env=self._env, state=request.messages, action=self._chat.decode(turn.token_ids), generation=turn,
+                observation="", reward=0.0, terminated=False, truncated=False, episode_success=False, returns_to_go=0.0,
+            )
+            for ticket, request, turn in zip(tickets, requests, turns, strict=True)
+        ]  # fmt: skip
+        # Seeded by the tickets, so that equal tasks are answered alike at every evaluation.
+        self._stages.rng = np.random.default_rng(tickets[0])
+        (refinements,) = self._stages.drive(report := StageReport(), self._stages.improvement(transitions, report))
+        return [(ticket, r.generation or turn) for ticket, r, turn in zip(tickets, refinements, turns, strict=True)]

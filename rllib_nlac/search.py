@@ -1,0 +1,195 @@
+"""Sweeps in YAML: search spaces, schedulers, search algorithms and loggers, each by the name that Tune has for it.
+
+lr: {loguniform: [1.0e-4, 1.0e-2]}        any function of ``ray.tune`` that makes a search space
+num_futures: {choice: [1, 2, 4]}
+tau: {grid_search: [0.01, 0.1]}
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from ray import tune
+from ray.tune import TuneError
+from ray.tune.schedulers import SCHEDULER_IMPORT
+from ray.tune.search import create_searcher
+
+from rllib_nlac.names import unknown_key
+
+RANGES = ("uniform", "quniform", "loguniform", "qloguniform", "randint", "qrandint", "lograndint", "qlograndint")
+LISTS = ("grid_search", "choice")
+LOGGERS = {
+    "wandb": "ray.air.integrations.wandb.WandbLoggerCallback",
+    "mlflow": "ray.air.integrations.mlflow.MLflowLoggerCallback",
+    "comet": "ray.air.integrations.comet.CometLoggerCallback",
+}
+
+
+class ExperimentError(ValueError):
+    """An experiment file or a command line that cannot run; the message names the place and the fix."""
+
+
+def _space_of(value: Any) -> str | None:
+    """Name of the search space that a value stands for."""
+    if isinstance(value, Mapping) and len(value) == 1 and (name := next(iter(value))) in (*RANGES, *LISTS):
+        return name
+    return None
+
+
+def variants(config: Mapping[str, Any], where: str = "config") -> Iterator[dict[str, Any]]:
+    """The configuration with each search space replaced by one of its values, the others at their first.
+
+    A list gives all its values, a range its two ends.
+
+    Raises:
+        ExperimentError: A search space is malformed.
+    """
+    first = {key: _examples(value, f"{where}, {key}")[0] for key, value in config.items()}
+    yield first
+    for key, value in config.items():
+        for example in _examples(value, f"{where}, {key}")[1:]:
+            yield {**first, key: example}
+
+
+def _examples(value: Any, where: str) -> list[Any]:
+    name = _space_of(value)
+    if name in LISTS:
+        if not isinstance(value[name], list) or not value[name]:
+            raise ExperimentError(f"{where}: {name} needs a list of values, and it has {value[name]!r}")
+        return value[name]
+    if name in RANGES:
+        domain(value, where)
+        low, high = value[name][:2]
+        return [low, high - 1] if "randint" in name else [low, high]
+    if isinstance(value, Mapping):
+        examples = {key: _examples(inner, f"{where}/{key}") for key, inner in value.items()}
+        first = {key: inner[0] for key, inner in examples.items()}
+        return [first, *({**first, key: other} for key, inner in examples.items() for other in inner[1:])]
+    return [value]
+
+
+def domain(value: Any, where: str = "config") -> Any:
+    """A value with its search spaces as Tune's own objects, also those within mappings.
+
+    Raises:
+        ExperimentError: A search space is malformed.
+    """
+    name = _space_of(value)
+    if name == "grid_search":
+        return dict(value)
+    if name == "choice":
+        return tune.choice(value[name])
+    if name is not None:
+        try:
+            return getattr(tune, name)(*value[name])
+        except (TypeError, ValueError) as error:
+            raise ExperimentError(f"{where}: {name} {value[name]!r} is no range: {error}") from error
+    if isinstance(value, Mapping):
+        return {key: domain(inner, f"{where}/{key}") for key, inner in value.items()}
+    return value
+
+
+def scheduler(given: Mapping[str, Any] | str | None, where: str) -> Any:
+    """Tune's scheduler, as in ``{type: pbt, perturbation_interval: 4, hyperparam_mutations: {lr: [1.0e-3, 1.0e-4]}}``.
+
+    Raises:
+        ExperimentError: There is none of that name, or an argument is wrong.
+    """
+    if given is None:
+        return None
+    name, arguments = _named(given, where, "scheduler")
+    known_names = {**SCHEDULER_IMPORT, "asha": SCHEDULER_IMPORT["async_hyperband"]}
+    if name not in known_names:
+        raise ExperimentError(f"{where}, scheduler: {unknown_key(name, known_names)}")
+    # Tune would drop what it does not know without a word.
+    found = known_names[name]
+    cls = found() if inspect.isfunction(found) else found
+    known = set(inspect.signature(cls).parameters)
+    for key in arguments:
+        if key not in known:
+            raise ExperimentError(f"{where}, scheduler: {unknown_key(key, known)}")
+    if "time_attr" in known:
+        arguments.setdefault("time_attr", "training_iteration")
+    if "hyperparam_mutations" in arguments:
+        arguments["hyperparam_mutations"] = _mutations(arguments["hyperparam_mutations"], where)
+    return _create(cls, arguments, f"{where}, scheduler")
+
+
+def _mutations(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What PBT changes: lists are values to step through, ranges Tune's objects."""
+    result: dict[str, Any] = {}
+    for key, value in given.items():
+        if _space_of(value) in LISTS:
+            result[key] = next(iter(value.values()))
+        elif isinstance(value, Mapping) and _space_of(value) is None:
+            result[key] = _mutations(value, f"{where}, {key}")
+        else:
+            result[key] = domain(value, f"{where}, {key}")
+    return result
+
+
+def mutated(given: Any) -> dict[str, Any]:
+    """What a scheduler may change while a trial runs, as search spaces, so that its values can be checked."""
+
+    def as_spaces(value: Any) -> Any:
+        if isinstance(value, list):
+            return {"choice": value}
+        if isinstance(value, Mapping) and _space_of(value) is None:
+            return {key: as_spaces(inner) for key, inner in value.items()}
+        return value
+
+    return as_spaces(given.get("hyperparam_mutations", {})) if isinstance(given, Mapping) else {}
+
+
+def search_algorithm(given: Mapping[str, Any] | str | None, where: str, metric: str | None, mode: str | None) -> Any:
+    """Tune's search algorithm, as in ``{type: optuna, seed: 0}``.
+
+    Raises:
+        ExperimentError: There is none of that name, an argument is wrong, or its package is not installed.
+    """
+    if given is None:
+        return None
+    name, arguments = _named(given, where, "search_alg")
+    if name not in ("random", "variant_generator"):
+        arguments |= {"metric": metric, "mode": mode}
+    return _create(partial(create_searcher, name), arguments, f"{where}, search_alg", package=name)
+
+
+def loggers(given: Mapping[str, Mapping[str, Any] | None] | None, where: str) -> list[Any]:
+    """Tune's own integrations beside TensorBoard, CSV and JSON, as in ``{wandb: {project: nlac, mode: offline}}``.
+
+    Raises:
+        ExperimentError: There is none of that name, or its package is not installed.
+    """
+    callbacks = []
+    for name, arguments in (given or {}).items():
+        if name not in LOGGERS:
+            raise ExperimentError(f"{where}, loggers: {unknown_key(name, set(LOGGERS))}")
+        module, _, cls = LOGGERS[name].rpartition(".")
+        make = getattr(importlib.import_module(module), cls)
+        callbacks.append(_create(make, dict(arguments or {}), f"{where}, loggers", package=name))
+    return callbacks
+
+
+def _named(given: Mapping[str, Any] | str, where: str, key: str) -> tuple[str, dict[str, Any]]:
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping) or "type" not in given:
+        raise ExperimentError(
+            f"{where}, {key}: name it by 'type', as in '{{type: {'pbt' if key == 'scheduler' else 'optuna'}}}'"
+        )
+    arguments = dict(given)
+    return arguments.pop("type"), arguments
+
+
+def _create(make: Callable[..., Any], arguments: dict[str, Any], where: str, package: str = "") -> Any:
+    try:
+        return make(**arguments)
+    except (ImportError, RuntimeError) as error:  # of a package that Tune would need
+        raise ExperimentError(f"{where}: {error} (pip install {package})") from error
+    except (TypeError, ValueError, AssertionError, TuneError) as error:
+        raise ExperimentError(f"{where}: {error}") from error

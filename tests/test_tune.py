@@ -1,0 +1,149 @@
+"""Sweeps: what a file may say, what is refused, and that a value changed by PBT is the one in force."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from ray import cloudpickle, tune
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+
+from rllib_nlac import search
+from rllib_nlac.experiment import ExperimentError, load_experiments, read_experiment, resolve, trainable_of, tune_arguments
+
+EXAMPLES = Path(__file__).parent.parent / "tuned_examples"
+
+
+def experiment(**entry):
+    config = {"prompts": "compact", **entry.pop("config", {})}
+    return read_experiment("e", {"run": "NLAC", "env": "TwentyQuestions", "config": config, **entry}, "e")
+
+
+class TestSearchSpaces:
+    def test_become_tunes_own(self):
+        config = {"lr": {"loguniform": [1e-4, 1e-2]}, "replay_buffer_config": {"alpha": {"uniform": [0, 1]}, "capacity": 9}}
+        made = search.domain({**config, "tau": {"grid_search": [0.1, 0.2]}, "prompts": {"choice": ["compact", "default"]}})
+        assert isinstance(made["lr"], tune.search.sample.Float) and 1e-4 <= made["lr"].sample() <= 1e-2
+        assert made["replay_buffer_config"]["alpha"].upper == 1 and made["replay_buffer_config"]["capacity"] == 9
+        assert made["tau"] == {"grid_search": [0.1, 0.2]} and made["prompts"].categories == ["compact", "default"]
+
+    def test_every_value_and_both_ends_are_checked_before_anything_starts(self):
+        for space in ({"choice": [0.1, 7]}, {"uniform": [0.5, 7]}, {"grid_search": [0.1, 7]}):
+            with pytest.raises(ExperimentError, match=r"config\.tau is 7 and must lie between 0"):
+                experiment(config={"tau": space})
+        with pytest.raises(ExperimentError, match="unknown key 'alhpa'"):
+            experiment(config={"replay_buffer_config": {"alhpa": {"uniform": [0, 1]}}})
+
+    @pytest.mark.parametrize("space", [{"uniform": [1]}, {"loguniform": [0, 1]}, {"randint": [1]}])
+    def test_a_malformed_range_is_named(self, space):
+        with pytest.raises(ExperimentError, match=r"e, tau: \w+ .* is no range"):
+            experiment(config={"tau": space})
+
+
+class TestSchedulers:
+    def test_are_tunes_own(self):
+        made = tune_arguments(experiment(metric="m", scheduler={"type": "asha", "max_t": 5}))
+        assert isinstance(made["scheduler"], ASHAScheduler) and made["mode"] == "max" and made["metric"] == "m"
+        mutations = {"lr": {"loguniform": [1e-4, 1e-2]}, "num_futures": [1, 2], "replay_buffer_config": {"alpha": [0.1, 0.9]}}
+        made = tune_arguments(experiment(metric="m", scheduler={"type": "pbt", "hyperparam_mutations": mutations}))
+        assert isinstance(made["scheduler"], PopulationBasedTraining)
+        made = tune_arguments(experiment(metric="m", search_alg={"type": "optuna", "seed": 0}))
+        assert type(made["search_alg"]).__name__ == "OptunaSearch"
+
+    @pytest.mark.parametrize(
+        "entry, message",
+        [
+            ({"scheduler": {"type": "abt"}, "metric": "m"}, "unknown key 'abt'.*did you mean 'pbt'"),
+            ({"scheduler": {"type": "asha", "max_tt": 3}, "metric": "m"}, "unknown key 'max_tt'.*did you mean 'max_t'"),
+            ({"scheduler": {"type": "asha"}}, "scheduler need 'metric'"),
+            ({"scheduler": {"max_t": 3}, "metric": "m"}, "name it by 'type'"),
+            ({"search_alg": {"type": "optuuna"}, "metric": "m"}, "optuuna"),
+            ({"loggers": {"wandbb": None}}, "unknown key 'wandbb'.*did you mean 'wandb'"),
+        ],
+    )  # fmt: skip
+    def test_what_is_wrong_is_named(self, entry, message):
+        with pytest.raises(ExperimentError, match=message):
+            tune_arguments(experiment(**entry))
+
+    def test_what_pbt_may_set_is_checked_too(self):
+        with pytest.raises(ExperimentError, match=r"config\.tau is 3"):
+            experiment(metric="m", scheduler={"type": "pbt", "hyperparam_mutations": {"tau": [0.1, 3]}})
+
+    @pytest.mark.parametrize("name", ["wandb", "mlflow"])
+    def test_a_logger_without_its_package_says_what_to_install(self, name):
+        try:
+            __import__(name)
+        except ImportError:
+            with pytest.raises(ExperimentError, match=f"pip install {name}"):
+                tune_arguments(experiment(loggers={name: {"project": "p"} if name == "wandb" else {}}))
+
+
+@pytest.mark.parametrize("name", ["sweep", "pbt"])
+def test_the_examples_are_sound(name):
+    (one,) = load_experiments(EXAMPLES / f"twenty_questions_nlac_{name}.yaml")
+    assert tune_arguments(one)["scheduler"] is not None and resolve(one).num_cpus_for_main_process == 1
+
+
+class InForce(RLlibCallback):
+    """Reports what the parts of the algorithm really use, and a score by which the second trial is the worse one."""
+
+    def on_algorithm_init(self, *, algorithm, **kwargs):
+        draw = algorithm.local_replay_buffer.sample_transitions
+
+        def counted(count, *arguments):
+            self.drawn = count
+            return draw(count, *arguments)
+
+        algorithm.local_replay_buffer.sample_transitions = counted
+
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        learner = algorithm.learner_group._learner
+        settings = algorithm.stages.settings
+        result["in_force"] = {
+            "lr": learner.trainer.engine.optimizer.param_groups[0]["lr"],
+            "tau": learner.target.tau,
+            "alpha": algorithm.local_replay_buffer._alpha,
+            "num_futures": settings.num_futures,
+            "num_refinements": settings.num_refinements,
+            "action_temperature": settings.action.temperature,
+            "runner_temperature": algorithm.env_runner.config.action_temperature,
+            "batch": self.drawn,
+            "prompt": algorithm.stages.prompts_for("TwentyQuestions").evaluate,
+        }
+        result["score"] = algorithm.config.gamma
+
+
+def test_a_value_that_pbt_changed_is_in_force_after_it(ray_session, tmp_path):
+    """Fails where restoring the donor's checkpoint brings its values back (ray#62173)."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # trials cannot import this file
+    (one,) = load_experiments(EXAMPLES / "twenty_questions_nlac_pbt.yaml")
+    for key in ("evaluation_interval", "evaluation_duration"):
+        one.config.pop(key)
+    one.config.update(
+        callbacks=InForce, episodes_per_iteration=8, num_envs_per_env_runner=8, minibatch_size=16,
+        train_batch_size_per_learner=32, gamma=tune.grid_search([1.0, 0.5]),
+    )  # fmt: skip
+    one.tune.update(metric="score", num_samples=1)
+    one.tune["scheduler"] = {**one.tune["scheduler"], "perturbation_interval": 1, "resample_probability": 1.0}
+    one.tune["scheduler"]["hyperparam_mutations"] = {
+        "lr": [2e-4], "tau": [0.25], "num_futures": [3], "num_refinements": [2], "action_temperature": [0.9],
+        "train_batch_size_per_learner": [48],
+        "prompts": [{"extends": "compact", "name": "judge", "evaluate": "Judge.\n{futures}"}],
+        "replay_buffer_config": {"alpha": [0.3]},
+    }  # fmt: skip
+    arguments = {**tune_arguments(one), "storage_path": str(tmp_path), "stop": {"training_iteration": 2}}
+    analysis = tune.run(trainable_of(one), name="pbt", verbose=0, **arguments)
+    results = [json.loads(line) for path in tmp_path.glob("pbt/*/result.json") for line in path.read_text().splitlines()]
+    assert {trial.status for trial in analysis.trials} == {"TERMINATED"}
+    exploited = [r for r in results if r["config"]["lr"] == 2e-4]
+    assert exploited, "PBT never changed a trial"
+    for result in exploited:
+        found = result["in_force"]
+        assert found["lr"] == 2e-4 and found["tau"] == 0.25 and found["alpha"] == 0.3
+        assert (found["num_futures"], found["num_refinements"], found["batch"]) == (3, 2, 48)
+        assert found["action_temperature"] == found["runner_temperature"] == 0.9 and found["prompt"].startswith("Judge.")
+    untouched = [r["in_force"] for r in results if r["config"]["lr"] == 0.001]
+    assert untouched and all(found["lr"] == 0.001 and found["num_futures"] == 1 for found in untouched)
