@@ -44,6 +44,7 @@ from rllib_nlac.sync.sync import push_weights
 STATE = "nlac"  # key of our part of a checkpoint
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
+MAX_LEARNER_RESTARTS = 3  # in a row; learners that are lost again and again are not lost by accident
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
@@ -154,18 +155,20 @@ class LanguageAlgorithm(Algorithm):
 
     def _with_learners(self, work: Callable[[], Result], changes_learners: bool = False) -> Result:
         """Does something with the learners; where one of them is lost, from the last snapshot again."""
-        while True:
+        for attempt in range(MAX_LEARNER_RESTARTS + 1):
             try:
                 result = work()
                 if changes_learners:
                     self._take_snapshot()
                 return result
             except Exception as error:
-                if not self.config.learner_snapshot_interval or not is_lost(self.learner_group):
+                restarts = attempt < MAX_LEARNER_RESTARTS and self.config.learner_snapshot_interval
+                if not restarts or not is_lost(self.learner_group):
                     raise
                 logger.warning("a learner was lost; starting again from the last snapshot: %s", error)
                 self.learner_group = self.snapshots.rebuild(self.learner_group)
                 self.num_learner_restarts += 1
+        raise AssertionError("the last attempt returns or raises")
 
     def _take_snapshot(self) -> None:
         """Every ``learner_snapshot_interval`` updates, where learners have processes of their own."""

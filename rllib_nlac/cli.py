@@ -14,6 +14,8 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+# A metric of the evaluation is missing before the first one.
+os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
 # An interrupted run forgets a second at most of what Tune knew of it.
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1")
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
@@ -143,6 +145,7 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
     from rllib_nlac.experiment import check_resources, trainable_of, tune_arguments
     from rllib_nlac.progress import ProgressLines
     from rllib_nlac.resume import make_resumable
+    from rllib_nlac.search import mutated
 
     options = tune_arguments(experiment)
     if (storage := options["storage_path"]) and "://" not in storage:
@@ -178,7 +181,8 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
             console.print(line, soft_wrap=True, highlight=False)
     if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
         value = best.metric_analysis[options["metric"]][options["mode"]]
-        console.print(f"\nBest:        {best}, {options['metric']} {value:.3f}, {best.evaluated_params}", soft_wrap=True)
+        chosen = best.evaluated_params or {key: best.config[key] for key in mutated(experiment.tune.get("scheduler"))}
+        console.print(f"\nBest:        {best}, {options['metric']} {value:.3f}, with {chosen}", soft_wrap=True, highlight=False)
     return ended_well
 
 

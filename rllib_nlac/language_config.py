@@ -266,6 +266,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.learner_snapshot_interval = 1
         self.tau: float | None = None
         self.weight_decay = 0.0
+        self.adam_epsilon = 1e-8
         # deepspeed(...)
         self.zero_stage = 0
         self.deepspeed_config: dict[str, Any] = {}
@@ -277,6 +278,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         episodes_per_iteration: int | None = NotProvided,
         tau: float | None = NotProvided,
         weight_decay: float | None = NotProvided,
+        adam_epsilon: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
@@ -286,6 +288,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
             tau: Step of the target weights towards the policy's after each gradient step; 0 freezes, 1 copies, None
                 keeps none, for algorithms that need none.
             weight_decay: AdamW's.
+            adam_epsilon: AdamW's ε, below which a gradient counts for less.
 
         Returns:
             This updated config.

@@ -46,12 +46,13 @@ class ProgressLines(Callback):
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         if self._lines % self._every == 0:
-            self._console.print(self._row({name: name for name in COLUMNS}, style="bold"))
+            self._console.print(self._row({name: name for name in COLUMNS}, style="bold"), soft_wrap=True)
         self._lines += 1
         values = read_result(result)
         values["left"] = self._left(trial.trial_id, result)
         prefix = f"{trial.trial_id[-5:]} " if len(trials) > 1 else ""
-        self._console.print(Text(prefix) + self._row({name: _show(values.get(name)) for name in COLUMNS}))
+        row = self._row({name: _show(values.get(name)) for name in COLUMNS})
+        self._console.print(Text(prefix) + row, soft_wrap=True)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._console.print(f"[green]{trial} is done.[/green]")

@@ -114,6 +114,8 @@ def scheduler(given: Mapping[str, Any] | str | None, where: str) -> Any:
             raise ExperimentError(f"{where}, scheduler: {unknown_key(key, known)}")
     if "time_attr" in known:
         arguments.setdefault("time_attr", "training_iteration")
+    if "require_attrs" in known:
+        arguments.setdefault("require_attrs", False)  # results before the first evaluation have no metric of it
     if "hyperparam_mutations" in arguments:
         arguments["hyperparam_mutations"] = _mutations(arguments["hyperparam_mutations"], where)
     return _create(cls, arguments, f"{where}, scheduler")

@@ -178,13 +178,15 @@ def test_state_pickles(algorithm):
 class TestRemote:
     @pytest.mark.parametrize("stage", [0, 3])
     def test_two_learners_give_the_update_of_one(self, small, ray_session, stage):
+        """To 1e-5 of the step. Adam's usual epsilon turns the rounding of a gradient near 0 into the sign of a full step,
+        which would hide everything below 1e-2."""
         sequences = [
             TrainingSequence((3, *range(10, 12 + i)), (20, 21 + i, 1), i % 2, i, i // 5, 0.1 * (i + 1)) for i in range(9)
         ]
         updated = []
         for learners in (0, 2):
             config = small.copy(copy_frozen=False).learners(num_learners=learners)
-            config.language(max_tokens_per_micro_batch=16).deepspeed(zero_stage=stage)
+            config.language(max_tokens_per_micro_batch=16).deepspeed(zero_stage=stage).training(adam_epsilon=1e-3)
             spec = config.get_multi_rl_module_spec(spaces={"default_policy": (TextSpace(), TextSpace())})
             group = config.build_learner_group(rl_module_spec=spec)
             before = export_weights(group)[Weights.POLICY]
@@ -194,7 +196,7 @@ class TestRemote:
             group.shutdown()
         difference = sum(((updated[0][name] - updated[1][name]) ** 2).sum() for name in before)
         step = sum(((updated[0][name] - before[name]) ** 2).sum() for name in before)
-        assert float(step) > 0 and float((difference / step) ** 0.5) < 1e-2
+        assert float(step) > 0 and float((difference / step) ** 0.5) < 1e-5
 
     def test_remote_runners_and_engines(self, small, ray_session):
         small.env_runners(num_env_runners=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -147,3 +148,28 @@ def test_a_value_that_pbt_changed_is_in_force_after_it(ray_session, tmp_path):
         assert found["action_temperature"] == found["runner_temperature"] == 0.9 and found["prompt"].startswith("Judge.")
     untouched = [r["in_force"] for r in results if r["config"]["lr"] == 0.001]
     assert untouched and all(found["lr"] == 0.001 and found["num_futures"] == 1 for found in untouched)
+
+
+def test_tuner_restore_goes_on_from_the_last_checkpoint(ray_session, config, tmp_path):
+    marker = tmp_path / "marker"
+
+    class Crash(RLlibCallback):
+        """Ends the trial's process, as a machine that goes down, once."""
+
+        def on_train_result(self, *, algorithm, result, **kwargs):
+            if algorithm.iteration == 2 and not marker.exists():
+                marker.touch()
+                os._exit(1)
+
+    config.training(episodes_per_iteration=8, train_batch_size_per_learner=16, minibatch_size=16).callbacks(Crash)
+    config.num_envs_per_env_runner = 8
+    run_config = tune.RunConfig(
+        name="crash", stop={"training_iteration": 3}, storage_path=str(tmp_path), verbose=0,
+        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
+    )  # fmt: skip
+    (crashed,) = tune.Tuner("NLAC", param_space=config, run_config=run_config).fit()
+    assert crashed.error and crashed.metrics["training_iteration"] == 2
+    tuner = tune.Tuner.restore(str(tmp_path / "crash"), "NLAC", param_space=config, resume_errored=True)
+    (resumed,) = tuner.fit()
+    assert not resumed.error and resumed.metrics["training_iteration"] == 3
+    assert resumed.metrics["env_runners"]["num_episodes_lifetime"] == 24 and resumed.metrics["iterations_since_restore"] == 1
