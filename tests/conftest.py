@@ -43,8 +43,8 @@ def compact() -> PromptSet:
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """A local Ray with two CPUs, shut down with the session."""
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+    """A local Ray with room for many small actors, shut down with the session."""
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
     yield
     ray.shutdown()
 

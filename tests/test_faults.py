@@ -68,14 +68,13 @@ def test_a_killed_process_is_made_good(algorithm, first, kind):
 
 
 def test_collecting_ahead_is_bounded_and_reported(algorithm, first):
-    algorithm.collector._max_staleness = 2
+    algorithm.collector._max_staleness = 1
     try:
-        ages = [int(algorithm.train()["collection"]["staleness_max"]) for _ in range(4)]
+        ages = [int(algorithm.train()["collection"]["staleness_max"]) for _ in range(3)]
     finally:
         algorithm.collector._max_staleness = 0
-        for _ in range(2):
-            algorithm.train()  # what was asked ahead
-    assert max(ages) in (1, 2) and ages[0] <= 1
+        algorithm.train()  # what was asked ahead
+    assert ages == [0, 1, 1]
 
 
 def test_an_error_of_an_environment_ends_the_run_with_its_text(algorithm, first):
@@ -110,8 +109,8 @@ def test_a_stalled_engine_ends_in_a_timeout_with_the_cause(algorithm, first):
 def test_a_restarted_engine_has_the_current_weights_before_it_answers(algorithm, first):
     from rllib_nlac.types import Request, Weights
 
-    (actor, _) = algorithm.engine._actors
-    version = algorithm.weight_version
+    algorithm.sync_weights()
+    (actor, _), version = algorithm.engine._actors, algorithm.weight_version
     os.kill(processes(algorithm)["engine"][0], signal.SIGKILL)
     for weights in (Weights.POLICY, Weights.TARGET):
         (answer,) = ray.get(actor.generate.remote([Request((3, 4, 5), 2)], weights))
