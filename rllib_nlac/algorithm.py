@@ -252,7 +252,9 @@ class LanguageAlgorithm(Algorithm):
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint's manifest says of this algorithm."""
-        sharded = self.config.zero_stage > 0 and self.config.num_learners > 1
+        # In bfloat16 DeepSpeed divides the float32 master weights among the learners at every stage.
+        divided = self.config.zero_stage > 0 or self.config.learner_dtype == "bfloat16"
+        sharded = divided and self.config.num_learners > 1
         shards = {"num_learners": self.config.num_learners, "zero_stage": self.config.zero_stage} if sharded else None
         return {
             "algorithm": type(self).__name__,
@@ -279,6 +281,8 @@ class LanguageAlgorithm(Algorithm):
                 self.load_parts(folder)
         self._updates_since_snapshot = 0
         self._take_snapshot()
+        if self.collector is not None:
+            self.collector.forget()
         # The engines still serve the weights that they were started with.
         self.weight_version -= 1
         self.sync_weights()

@@ -141,7 +141,10 @@ def check(path: str | os.PathLike, facts: Mapping[str, Any]) -> dict[str, Any]:
     """
     manifest = read_manifest(path)
     if manifest["algorithm"] != facts["algorithm"]:
-        raise CheckpointError(f"{path} is of the algorithm {manifest['algorithm']}, and this is {facts['algorithm']}")
+        raise CheckpointError(
+            f"{path} is of the algorithm {manifest['algorithm']}, and this is {facts['algorithm']}: to go on with its model "
+            "under another algorithm, export it (rllib export) and set language_model to the folder"
+        )
     if manifest["model"] != facts["model"]:
         part = "tokenizer" if manifest["model"]["architecture"] == facts["model"]["architecture"] else "architecture"
         raise CheckpointError(

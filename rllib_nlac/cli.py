@@ -35,6 +35,7 @@ console = Console()
 Stop = Annotated[str | None, typer.Option(help="Stop criteria as YAML or JSON, added to the file's.")]
 StoragePath = Annotated[str | None, typer.Option(help="Where results and checkpoints go.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the experiment of this name in the storage path.")]
+Restore = Annotated[Path | None, typer.Option(help="Begin with the state of this checkpoint, as to train on for longer.")]
 NumSamples = Annotated[int | None, typer.Option(help="How often every point of a search is run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the workers log.")]
@@ -50,6 +51,7 @@ def train(
     name: Annotated[str | None, typer.Option(help="Name of the experiment.")] = None,
     storage_path: StoragePath = None,
     resume: Resume = False,
+    restore: Restore = None,
     num_samples: NumSamples = None,
     dry_run: DryRun = False,
     verbose: Verbose = False,
@@ -64,7 +66,7 @@ def train(
             raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
         entry = {"run": algo, "env": env, "config": _mapping(config, "--config")}
         experiment = read_experiment(name or f"{algo}-{env}".lower(), entry, "the command line")
-        _train([experiment], stop, storage_path, resume, num_samples, dry_run, verbose)
+        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, verbose)
 
 
 @train_app.command("file")
@@ -73,6 +75,7 @@ def train_file(
     stop: Stop = None,
     storage_path: StoragePath = None,
     resume: Resume = False,
+    restore: Restore = None,
     num_samples: NumSamples = None,
     dry_run: DryRun = False,
     verbose: Verbose = False,
@@ -81,7 +84,7 @@ def train_file(
     with _clear_errors():
         from rllib_nlac.experiment import load_experiments
 
-        _train(load_experiments(path), stop, storage_path, resume, num_samples, dry_run, verbose)
+        _train(load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, verbose)
 
 
 @app.command()
@@ -114,8 +117,8 @@ def export(
 
 
 def _train(
-    experiments: list[Any], stop: str | None, storage_path: str | None, resume: bool, num_samples: int | None,
-    dry_run: bool, verbose: bool,
+    experiments: list[Any], stop: str | None, storage_path: str | None, resume: bool, restore: Path | None,
+    num_samples: int | None, dry_run: bool, verbose: bool,
 ) -> None:  # fmt: skip
     from rllib_nlac.experiment import describe, tune_arguments
 
@@ -131,17 +134,18 @@ def _train(
         for experiment in experiments:
             print(describe(experiment))
         return
-    failed = [experiment.name for experiment in experiments if not _run(experiment, resume, verbose)]
+    failed = [experiment.name for experiment in experiments if not _run(experiment, resume, restore, verbose)]
     if failed:
         console.print(f"[red]failed: {', '.join(failed)}[/red]")
         raise typer.Exit(1)
 
 
-def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
+def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool) -> bool:
     """Runs one experiment through Tune; returns whether every trial ended well."""
     import ray
     from ray import tune
 
+    from rllib_nlac.checkpoint import read_manifest
     from rllib_nlac.experiment import check_resources, trainable_of, tune_arguments
     from rllib_nlac.progress import ProgressLines
     from rllib_nlac.resume import make_resumable
@@ -150,6 +154,8 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
     options = tune_arguments(experiment)
     if (storage := options["storage_path"]) and "://" not in storage:
         Path(storage).mkdir(parents=True, exist_ok=True)
+    if restore is not None:
+        read_manifest(restore)
     if resume:
         for line in make_resumable(Path(storage or Path.home() / "ray_results") / experiment.name):
             console.print(line, soft_wrap=True, highlight=False)
@@ -161,7 +167,8 @@ def _run(experiment: Any, resume: bool, verbose: bool) -> bool:
             trainable_of(experiment), name=experiment.name,
             # What the algorithm itself writes, such as one transition an iteration, follows the results.
             sync_config=tune.SyncConfig(sync_artifacts=True),
-            verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None, **options,
+            verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None,
+            restore=str(restore.absolute()) if restore else None, **options,
         )  # fmt: skip
     finally:
         ray.shutdown()

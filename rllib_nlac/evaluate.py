@@ -23,7 +23,7 @@ from rich.console import Console
 
 from rllib_nlac.checkpoint import MANIFEST, read_manifest
 from rllib_nlac.progress import evaluation_table
-from rllib_nlac.sampling.collector import CollectionError, Failure
+from rllib_nlac.sampling.collector import POLL_S, CollectionError, Failure
 from rllib_nlac.sampling.env_runner import TASK_SEED, TextEnvRunner, episode_success
 
 REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
@@ -66,11 +66,13 @@ def play_tasks(
     started = time.monotonic()
     while todo:
         runners = group.healthy_env_runner_ids() or algorithm.restore_env_runners(group)
+        if not runners:
+            time.sleep(POLL_S)  # nobody is alive; Ray is starting them again
         shares = [todo[i :: len(runners)] for i in range(len(runners))]
         answers = group.foreach_env_runner(
             [partial(_play, tasks=share, attempts=attempts, refined=refined) for share in shares],
             remote_worker_ids=runners, local_env_runner=False, timeout_seconds=algorithm.config.evaluation_sample_timeout_s,
-        )  # fmt: skip
+        ) if runners else []  # fmt: skip
         for share, episodes, result in answers:
             if isinstance(episodes, Failure):
                 raise CollectionError(f"evaluation failed: {episodes.text}")

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rllib_nlac.evaluate import wilson_interval
-
 ROOT = Path(__file__).parent.parent
 BASE_AT_MOST = 0.25  # the model card's figure lies below; the issue of luck is left to the interval
 
@@ -45,16 +43,15 @@ def test_progress_can_be_followed_and_the_end_says_where_to_look(trained):
 
 
 def test_it_learns(trained):
-    """Success in evaluation is above the base model's, by more than the interval of 512 episodes."""
+    """Success in evaluation is above the base model's: the whole 95 % interval is."""
     _, storage = trained
     (results,) = storage.glob("**/result.json")
     evaluated = [
-        result["evaluation"]["env_runners"]["success_rate"]
+        result["evaluation"]["env_runners"]["success_low"]
         for result in map(json.loads, results.read_text().splitlines())
         if result["training_iteration"] % 4 == 0
     ]
-    low, _ = wilson_interval(round(evaluated[-1] * 512), 512)
-    assert low > BASE_AT_MOST + 0.1
+    assert evaluated[-1] > BASE_AT_MOST + 0.1
 
 
 def test_curves_and_transitions_are_in_tensorboard(trained):

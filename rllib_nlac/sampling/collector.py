@@ -102,6 +102,10 @@ class Collector:
         self._rounds.popleft()
         return [episode for tag in sorted(current.delivered) for episode in current.delivered[tag]], metrics
 
+    def forget(self) -> None:
+        """Drops what was asked ahead, as when a checkpoint is restored; answers to it are ignored."""
+        self._rounds.clear()
+
     def _ask(self) -> None:
         """Hands every share that nobody owes to a healthy runner, the one that owes least."""
         for each in self._rounds:
