@@ -84,6 +84,18 @@ def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained):
     assert result.stdout.count("environment: Guess my object.") == 10 and "agent:" in result.stdout
 
 
+def test_a_finished_run_is_trained_on_for_longer(trained, tmp_path):
+    _, storage = trained
+    (checkpoint,) = storage.glob("**/checkpoint_*")
+    example = ROOT / "tuned_examples" / "twenty_questions_nlac.yaml"
+    result = rllib(
+        "train", "file", str(example), "--restore", str(checkpoint), "--storage-path", str(tmp_path),
+        "--stop", "{training_iteration: 7}",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert re.search(r"^\s*7\s+224\s", result.stdout, re.MULTILINE)
+
+
 def test_a_failing_trial_exits_1_with_the_cause(tmp_path):
     config = '{"env_config": {"max_turns": 6}, "prompts": "compact", "max_action_tokens": 511, "num_cpus_for_main_process": 1}'
     result = rllib(
