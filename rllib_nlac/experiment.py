@@ -132,7 +132,7 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
         try:
             config.update_from_dict(dict(variant))
             config.validate()
-            if env in registry.ENVIRONMENTS:
+            if registry.is_known(env):
                 registry.make(env, variant.get("env_config")).close()
         except (ValueError, TypeError, FileNotFoundError, KeyError) as error:
             raise ExperimentError(f"{where}: {error}") from error
@@ -170,7 +170,7 @@ def algorithm_class(name: str, where: str = "run", env: str | None = None) -> ty
         raise ExperimentError(f"{where}, run: {unknown_key(name, known).replace('key', 'algorithm')}")
     if name in ours:
         return ours[name]
-    if env not in registry.ENVIRONMENTS:
+    if not registry.is_known(env):
         return get_trainable_cls(name)
     on_text = baselines.stock_on_text()
     if name not in on_text:

@@ -34,6 +34,7 @@ class LanguageConfig(AlgorithmConfig):
         self.episodes_per_iteration: int | None = None
         self.episodes_per_task = 1
         self.truncation_ends = False
+        self.env_threads = 0
         # evaluation(...)
         self.custom_evaluation_function = evaluate_tasks
         self.evaluation_attempts = 1
@@ -45,6 +46,8 @@ class LanguageConfig(AlgorithmConfig):
         self.prompts: str | dict[str, Any] = "default"
         self.action_format = "plain"
         self.max_action_tokens = 128
+        self.max_prompt_tokens: int | None = None
+        self.max_response_tokens: int | None = None
         self.action_temperature = 1.0
         self.action_top_p = 1.0
         self.learner_dtype = "float32"
@@ -65,6 +68,8 @@ class LanguageConfig(AlgorithmConfig):
         prompts: str | dict[str, Any] | None = NotProvided,
         action_format: str | None = NotProvided,
         max_action_tokens: int | None = NotProvided,
+        max_prompt_tokens: int | None = NotProvided,
+        max_response_tokens: int | None = NotProvided,
         action_temperature: float | None = NotProvided,
         action_top_p: float | None = NotProvided,
         learner_dtype: str | None = NotProvided,
@@ -80,6 +85,8 @@ class LanguageConfig(AlgorithmConfig):
             prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping.
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
             max_action_tokens: The most tokens of a turn, thought included.
+            max_prompt_tokens: Tasks whose first prompt is longer are passed over, and counted as ``episodes_discarded``.
+            max_response_tokens: The most generated tokens of an episode; at more it is truncated.
             action_temperature: Temperature of the policy.
             action_top_p: Nucleus mass of the policy.
             learner_dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
@@ -98,6 +105,7 @@ class LanguageConfig(AlgorithmConfig):
         *,
         episodes_per_iteration: int | None = NotProvided,
         truncation_ends: bool | None = NotProvided,
+        env_threads: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets collection; RLlib's own keys are taken too.
@@ -107,6 +115,8 @@ class LanguageConfig(AlgorithmConfig):
                 whole episodes until there are ``rollout_fragment_length`` steps for every environment.
             truncation_ends: Whether an episode that a limit cuts off counts as ended for algorithms that would bootstrap
                 from its last state.
+            env_threads: Threads that step environments side by side, for those that wait for somebody else, such as an
+                endpoint; 0 steps them one after the other.
 
         Returns:
             This updated config.
@@ -218,6 +228,7 @@ class LanguageConfig(AlgorithmConfig):
         for key in ("max_action_tokens", "max_tokens_per_micro_batch", "episodes_per_task"):
             self._check(getattr(self, key) >= 1, key, "must be at least 1")
         self._check(self.action_temperature >= 0, "action_temperature", "must not be negative")
+        self._check(self.env_threads >= 0, "env_threads", "must not be negative")
         if self.episodes_per_iteration is not None:
             self._check(self.episodes_per_iteration >= 1, "episodes_per_iteration", "must be at least 1")
             self._check(self.episodes_per_iteration % self.episodes_per_task == 0, "episodes_per_iteration",

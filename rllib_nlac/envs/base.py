@@ -1,7 +1,8 @@
 """The environment contract: a plain ``gymnasium.Env[str, str]`` whose observations are only the *new* text.
 
 The transcript is rebuilt from the episode, so an environment never repeats what was said. ``TextEnv`` keeps the turn
-count, the info dict and the flags, and leaves three methods to an environment: ``sample_task``, ``begin``, ``reply``.
+count, the dialogue, the info dict and the flags, and leaves three methods to an environment: ``sample_task``, ``begin``
+and ``reply``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import gymnasium as gym
 
+from rllib_nlac.endpoint import EndpointError
 from rllib_nlac.envs.spaces import TextSpace
 
 Task = TypeVar("Task")
@@ -45,7 +47,9 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
     """Base class of the environments shipped here. Using it is a convenience: any ``gym.Env[str, str]`` will do.
 
     ``info`` holds ``task_id, split, system_prompt, tools, turn, success, stop_reason`` and, under ``privileged``, what
-    no prompt may show. ``terminated`` means that the task is decided; ``truncated`` that the turns ran out.
+    no prompt may show. ``terminated`` means that the task is decided; ``truncated`` that the turns ran out, or that
+    somebody behind an endpoint, such as a simulated user, could not be reached. The latter is no fault of the agent: such an
+    episode has ``info["discard"]`` set and is left out of replay, of training and of every mean.
 
     Args:
         max_turns: Actions per episode, at least 1.
@@ -69,6 +73,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         self._turn = 0
         self._success: bool | None = None
         self._stop_reason: str | None = None
+        self.dialogue: list[tuple[str, str]] = []  # (action, reply) of the steps so far
 
     @abc.abstractmethod
     def sample_task(self, spec: str | None) -> TaskId[Task]:
@@ -96,6 +101,14 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         """JSON schemas of the tools that an action may call; none by default."""
         return []
 
+    def expert_action(self) -> str:
+        """What a scripted policy, which may know what is hidden, does next; followed from the start it gets the largest return.
+
+        Raises:
+            NotImplementedError: This environment has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no scripted expert")
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         options = options or {}
@@ -103,7 +116,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         if unknown:
             raise ValueError(f"unknown reset option {sorted(unknown)[0]!r}; known are 'task_id' and 'spec'")
         self._current = self.sample_task(options.get("task_id", options.get("spec")))
-        self._turn, self._success, self._stop_reason = 0, None, None
+        self._turn, self._success, self._stop_reason, self.dialogue = 0, None, None, []
         return self.begin(self._current.task), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -112,7 +125,11 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         if self._stop_reason is not None:
             raise RuntimeError(f"step() was called after the end of the episode ({self._stop_reason}): call reset()")
         self._turn += 1
-        answer = self.reply(self._current.task, action)
+        try:
+            answer = self.reply(self._current.task, action)
+        except EndpointError as error:
+            self._stop_reason = "endpoint_failure"
+            return f"{error}", 0.0, False, True, {**self._info(), "discard": True}
         text = answer.text
         terminated = answer.success is not None
         truncated = not terminated and self._turn >= self.max_turns
@@ -121,6 +138,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         elif truncated:
             self._success, self._stop_reason = False, "turn_limit"
             text = f"{text} {self.out_of_turns}".strip()
+        self.dialogue.append((action, text))
         return text, answer.reward, terminated, truncated, self._info()
 
     def _info(self) -> dict[str, Any]:

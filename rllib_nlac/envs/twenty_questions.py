@@ -1,18 +1,24 @@
-"""Twenty questions: the agent asks yes/no questions, a scripted oracle answers from an object/attribute table."""
+"""Twenty questions: the agent asks yes/no questions; a table of objects and attributes answers, or a language model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+from rllib_nlac.endpoint import Endpoint, endpoint_from
 from rllib_nlac.envs.base import Reply, TaskId, TextEnv
 
 YES, NO, UNKNOWN, CORRECT = "Yes.", "No.", "I do not know.", "Correct!"
 DEFAULT_TABLE = "twenty_questions.table"
+MAX_LISTED = 256  # objects that the system prompt names; of more it says nothing
+_GUESS = re.compile(
+    r"(?:is it|it is|it's|i guess|my guess is|is the object|is your object)?\s*(?:an?|the)?\s*(.+?)\s*[?.!]*", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -172,10 +178,14 @@ class TwentyQuestions(TextEnv[int]):
         max_turns: Questions and guesses per episode.
         reward: "success" pays 1 at the end of a won episode; "per_question" pays -1 for every question (LMRL-Gym).
         table: Path of a table of one's own.
+        words: Objects of one's own, a list or a text file with one a line; nobody knows their attributes, so ``oracle`` must
+            be an endpoint.
+        oracle: None answers from the table; ``{kind: endpoint, base_url: ..., model: ...}`` asks a language model. What names
+            the object, as in "Is it a dog?", is judged by its words in either case.
         split: Recorded in ``info``; both splits draw from the same objects.
 
     Raises:
-        ValueError: An argument is out of range or the table is malformed.
+        ValueError: An argument is out of range, the table is malformed, or ``words`` come without an endpoint.
     """
 
     def __init__(
@@ -185,20 +195,34 @@ class TwentyQuestions(TextEnv[int]):
         max_turns: int = 20,
         reward: str = "success",
         table: str | None = None,
+        words: str | Sequence[str] | None = None,
+        oracle: Mapping[str, Any] | None = None,
         split: str = "train",
     ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         if reward not in ("success", "per_question"):
             raise ValueError(f"reward is {reward!r}; TwentyQuestions knows 'success' and 'per_question'")
         self.reward = reward
-        self.table = load_table(table, num_objects, num_attributes)
+        self._model = make_oracle(oracle)
+        if words is None:
+            self.table = load_table(table, num_objects, num_attributes)
+        elif self._model is None:
+            raise ValueError(
+                "env_config.words needs an oracle that knows them: oracle: {kind: endpoint, base_url: ..., model: ...}"
+            )
+        else:
+            self.table = ObjectTable((), read_words(words), ())
+        self._tasks = {name: index for index, name in enumerate(self.table.objects)}
+        self._tasks |= {f"object-{index}": index for index in range(len(self.table.objects))}
 
     @cached_property
     def _system_prompt(self) -> str:
+        objects = self.table.objects
+        listed = f" The object is one of: {', '.join(objects)}." if len(objects) <= MAX_LISTED else ""
         return (
             "You play twenty questions. Find the object that I have in mind by asking questions that I can answer with "
             f"yes or no, one at a time; you have {self.max_turns} turns. You win by naming the object, as in "
-            f"'{self.table.guess(0)}'. The object is one of: {', '.join(self.table.objects)}."
+            f"'{self.table.guess(0)}'.{listed}"
         )
 
     @property
@@ -207,24 +231,75 @@ class TwentyQuestions(TextEnv[int]):
 
     def sample_task(self, spec: str | None) -> TaskId[int]:
         # A task's id is shown in logs and dialogues, so it is a number and not the hidden answer itself.
-        names = {f"object-{index}": index for index in range(len(self.table.objects))}
-        names |= {name: index for index, name in enumerate(self.table.objects)}
         if spec is None:
             index = int(self.np_random.integers(len(self.table.objects)))
-        elif spec in names:
-            index = names[spec]
+        elif spec in self._tasks:
+            index = self._tasks[spec]
         else:
-            raise ValueError(f"no task is called {spec!r}; the world has {', '.join(names)}")
+            raise ValueError(f"no task is called {spec!r}; the world has {', '.join(list(self._tasks)[:300])}")
         return TaskId(id=f"object-{index}", task=index, privileged={"answer": self.table.objects[index]})
 
     def begin(self, task: int) -> str:
         return "Guess my object."
 
     def reply(self, task: int, action: str) -> Reply:
-        answer = self.table.answer(self.table.meaning(action), task)
+        if self._model is None:
+            answer = self.table.answer(self.table.meaning(action), task)
+        else:
+            answer = ask_model(self._model, self.table.objects, task, action)
         won = answer == CORRECT
         reward = -1.0 if self.reward == "per_question" else float(won)
         return Reply(answer, reward, success=True if won else None)
+
+    def expert_action(self) -> str:
+        if self._model is not None:
+            return super().expert_action()
+        return oracle_action(self, self.dialogue)
+
+
+def make_oracle(config: Mapping[str, Any] | None) -> Endpoint | None:
+    """The language model that a configuration asks for; None is the table.
+
+    Raises:
+        ValueError: The kind or a key is unknown.
+    """
+    given = dict(config or {"kind": "table"})
+    kind = given.pop("kind", None)
+    if kind == "table" and not given:
+        return None
+    if kind == "endpoint":
+        return endpoint_from({"max_tokens": 16, **given}, "env_config.oracle")
+    raise ValueError(f"env_config.oracle is {config!r}; it must have kind: table, or kind: endpoint with base_url and model")
+
+
+def read_words(words: str | Sequence[str]) -> tuple[str, ...]:
+    """Objects of one's own.
+
+    Raises:
+        ValueError: There is none, or one stands there twice.
+    """
+    lines = Path(words).expanduser().read_text(encoding="utf-8").splitlines() if isinstance(words, str) else words
+    names = [" ".join(line.split()).lower() for line in lines]
+    names = [name for name in names if name and not name.startswith("#")]
+    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+    if not names or twice:
+        raise ValueError(f"env_config.words: {f'{twice!r} stands there twice' if twice else 'there is no word'}")
+    return tuple(names)
+
+
+def ask_model(model: Endpoint, objects: Sequence[str], target: int, question: str) -> str:
+    """A language model's answer about an object; a guess is compared by its words and costs no call.
+
+    Raises:
+        EndpointError: The endpoint does not answer.
+    """
+    guess = _GUESS.fullmatch(" ".join(question[:2000].split()))
+    if guess and guess[1].lower() in objects:
+        return CORRECT if guess[1].lower() == objects[target] else NO
+    told = f"The object is: {objects[target]}. Answer the question about it with Yes or No, or with Unknown where neither is right."
+    messages = [{"role": "system", "content": told}, {"role": "user", "content": question[:2000] or "?"}]
+    word = re.match(r"\W*(yes|no)\b", model.ask(messages).text.lower())
+    return UNKNOWN if word is None else YES if word[1] == "yes" else NO
 
 
 def oracle_action(env: TwentyQuestions, dialogue: Sequence[tuple[str, str]]) -> str:

@@ -10,7 +10,8 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -77,13 +78,30 @@ class Slot:
     messages: tuple[Message, ...] = ()
     prompt_ids: tuple[int, ...] = ()
     sampling_seed: int = 0
+    num_tokens: int = 0  # generated in this episode
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an environment said to a turn, or at a reset: an answer, or an error."""
+
+    turn: str = ""
+    parsed: bool = True
+    observation: str = ""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    error: Exception | None = None
 
 
 class TextEnvRunner(EnvRunner, Checkpointable):
     """Plays whole episodes of a text environment with the policy that an engine serves.
 
-    An environment that raises loses its episode, which is counted and replaced, and nothing else. A prompt that outgrows
-    the context ends its episode as truncated. An empty or malformed turn reaches the environment as an empty action.
+    An environment that raises loses its episode, which is counted and replaced, and nothing else; so does one that says
+    ``info["discard"]``, because its simulated user failed. A prompt that outgrows the context ends its episode as truncated.
+    An empty or malformed turn reaches the environment as an empty action. With ``env_threads`` environments whose answers
+    take time, such as those that ask an endpoint, are stepped side by side, while the engine goes on generating.
 
     The engine is attached by algorithms of this package. Under RLlib's own algorithms nobody attaches one: their weights
     arrive by RLlib's own sync, in ``set_state``, and the runner starts an engine in its process at its first ``sample``.
@@ -105,7 +123,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._callbacks = [callbacks() for callbacks in force_list(self.config.callbacks_class)]
         self._slots: list[Slot] = []
         self._next_episode = 0
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._discarded_in_a_row = 0
+        self._threads = ThreadPoolExecutor(self.config.env_threads, "env") if self.config.env_threads else None
         self._weights_version = 0
         self._weights: dict[str, Any] | None = None
         # Asynchronous algorithms of RLlib put a handle here; their runners fetch new weights from it themselves.
@@ -225,38 +244,68 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         started, done = time.perf_counter(), list[SingleAgentEpisode]()
         begun = steps = 0
         waiting: dict[int, Slot] = {}
+        busy: dict[Future[Outcome], tuple[Slot, Start | Generation]] = {}  # environments that threads work on
 
         def wanted() -> bool:
             return begun < num_episodes if num_episodes is not None else steps < num_timesteps
 
         def begin(slot: Slot) -> None:
             """Begins the next episode in a slot, and further ones while those are over before the policy speaks."""
-            nonlocal begun
             while wanted():
-                begun += 1
-                if self._begin(slot, next_start()):
-                    waiting[self._ask(slot, engine)] = slot
+                start = take_start()
+                if self._threads is not None:
+                    busy[self._threads.submit(self._reset, slot, start)] = (slot, start)
                     return
-                if slot.episode is not None:
-                    done.append(slot.episode)
+                if open_episode(slot, start, self._reset(slot, start)):
+                    return
+
+        def take_start() -> Start:
+            nonlocal begun
+            begun += 1
+            return next_start()
+
+        def open_episode(slot: Slot, start: Start, outcome: Outcome) -> bool:
+            """Whether the policy speaks next in this slot."""
+            if self._begin(slot, start, outcome):
+                waiting[self._ask(slot, engine)] = slot
+                return True
+            book(slot)
+            return False
+
+        def book(slot: Slot) -> None:
+            """An episode is over, or lost and another takes its place."""
+            nonlocal begun
+            if slot.episode is not None:
+                done.append(slot.episode)
+            elif replace_lost and not are_branches:
+                begun -= 1
+
+        def finish(slot: Slot, generation: Generation, outcome: Outcome) -> None:
+            """Books a step; the slot goes on with its episode, or with the next one."""
+            nonlocal steps
+            steps += 1
+            if self._record(slot, generation, outcome):
+                waiting[self._ask(slot, engine)] = slot
+            else:
+                book(slot)
+                begin(slot)
 
         for slot in self._slots:
             begin(slot)
-        while waiting:
-            for ticket, generation in engine.poll():
+        while waiting or busy:
+            for ticket, generation in engine.poll() if waiting else []:
                 slot = waiting.pop(ticket)
-                alive = self._step(slot, generation)
-                steps += 1
-                if (
-                    slot.episode is None and replace_lost and not are_branches
-                ):  # lost to a failing environment, and another takes its place
-                    begun -= 1
-                elif slot.episode is not None and alive:
-                    waiting[self._ask(slot, engine)] = slot
-                    continue
-                elif slot.episode is not None:
-                    done.append(slot.episode)
-                begin(slot)
+                if self._threads is None:
+                    finish(slot, generation, self._act(slot, generation))
+                else:
+                    busy[self._threads.submit(self._act, slot, generation)] = (slot, generation)
+            # With prompts in the engine nobody waits for an environment; without any there is nothing else to do.
+            for future in wait(busy, timeout=0 if waiting else None, return_when=FIRST_COMPLETED).done if busy else ():
+                slot, what = busy.pop(future)
+                if isinstance(what, Generation):
+                    finish(slot, what, future.result())
+                elif not open_episode(slot, what, future.result()):
+                    begin(slot)
         done.sort(key=lambda episode: episode.id_)
         self._log_episodes(done, time.perf_counter() - started, are_branches)
         self._call_back("on_sample_end", samples=done)
@@ -271,15 +320,21 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         name = f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}"
         return Start(name, hash_seed(seed, task), hash_seed(seed, number))
 
-    def _begin(self, slot: Slot, start: Start) -> bool:
+    def _reset(self, slot: Slot, start: Start) -> Outcome:
+        """Resets an environment; may run in a thread, as ``_act`` may."""
+        try:
+            observation, info = slot.env.reset(seed=start.task_seed)
+            return Outcome(observation=as_text(observation), info=info)
+        except Exception as error:
+            return Outcome(error=error)
+
+    def _begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
         """Starts an episode in a slot; False where it is over before the policy has spoken, or lost."""
         slot.sampling_seed = start.sampling_seed
-        while True:
-            try:
-                observation, info = slot.env.reset(seed=start.task_seed)
-                break
-            except Exception as error:
-                self._replace_env(slot, "reset", error)
+        while outcome.error is not None:
+            self._replace_env(slot, "reset", outcome.error)
+            outcome = self._reset(slot, start)
+        observation, info = outcome.observation, outcome.info
         slot.episode = SingleAgentEpisode(
             id_=start.name,
             observation_space=slot.env.observation_space,
@@ -290,7 +345,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         slot.episode.add_env_reset(observation, info)
         self._call_back_on_episode("on_episode_start", slot)
         slot.messages = self.prompts.state(info.get("system_prompt", ""), observation, self.config.action_format)
-        slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
+        slot.prompt_ids, slot.num_tokens = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens), 0
+        limit = self.config.max_prompt_tokens
+        if limit is not None and len(slot.prompt_ids) > limit:
+            cause = (
+                f"task {info.get('task_id')!r} has a first prompt of {len(slot.prompt_ids)} tokens (max_prompt_tokens {limit})"
+            )
+            self._discard(slot, "prompt_limit", cause)
+            return False
         if start.prefix is None:
             return True
         episode, steps = start.prefix
@@ -298,7 +360,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def _replay(self, slot: Slot, recorded: SingleAgentEpisode, t: int) -> bool:
         """Plays one recorded step again; False where the episode is over, or lost because the environment differs."""
-        alive = self._step(slot, recorded.get_extra_model_outputs(GENERATION, t))
+        generation = recorded.get_extra_model_outputs(GENERATION, t)
+        alive = self._record(slot, generation, self._act(slot, generation))
         if slot.episode is not None and slot.episode.get_observations(-1) != recorded.get_observations(t + 1):
             self._count("branch_mismatches", 1)
             slot.episode = None
@@ -322,23 +385,37 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         )
         return engine.submit([request])[0]
 
-    def _step(self, slot: Slot, generation: Generation) -> bool:
-        """Steps one environment with its own generation; False where the episode is over or lost."""
-        assert slot.episode is not None
+    def _act(self, slot: Slot, generation: Generation) -> Outcome:
+        """Steps one environment with its own generation; may run in a thread, and changes nothing but the environment."""
         turn = self.chat.decode(generation.token_ids)
         action = parse_action(turn, self.config.action_format)
-        self._count("action_parse_failures", action is None)
         try:
             observation, reward, terminated, truncated, info = slot.env.step(action or "")
-            if not isinstance(observation, str):
-                raise TypeError(f"the observation must be a str, and it is a {type(observation).__name__}")
+            observation = as_text(observation)
         except Exception as error:
-            self._replace_env(slot, "step", error)
+            return Outcome(turn, action is not None, error=error)
+        return Outcome(turn, action is not None, observation, float(reward), terminated, truncated, info)
+
+    def _record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
+        """Adds a step to its episode; False where the episode is over or lost."""
+        assert slot.episode is not None
+        self._count("action_parse_failures", not outcome.parsed)
+        if outcome.error is not None:
+            self._replace_env(slot, "step", outcome.error)
             slot.episode = None
+            return False
+        turn, observation, info = outcome.turn, outcome.observation, outcome.info
+        terminated, truncated = outcome.terminated, outcome.truncated
+        if info.get("discard"):
+            self._discard(slot, info.get("stop_reason") or "unknown", observation)
             return False
         self._failures_in_a_row = 0
         state = slot.messages
         slot.messages = (*state, Message("assistant", turn), Message("user", observation))
+        slot.num_tokens += len(generation.token_ids)
+        limit = self.config.max_response_tokens
+        if not (terminated or truncated) and limit is not None and slot.num_tokens >= limit:
+            truncated, info = True, {**info, "success": False, "stop_reason": "response_limit"}
         if not (terminated or truncated):
             try:
                 slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
@@ -347,11 +424,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self.config.truncation_ends:
             terminated, truncated = terminated or truncated, False
         slot.episode.add_env_step(
-            observation, turn, float(reward), info, terminated=terminated, truncated=truncated,
+            observation, turn, outcome.reward, info, terminated=terminated, truncated=truncated,
             extra_model_outputs={GENERATION: generation, MESSAGES: state},
         )  # fmt: skip
         self._call_back_on_episode("on_episode_step", slot)
         if terminated or truncated:
+            self._discarded_in_a_row = 0
             self._call_back_on_episode("on_episode_end", slot, prev_episode_chunks=[])
         return not (terminated or truncated)
 
@@ -366,6 +444,19 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 f"{call}(): {type(error).__name__}: {error}. Try it alone, by reset() and step() in a Python shell"
             ) from error
         slot.env = self._create_env(self._slots.index(slot))
+
+    def _discard(self, slot: Slot, reason: str, cause: str) -> None:
+        """Leaves an episode out that ended through no fault of the agent."""
+        slot.episode = None
+        self._discarded_in_a_row += 1
+        self._count("episodes_discarded", 1)
+        self._count(f"stop_reason_{reason}", 1)
+        logger.warning("%s: an episode is left out (%s): %s", self.config.env, reason, cause)
+        if self._discarded_in_a_row >= self.MAX_FAILURES_IN_A_ROW + len(self._slots):
+            raise RuntimeError(
+                f"the environment {self.config.env!r} lost {self._discarded_in_a_row} episodes in a row ({reason}), the last "
+                f"time with: {cause}"
+            )
 
     def _count(self, name: str, amount: int) -> None:
         self.metrics.log_value(name, int(amount), reduce="sum")
@@ -468,6 +559,17 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 def hash_seed(*numbers: int) -> int:
     """One seed out of several numbers; close numbers give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
+
+
+def as_text(observation: Any) -> str:
+    """The observation.
+
+    Raises:
+        TypeError: It is no text.
+    """
+    if not isinstance(observation, str):
+        raise TypeError(f"the observation must be a str, and it is a {type(observation).__name__}")
+    return observation
 
 
 def check_text_env(env: gym.Env, name: Any) -> None:

@@ -1,0 +1,159 @@
+"""One client for OpenAI-compatible endpoints: users and oracles of environments speak through it, and the endpoint engine.
+
+The official client does the talking and retries what HTTP says may be retried, with backoff; an answer that is no answer is
+asked for again here. After the last try there is one kind of error, whose text names the endpoint and the cause.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+
+
+class EndpointError(RuntimeError):
+    """An endpoint did not give a usable answer, after all retries. Plain text only, so that it survives pickling."""
+
+
+@dataclass
+class Usage:
+    """What an endpoint was asked.
+
+    Attributes:
+        calls: Questions put to it.
+        failures: Questions that stayed without an answer.
+        unusable: Answers that were none, and were asked for again.
+        prompt_tokens: As the endpoint counts them, 0 where it does not.
+        completion_tokens: Likewise.
+    """
+
+    calls: int = 0
+    failures: int = 0
+    unusable: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an endpoint said; ``finished`` is False where the length limit cut it off."""
+
+    text: str
+    finished: bool
+
+
+@dataclass
+class Endpoint:
+    """An OpenAI-compatible chat endpoint.
+
+    Args:
+        base_url: As in ``http://localhost:8000/v1``.
+        model: The model's name there.
+        api_key_env: Name of the environment variable that holds the key; the key itself is in no configuration or log.
+        timeout_s: Of one attempt.
+        max_retries: Attempts after the first.
+        temperature: Of the answers, unless a call says otherwise.
+        max_tokens: Of one answer, likewise.
+
+    Raises:
+        EndpointError: The endpoint needs a key and its variable is not set.
+    """
+
+    base_url: str
+    model: str
+    api_key_env: str = "OPENAI_API_KEY"
+    timeout_s: float = 60.0
+    max_retries: int = 5
+    temperature: float = 0.0
+    max_tokens: int = 256
+    usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self) -> None:
+        if not os.environ.get(self.api_key_env) and "api.openai.com" in self.base_url:
+            raise EndpointError(f"{self.base_url} needs a key: set the environment variable {self.api_key_env}")
+        self._client: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    def ask(self, messages: Sequence[Mapping[str, str]], may_be_empty: bool = False, **sampling: Any) -> Answer:
+        """Asks once, trying again where that may help.
+
+        Args:
+            messages: Dicts of role and content.
+            may_be_empty: Whether an empty answer is one.
+            sampling: ``temperature``, ``max_tokens``, ``top_p`` or ``seed`` of this call.
+
+        Raises:
+            EndpointError: No usable answer after all retries.
+        """
+        import openai
+
+        self.usage.calls += 1
+        arguments: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_tokens, **sampling}
+        cause = ""
+        for attempt in range(self.max_retries + 1):
+            if attempt:
+                time.sleep(min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
+            try:
+                reply = self._connect().chat.completions.create(model=self.model, messages=list(messages), **arguments)
+                choice = reply.choices[0]
+                text = choice.message.content
+                if may_be_empty or (isinstance(text, str) and text.strip()):
+                    self._count(reply.usage)
+                    return Answer(text or "", choice.finish_reason != "length")
+                cause = "an answer without content"
+            except openai.APIResponseValidationError as error:
+                cause = f"an answer that is no chat completion ({error})"
+            except openai.OpenAIError as error:
+                self.usage.failures += 1
+                # Not "from error": the client's exceptions do not survive Ray's pickling, and with one as its cause ours
+                # would not either.
+                raise EndpointError(f"the endpoint {self.base_url} failed: {type(error).__name__}: {error}") from None
+            except (ValueError, TypeError, AttributeError, IndexError) as error:
+                cause = f"an answer that is no chat completion ({type(error).__name__}: {error})"
+            self.usage.unusable += 1
+        self.usage.failures += 1
+        raise EndpointError(f"the endpoint {self.base_url} gave {cause}, {self.max_retries + 1} times")
+
+    def _connect(self) -> Any:
+        if self._client is None:
+            import openai
+
+            key = os.environ.get(self.api_key_env) or "none"
+            self._client = openai.OpenAI(
+                base_url=self.base_url, api_key=key, max_retries=self.max_retries, timeout=self.timeout_s
+            )
+        return self._client
+
+    def _count(self, usage: Any) -> None:
+        self.usage.prompt_tokens += getattr(usage, "prompt_tokens", 0) or 0
+        self.usage.completion_tokens += getattr(usage, "completion_tokens", 0) or 0
+
+    def report(self) -> dict[str, int]:
+        """The counts so far."""
+        return asdict(self.usage)
+
+
+ENDPOINT_KEYS = ("base_url", "model", "api_key_env", "timeout_s", "max_retries", "temperature", "max_tokens")
+
+
+def endpoint_from(config: Mapping[str, Any], where: str) -> Endpoint:
+    """Builds an endpoint from a mapping of a configuration.
+
+    Raises:
+        ValueError: A key is unknown, or ``base_url`` or ``model`` is missing.
+    """
+    from rllib_nlac.names import unknown_key
+
+    for key in config:
+        if key not in ENDPOINT_KEYS:
+            raise ValueError(f"{where}: {unknown_key(key, ENDPOINT_KEYS)}")
+    for key in ("base_url", "model"):
+        if not config.get(key):
+            raise ValueError(f"{where}: {key} is missing, as in {{base_url: http://localhost:8000/v1, model: MY_MODEL}}")
+    return Endpoint(**config)

@@ -1,0 +1,94 @@
+"""Any text-like gymnasium environment, by its id: text in, or a choice among named actions; text out, or a field of a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from rllib_nlac.envs.spaces import TextSpace
+
+
+class GymnasiumText(gym.Env[str, str]):
+    """Wraps ``gymnasium.make(id)``.
+
+    Args:
+        id: As ``gymnasium.make`` takes it: "Name-v0", or "module:Name-v0" to import the module first.
+        kwargs: Further arguments of ``gymnasium.make``.
+        system_prompt: What the agent is told first, where the environment's info has no ``system_prompt``.
+        observation_key: The field with the text, where observations are dicts.
+        actions: Names of the actions of a discrete action space, in its order. A text that names none of them, or several, is
+            answered with the list and changes nothing.
+        success_return: Return from which an episode counts as a success, where the info has no ``success``.
+
+    Raises:
+        ValueError: There is no such environment, or its spaces are neither text nor described by these arguments.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(
+        self, id: str, kwargs: Mapping[str, Any] | None = None, system_prompt: str = "", observation_key: str | None = None,
+        actions: Sequence[str] | None = None, success_return: float = 1.0,
+    ) -> None:  # fmt: skip
+        try:
+            self.inner = gym.make(id, **dict(kwargs or {}))
+        except (gym.error.Error, ImportError, TypeError) as error:
+            raise ValueError(f"env_config.id {id!r}: {type(error).__name__}: {error}") from error
+        self.observation_space = self.action_space = TextSpace()
+        self._prompt, self._key, self._success_return = system_prompt, observation_key, success_return
+        self._actions = {name.lower(): index for index, name in enumerate(actions or ())}
+        self._return = 0.0
+        self._check(id)
+
+    def _check(self, id: str) -> None:
+        observed, acted = self.inner.observation_space, self.inner.action_space
+        if self._key is not None:
+            if not isinstance(observed, gym.spaces.Dict) or self._key not in observed.spaces:
+                raise ValueError(f"{id} has the observations {observed}, without a field {self._key!r} (observation_key)")
+            observed = observed[self._key]
+        if not isinstance(observed, gym.spaces.Text):
+            raise ValueError(f"{id} has the observations {observed}, and text is needed: set observation_key, or wrap it")
+        if isinstance(acted, gym.spaces.Discrete):
+            if len(self._actions) != acted.n:
+                raise ValueError(f"{id} has {acted.n} actions; name them by env_config.actions, in their order")
+        elif not isinstance(acted, gym.spaces.Text):
+            raise ValueError(f"{id} has the actions {acted}, and NLAC acts in text: wrap it")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        observation, info = self.inner.reset(seed=seed, options=options)
+        self._return = 0.0
+        return self._text(observation), {"system_prompt": self._prompt, **info}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        chosen: Any = action
+        if self._actions:
+            named = [name for name in self._actions if _names(action.lower(), name)]
+            if len(named) != 1:
+                return f"Say one of: {', '.join(self._actions)}.", 0.0, False, False, {"system_prompt": self._prompt}
+            chosen = self._actions[named[0]]
+        observation, reward, terminated, truncated, info = self.inner.step(chosen)
+        self._return += float(reward)
+        if terminated or truncated:
+            info = {"success": self._return >= self._success_return, **info}
+        return (
+            self._text(observation),
+            float(reward),
+            bool(terminated),
+            bool(truncated),
+            {"system_prompt": self._prompt, **info},
+        )
+
+    def _text(self, observation: Any) -> str:
+        return str(observation[self._key] if self._key is not None else observation)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _names(text: str, name: str) -> bool:
+    words = "".join(letter if letter.isalnum() else " " for letter in text).split()
+    wanted = "".join(letter if letter.isalnum() else " " for letter in name).split()
+    return any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1))

@@ -1,0 +1,153 @@
+"""TextArena's games (PyPI: textarena), imported when the first one is made."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rllib_nlac.endpoint import endpoint_from
+from rllib_nlac.envs.base import Reply, TaskId, TextEnv
+
+INSTALL = "pip install 'rllib_nlac[textarena]'"
+MAX_OPPONENT_MOVES = 1000  # between two turns of the agent
+_GLOBAL_STATES = threading.RLock()  # one game at a time has its random states in place
+
+
+class TextArena(TextEnv[int]):
+    """One game of TextArena, played by the agent as one player.
+
+    A game draws from Python's and NumPy's global random states in the middle of an episode. Here each game has states of its
+    own, which are put in place only while it moves: a seed fixes the whole game, and games do not disturb each other.
+
+    Args:
+        game: TextArena's id, as in "GuessTheNumber-v0".
+        num_players: How many play.
+        player: Which of them the agent is.
+        opponents: Who the others are: None where there are none, ``{kind: endpoint, base_url: ..., model: ...}``, or
+            ``{kind: function, function: "my_module:answer"}`` with a function from the opponent's observation to its action.
+        max_turns: The agent's actions per episode.
+        split: Recorded in ``info``; a seed makes the task, and both splits draw seeds.
+        game_config: Arguments of the game, as ``{max_number: 50}``.
+
+    Raises:
+        ValueError: TextArena is not installed, knows no such game, or there are players without an opponent to play them.
+    """
+
+    def __init__(
+        self, game: str = "GuessTheNumber-v0", num_players: int = 1, player: int = 0, opponents: Mapping[str, Any] | None = None,
+        max_turns: int = 50, split: str = "train", game_config: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(max_turns=max_turns, split=split)
+        try:
+            import textarena
+        except ImportError as error:
+            raise ValueError(f"the environment TextArena needs the package textarena: {INSTALL}") from error
+        if not 0 <= player < num_players:
+            raise ValueError(f"player is {player}, and the players are 0 to {num_players - 1}")
+        if num_players > 1 and opponents is None:
+            raise ValueError(f"{game} is played by {num_players}: set env_config.opponents")
+        self.game_id, self.num_players, self.player = game, num_players, player
+        self._opponent = make_opponent(opponents)
+        self._states = (random.Random(0).getstate(), np.random.RandomState(0).get_state())
+        raw = game if game.endswith("-raw") else f"{game}-raw"  # without wrappers: only new messages, as here
+        try:
+            with self._own_random_states():
+                self._game = textarena.make(raw, **dict(game_config or {}))
+        except (ValueError, TypeError, ImportError, LookupError) as error:
+            raise ValueError(f"env_config.game {game!r}: {error}") from error
+
+    @property
+    def system_prompt(self) -> str:
+        return "You play a game. Read its rules and answer with one move, in the form that they ask for."
+
+    def sample_task(self, spec: str | None) -> TaskId[int]:
+        if spec is not None and not str(spec).isdigit():
+            raise ValueError(f"the task of a game is a seed, and it is {spec!r}")
+        seed = int(self.np_random.integers(2**31)) if spec is None else int(spec)
+        return TaskId(str(seed), seed)
+
+    def begin(self, task: int) -> str:
+        self._states = (random.Random(task).getstate(), np.random.RandomState(task % 2**32).get_state())
+        with self._own_random_states():
+            self._game.reset(num_players=self.num_players, seed=task)
+            done = self._let_opponents_move()
+            if done:
+                raise RuntimeError(f"{self.game_id} was over before the agent's first move")
+            return self._observe()
+
+    def reply(self, task: int, action: str) -> Reply:
+        with self._own_random_states():
+            done, _ = self._game.step(action)
+            if not (done or self._let_opponents_move()):
+                return Reply(self._observe())
+            rewards, infos = self._game.close()
+            reward = float((rewards or {}).get(self.player, 0.0))
+            reason = str((infos or {}).get(self.player, {}).get("reason") or "The game is over.")
+        return Reply(reason, reward, success=reward >= 1.0)
+
+    def _let_opponents_move(self) -> bool:
+        """The others move until it is the agent's turn; whether the game is over then."""
+        for _ in range(MAX_OPPONENT_MOVES):
+            if self._game.state.current_player_id == self.player:
+                return False
+            done, _ = self._game.step(self._opponent(self._observe()))
+            if done:
+                return True
+        raise RuntimeError(f"{self.game_id}: the agent did not get its turn within {MAX_OPPONENT_MOVES} moves of the others")
+
+    def _observe(self) -> str:
+        player, messages = self._game.get_observation()
+        texts = [str(text).strip() for sender, text, *_ in messages if sender != player]
+        return "\n".join(text for text in texts if text)
+
+    @contextmanager
+    def _own_random_states(self) -> Iterator[None]:
+        with _GLOBAL_STATES:
+            others = random.getstate(), np.random.get_state()
+            random.setstate(self._states[0])
+            np.random.set_state(self._states[1])
+            try:
+                yield
+            finally:
+                self._states = random.getstate(), np.random.get_state()
+                random.setstate(others[0])
+                np.random.set_state(others[1])
+
+
+def make_opponent(config: Mapping[str, Any] | None) -> Callable[[str], str]:
+    """What plays the other players.
+
+    Raises:
+        ValueError: The kind or a key is unknown, or the function cannot be imported.
+    """
+    given = dict(config or {"kind": "none"})
+    kind = given.pop("kind", None)
+    if kind == "none":
+        return _nobody
+    if kind == "endpoint":
+        return _EndpointOpponent(endpoint_from(given, "env_config.opponents"))
+    if kind == "function" and set(given) == {"function"}:
+        module, _, name = str(given["function"]).partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"env_config.opponents.function {given['function']!r}: {error}") from error
+    raise ValueError(f"env_config.opponents is {config!r}; it must have kind: endpoint, or kind: function")
+
+
+def _nobody(observation: str) -> str:
+    raise RuntimeError("the game asks for a player that nobody plays: set env_config.num_players and opponents")
+
+
+class _EndpointOpponent:
+    def __init__(self, endpoint: Any) -> None:
+        self._endpoint = endpoint
+
+    def __call__(self, observation: str) -> str:
+        return self._endpoint.ask([{"role": "user", "content": observation}]).text

@@ -1,0 +1,154 @@
+"""The reward styles of task files, as functions of an answer and what its row says is right."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rllib_nlac.endpoint import EndpointError
+from rllib_nlac.envs.grading import after_hashes, as_number, boxed, exact_equal, math_equal
+from rllib_nlac.names import unknown_key
+from rllib_nlac.rewards.sandbox import Limits, run_python
+
+MAX_TESTS = 50  # of a program; a row with more is tested on the first ones
+
+
+def gsm8k(answer: str, truth: Any, *, strict: bool = False, **_: Any) -> float:
+    """1 where the number after ``####`` is right; without that mark, and unless ``strict``, the last number of the text."""
+    said = after_hashes(answer)
+    if said is None and not strict:
+        numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", answer[-2000:])
+        said = numbers[-1] if numbers else None
+    right = after_hashes(str(truth)) or str(truth)
+    if said is None or as_number(said) is None:
+        return 0.0
+    return float(exact_equal(said, right))
+
+
+def math(answer: str, truth: Any, *, math_verify: bool = False, **_: Any) -> float:
+    r"""1 where the content of the last ``\boxed{}`` is right, asking math-verify too where ``math_verify`` is set."""
+    said = boxed(answer)
+    if said is None:
+        return 0.0
+    right = boxed(str(truth)) or str(truth)
+    return float(math_equal(said, right) if math_verify else exact_equal(said, right))
+
+
+def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool = False, **_: Any) -> float:
+    """1 where a program passes all its tests, or the share that it passes where ``partial`` is set.
+
+    Args:
+        answer: The program, or a text whose last fenced block is one.
+        truth: ``{"inputs": [...], "outputs": [...]}``, a text in and a text out a test; with ``"fn_name"`` lists of arguments
+            and returned values, the function being one of the program or of its class ``Solution``. JSON text will do.
+        limits: Of each test.
+        partial: Whether some tests passed are worth something.
+
+    Raises:
+        ValueError: ``truth`` is malformed.
+        SandboxError: The sandbox cannot work here.
+    """
+    tests = json.loads(truth) if isinstance(truth, str) else truth
+    if (
+        not isinstance(tests, Mapping)
+        or len(tests.get("inputs", ())) != len(tests.get("outputs", ()))
+        or not tests.get("inputs")
+    ):
+        raise ValueError(f"tests must be {{'inputs': [...], 'outputs': [...]}} of the same length, and are {str(truth)[:80]!r}")
+    program, name = program_of(answer), tests.get("fn_name")
+    passed = total = 0
+    for given, wanted in list(zip(tests["inputs"], tests["outputs"], strict=True))[:MAX_TESTS]:
+        total += 1
+        if name:
+            run = run_python(program, call=(name, list(given)), limits=limits)
+            passed += run.ok and _same_value(run.output, wanted)
+        else:
+            run = run_python(program, stdin=str(given), limits=limits)
+            passed += run.ok and _lines(run.output) == _lines(str(wanted))
+        if passed < total and not partial:
+            return 0.0
+    return passed / total
+
+
+def program_of(answer: str) -> str:
+    """The last fenced block of a text, or the text itself where it has none."""
+    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
+    return blocks[-1] if blocks else answer
+
+
+def _same_value(output: str, wanted: Any) -> bool:
+    lines = output.strip().splitlines()
+    try:
+        said = json.loads(lines[-1]) if lines else None
+    except (json.JSONDecodeError, RecursionError):
+        return False
+    wanted = json.loads(json.dumps(wanted))
+    return bool(lines) and said == wanted and type(said) is type(wanted)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def verifier(
+    answer: str, truth: Any, *, url: str = "", prompt: str = "", timeout_s: float = 30.0, max_retries: int = 3, **_: Any
+) -> float:
+    """Asks a verifier over HTTP: POST of ``{"prompt", "response", "ground_truth"}``, answered with ``{"reward": number}``.
+
+    Raises:
+        ValueError: ``url`` is missing or the verifier refuses the question (4xx).
+        EndpointError: It could not be reached, or gave no number, after all retries; the episode is then left out.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"the reward style 'verifier_service' needs the url of the service, and has {url!r}")
+    body = json.dumps({"prompt": prompt, "response": answer, "ground_truth": truth}).encode()
+    cause = ""
+    for attempt in range(max_retries + 1):
+        if attempt:
+            time.sleep(min(0.25 * 2**attempt, 8.0))
+        request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+                reward = json.loads(reply.read(1 << 20))["reward"]
+                if isinstance(reward, (int, float)) and not isinstance(reward, bool):
+                    return float(reward)
+                cause = f"the reward {reward!r:.80}"
+        except urllib.error.HTTPError as error:
+            if 400 <= error.code < 500 and error.code != 429:
+                raise ValueError(f"the verifier {url} refuses: {error.code} {error.reason}") from None
+            cause = f"{error.code} {error.reason}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            cause = f"{type(error).__name__}: {error}"
+    raise EndpointError(f"the verifier {url} gave {cause}, {max_retries + 1} times")
+
+
+STYLES: dict[str, Callable[..., float]] = {
+    "rule-openai/gsm8k": gsm8k,
+    "rule-lighteval/MATH": math,
+    "code-sandbox": code,
+    "verifier_service": verifier,
+}
+AGENT_ENV = "agent_env"  # the row's own environment gives the rewards
+KNOWN_STYLES = (*STYLES, AGENT_ENV)
+
+
+def reward(style: str, answer: str, truth: Any, **settings: Any) -> float:
+    """The reward of an answer.
+
+    Args:
+        style: One of ``STYLES``.
+        answer: The agent's whole text.
+        truth: What the row says is right.
+        settings: Of the style; those of other styles are ignored.
+
+    Raises:
+        ValueError: The style is unknown, or what it needs is missing.
+    """
+    if style not in STYLES:
+        raise ValueError(f"reward style: {unknown_key(style, KNOWN_STYLES)}")
+    return STYLES[style](answer, truth, **settings)
