@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,12 +22,15 @@ os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_
 logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
 
 import typer
-import yaml
 from rich.console import Console
+
+from rllib_nlac.cli_errors import clear_errors, mapping
+from rllib_nlac.env_commands import app as env_app
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 train_app = typer.Typer(help="Train an algorithm, from a file or from options.", invoke_without_command=True)
 app.add_typer(train_app, name="train")
+app.add_typer(env_app, name="env")
 console = Console()
 
 Stop = Annotated[str | None, typer.Option(help="Stop criteria as YAML or JSON, added to the file's.")]
@@ -59,12 +60,12 @@ def train(
     """Train an algorithm, from a file or from options."""
     if context.invoked_subcommand is not None:
         return
-    with _clear_errors():
+    with clear_errors(console):
         from rllib_nlac.experiment import ExperimentError, read_experiment
 
         if not algo or not env:
             raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
-        entry = {"run": algo, "env": env, "config": _mapping(config, "--config")}
+        entry = {"run": algo, "env": env, "config": mapping(config, "--config")}
         experiment = read_experiment(name or f"{algo}-{env}".lower(), entry, "the command line")
         _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, verbose)
 
@@ -81,7 +82,7 @@ def train_file(
     verbose: Verbose = False,
 ) -> None:
     """Train the experiments of a YAML file, one after the other."""
-    with _clear_errors():
+    with clear_errors(console):
         from rllib_nlac.experiment import load_experiments
 
         _train(load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, verbose)
@@ -97,7 +98,7 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Play episodes with a checkpoint's policy and report what it reaches."""
-    with _clear_errors():
+    with clear_errors(console):
         from rllib_nlac.evaluate import evaluate_checkpoint
 
         evaluate_checkpoint(checkpoint, episodes, attempts, refined, render, console, verbose)
@@ -109,7 +110,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to write the model; must not exist, or be empty.")],
 ) -> None:
     """Write a checkpoint's policy as a Hugging Face folder, for Transformers, vllm serve, or language_model of another run."""
-    with _clear_errors():
+    with clear_errors(console):
         from rllib_nlac.checkpoint import export_model
 
         export_model(checkpoint, folder)
@@ -123,7 +124,7 @@ def _train(
     from rllib_nlac.experiment import describe, tune_arguments
 
     overrides = {
-        "stop": _mapping(stop, "--stop") if stop else None,
+        "stop": mapping(stop, "--stop") if stop else None,
         "storage_path": str(Path(storage_path).absolute()) if storage_path and "://" not in storage_path else storage_path,
         "num_samples": num_samples,
     }
@@ -207,30 +208,6 @@ def _innermost(error: Any) -> str:
     """What a person needs of a remote error: the last lines of its traceback."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return "\n".join(lines[-6:])
-
-
-def _mapping(text: str, option: str) -> dict[str, Any]:
-    from rllib_nlac.experiment import ExperimentError
-
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ExperimentError(f"{option} is not valid YAML or JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ExperimentError(f"{option} must be a mapping such as {json.dumps({'lr': 1e-4})}, and it is {text!r}")
-    return value
-
-
-class _clear_errors:
-    """Prints what is wrong with the input in one line, without a traceback."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)):
-            console.print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
-            sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import gymnasium as gym
 
+from rllib_nlac.endpoint import EndpointError
 from rllib_nlac.names import unknown_key
 
 
@@ -146,6 +147,8 @@ class GymTask(BaseEnvironment):
         if self._finished:
             return False, "The episode is over."
         output, reward, terminated, truncated, self.info = self.env.step(action)
+        if self.info.get("discard"):
+            raise EndpointError(output)
         self._reward += float(reward)
         self._finished = terminated or truncated
         return True, output

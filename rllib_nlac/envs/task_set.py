@@ -39,8 +39,8 @@ class TaskRow:
 class TaskSet(TextEnv[TaskRow]):
     """Draws a row and plays it: one answer to a prompt, or a whole episode of the environment that the row names.
 
-    A row has a column ``env_str`` (``agent_env``), or ``prompt`` (a text or a list of messages) with ``reward_model``: a dict of
-    ``style`` and ``ground_truth``. A style "rule" takes the row's ``data_source`` as its second half, as in
+    A row has a column ``env_str`` (``agent_env``), or ``prompt`` (a text or a list of messages) with ``reward_model``: a dict
+    of ``style`` and ``ground_truth``. A style "rule" takes the row's ``data_source`` as its second half, as in
     ``rule-openai/gsm8k``.
 
     Args:

@@ -296,7 +296,7 @@ def ask_model(model: Endpoint, objects: Sequence[str], target: int, question: st
     guess = _GUESS.fullmatch(" ".join(question[:2000].split()))
     if guess and guess[1].lower() in objects:
         return CORRECT if guess[1].lower() == objects[target] else NO
-    told = f"The object is: {objects[target]}. Answer the question about it with Yes or No, or with Unknown where neither is right."
+    told = f"The object is: {objects[target]}. Answer the question about it with Yes or No, or Unknown where neither is right."
     messages = [{"role": "system", "content": told}, {"role": "user", "content": question[:2000] or "?"}]
     word = re.match(r"\W*(yes|no)\b", model.ask(messages).text.lower())
     return UNKNOWN if word is None else YES if word[1] == "yes" else NO

@@ -12,29 +12,32 @@ import platform
 import resource
 import struct
 import sys
+from typing import Any
 
 REFUSED = 77  # exit status where the kernel does not offer what is needed
 
 # System calls that fail with EPERM, by architecture.
 _DENIED_X86_64 = {
-    "socket": 41, "connect": 42, "socketpair": 53, "bind": 49, "fork": 57, "vfork": 58, "execve": 59, "execveat": 322, "kill": 62,
-    "tkill": 200, "tgkill": 234, "pidfd_send_signal": 424, "pidfd_open": 434, "ptrace": 101, "process_vm_readv": 310,
-    "process_vm_writev": 311, "setrlimit": 160, "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
-    "fchmodat": 268, "fchmodat2": 452, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308,
-    "reboot": 169, "sethostname": 170, "setdomainname": 171, "settimeofday": 164, "clock_settime": 227, "init_module": 175,
-    "finit_module": 313, "delete_module": 176, "kexec_load": 246, "bpf": 321, "perf_event_open": 298, "io_uring_setup": 425,
-    "userfaultfd": 323, "keyctl": 250, "add_key": 248, "request_key": 249, "swapon": 167, "swapoff": 168, "setuid": 105,
-    "setpriority": 141, "sched_setaffinity": 203, "setxattr": 188, "removexattr": 197, "utimensat": 280, "shmget": 29, "msgget": 68,
+    "socket": 41, "connect": 42, "socketpair": 53, "bind": 49, "fork": 57, "vfork": 58, "execve": 59, "execveat": 322,
+    "kill": 62, "tkill": 200, "tgkill": 234, "pidfd_send_signal": 424, "pidfd_open": 434, "ptrace": 101,
+    "process_vm_readv": 310, "process_vm_writev": 311, "setrlimit": 160, "chmod": 90, "fchmod": 91, "chown": 92,
+    "fchown": 93, "lchown": 94, "fchownat": 260, "fchmodat": 268, "fchmodat2": 452, "mount": 165, "umount2": 166,
+    "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308, "reboot": 169, "sethostname": 170, "setdomainname": 171,
+    "settimeofday": 164, "clock_settime": 227, "init_module": 175, "finit_module": 313, "delete_module": 176,
+    "kexec_load": 246, "bpf": 321, "perf_event_open": 298, "io_uring_setup": 425, "userfaultfd": 323, "keyctl": 250,
+    "add_key": 248, "request_key": 249, "swapon": 167, "swapoff": 168, "setuid": 105, "setpriority": 141,
+    "sched_setaffinity": 203, "setxattr": 188, "removexattr": 197, "utimensat": 280, "shmget": 29, "msgget": 68,
 }  # fmt: skip
 _DENIED_AARCH64 = {
-    "socket": 198, "connect": 203, "socketpair": 199, "bind": 200, "execve": 221, "execveat": 281, "kill": 129, "tkill": 130,
-    "tgkill": 131, "pidfd_send_signal": 424, "pidfd_open": 434, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
-    "setrlimit": 164, "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55, "fchmodat2": 452, "mount": 40, "umount2": 39,
-    "pivot_root": 41, "chroot": 51, "unshare": 97, "setns": 268, "reboot": 142, "sethostname": 161, "setdomainname": 162,
-    "settimeofday": 170, "clock_settime": 112, "init_module": 105, "finit_module": 273, "delete_module": 106, "kexec_load": 104,
-    "bpf": 280, "perf_event_open": 241, "io_uring_setup": 425, "userfaultfd": 282, "keyctl": 219, "add_key": 217,
-    "request_key": 218, "swapon": 224, "swapoff": 225, "setuid": 146, "setpriority": 140, "sched_setaffinity": 122, "setxattr": 5,
-    "removexattr": 14, "utimensat": 88, "shmget": 194, "msgget": 186,
+    "socket": 198, "connect": 203, "socketpair": 199, "bind": 200, "execve": 221, "execveat": 281, "kill": 129,
+    "tkill": 130, "tgkill": 131, "pidfd_send_signal": 424, "pidfd_open": 434, "ptrace": 117, "process_vm_readv": 270,
+    "process_vm_writev": 271, "setrlimit": 164, "fchmod": 52, "fchmodat": 53, "fchownat": 54, "fchown": 55,
+    "fchmodat2": 452, "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "unshare": 97, "setns": 268,
+    "reboot": 142, "sethostname": 161, "setdomainname": 162, "settimeofday": 170, "clock_settime": 112, "init_module": 105,
+    "finit_module": 273, "delete_module": 106, "kexec_load": 104, "bpf": 280, "perf_event_open": 241, "io_uring_setup": 425,
+    "userfaultfd": 282, "keyctl": 219, "add_key": 217, "request_key": 218, "swapon": 224, "swapoff": 225, "setuid": 146,
+    "setpriority": 140, "sched_setaffinity": 122, "setxattr": 5, "removexattr": 14, "utimensat": 88, "shmget": 194,
+    "msgget": 186,
 }  # fmt: skip
 _ARCHITECTURES = {"x86_64": (0xC000003E, _DENIED_X86_64, 56, 302), "aarch64": (0xC00000B7, _DENIED_AARCH64, 220, 261)}
 _CLONE3 = 435
@@ -43,12 +46,12 @@ _CLONE_THREAD = 0x00010000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _refuse(what):
+def _refuse(what: str) -> None:
     print(f"the sandbox needs {what}", file=sys.stderr)
     sys.exit(REFUSED)
 
 
-def deny_system_calls():
+def deny_system_calls() -> None:
     """A seccomp filter: no network, no processes (threads are allowed), no signals, no rights, no settings."""
     if platform.machine() not in _ARCHITECTURES:
         _refuse(f"an x86-64 or ARM64 machine, and this is {platform.machine()}")
@@ -79,7 +82,7 @@ def deny_system_calls():
         _refuse("seccomp filters (prctl PR_SET_SECCOMP)")
 
 
-def deny_files(folder):
+def deny_files(folder: str) -> None:
     """Landlock: Python and its libraries can be read, ``folder`` can be written, and nothing else is there."""
     version = _libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
@@ -91,9 +94,7 @@ def deny_files(folder):
     ruleset = _libc.syscall(444, ctypes.c_char_p(attributes), ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     read = 1 << 0 | 1 << 2 | 1 << 3  # execute, read a file, list a folder
     file_only = 1 << 0 | 1 << 1 | 1 << 2
-    allowed = {
-        path: read for path in {sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/urandom"}
-    }
+    allowed = dict.fromkeys({sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/urandom"}, read)
     allowed |= {"/dev/null": 1 << 1 | 1 << 2, folder: rights & ~(1 << 0)}
     for path, wanted in allowed.items():
         if not os.path.exists(path):
@@ -108,7 +109,7 @@ def deny_files(folder):
     os.close(ruleset)
 
 
-def limit(settings):
+def limit(settings: dict[str, Any]) -> None:
     """Memory, time, the size and number of files."""
     limits = {
         resource.RLIMIT_AS: settings["memory_bytes"], resource.RLIMIT_CPU: settings["cpu_s"],
@@ -118,7 +119,7 @@ def limit(settings):
         resource.setrlimit(which, (value, value))
 
 
-def main():
+def main() -> None:
     settings = json.loads(sys.argv[1])
     with open(settings["program"], encoding="utf-8") as file:
         source = file.read()
@@ -126,7 +127,7 @@ def main():
     limit(settings)
     deny_files(settings["folder"])
     deny_system_calls()
-    scope = {"__name__": "__main__"}
+    scope: dict[str, Any] = {"__name__": "__main__"}
     sys.argv = ["program.py"]
     exec(compile(source, "program.py", "exec"), scope)
     if settings["call"] is not None:

@@ -11,8 +11,8 @@ from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
 INSTALL = "pip install 'tau_bench @ git+https://github.com/sierra-research/tau-bench'"
 RESPOND = "respond"  # τ-bench's name of the action that speaks to the user
 HOW_TO_ACT = (
-    "Each turn you either write to the user, in plain text, or call a tool. A tool call is one JSON object and nothing else, as "
-    'in {"name": "TOOL", "arguments": {...}}.'
+    "Each turn you either write to the user, in plain text, or call a tool. A tool call is one JSON object and nothing else, "
+    'as in {"name": "TOOL", "arguments": {...}}.'
 )
 
 

@@ -1,0 +1,285 @@
+"""What an environment must do so that agents can be trained on it, as checks that anyone's environment can be put through."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+
+from rllib_nlac.sampling.env_runner import check_text_env
+
+ODD_TEXTS = ("", " ", "😀🙈 ünïcödé \u202e \x00", "x " * 50_000, '{"name": "x"}', "{" * 2000, "1/0", "%s {0} \\boxed{")
+PLAIN_TEXTS = ("Hello.", "Yes.", "Is it big?", "1", "I do not know.")
+MAX_STEPS = 2000
+SLOW_EPISODE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        check: What was looked at.
+        verdict: "ok", "note" or "FAILED".
+        detail: What was seen, and what to do about it.
+    """
+
+    check: str
+    verdict: str
+    detail: str = ""
+
+
+class Broken(Exception):
+    """A check failed; the text says what was seen and what to do."""
+
+
+class Noted(Exception):
+    """Nothing is wrong, and yet somebody should know."""
+
+
+def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(range(8))) -> Iterator[Finding]:
+    """Puts an environment through all checks, one finding a check.
+
+    Args:
+        make: Builds a fresh one.
+        seeds: Of the episodes played.
+    """
+    checks: list[tuple[str, Callable[[Callable[[], gym.Env], Sequence[int]], None]]] = [
+        ("can be built, and its spaces are text", _spaces),
+        ("gymnasium's own checker", _gymnasium),
+        ("info holds what agents need", _info),
+        ("the same seed gives the same task", _seeds),
+        ("instances do not disturb each other", _interleaved),
+        ("global random states are left alone", _global_states),
+        ("no text crashes it", _odd_texts),
+        ("episodes end, with finite rewards", _ends),
+        ("what is hidden stays hidden", _hidden),
+        ("pickled in mid-episode it goes on the same", _pickled),
+        ("the scripted expert gets the largest return", _expert),
+        ("an episode takes less than 50 ms", _speed),
+    ]
+    for name, check in checks:
+        finding = Finding(name, "ok")
+        try:
+            check(make, seeds)
+        except Noted as note:
+            finding = Finding(name, "note", str(note))
+        except Broken as broken:
+            finding = Finding(name, "FAILED", str(broken))
+        except Exception as error:
+            finding = Finding(name, "FAILED", f"it raised {type(error).__name__}: {error}")
+        yield finding
+        if check is _spaces and finding.verdict == "FAILED":
+            return  # nothing else can be asked of it
+
+
+def _spaces(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    try:
+        check_text_env(make(), "it")
+    except ValueError as error:
+        raise Broken(str(error)) from error
+
+
+def _gymnasium(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            check_env(make(), skip_render_check=True)
+        except AssertionError as error:
+            raise Broken(str(error)) from error
+
+
+def _info(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    _, info = make().reset(seed=seeds[0])
+    prompt = info.get("system_prompt")
+    if prompt is not None and not isinstance(prompt, str):
+        raise Broken(f"info['system_prompt'] is a {type(prompt).__name__} and must be a str")
+    if not isinstance(info.get("privileged", {}), dict):
+        raise Broken("info['privileged'] must be a dict of what no prompt may show")
+    last = play(make(), seeds[0]).infos[-1]
+    if prompt is None:
+        raise Noted("info of reset() has no 'system_prompt': the agent is told nothing before the first observation")
+    if "success" not in last:
+        raise Noted("the last info has no 'success': a positive return will count as one")
+
+
+def _seeds(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    env = make()
+    first = [play(env, seed).summary() for seed in seeds]
+    for seed, episode in zip(seeds, first, strict=True):
+        if play(make(), seed).summary() != episode:
+            raise Broken(f"reset(seed={seed}) led to another episode the second time: draw from self.np_random, nothing else")
+    if len(set(first)) == 1 and len(seeds) > 1:
+        raise Noted(f"{len(seeds)} seeds gave the same episode each: is there only one task?")
+
+
+def _interleaved(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    alone = [play(make(), seed).summary() for seed in seeds[:2]]
+    players = [_steps(make(), seed) for seed in seeds[:2]]
+    together: list[Episode | None] = [None, None]
+    while not all(together):
+        for number, player in enumerate(players):
+            if together[number] is None:
+                together[number] = next(player)
+    if [episode.summary() for episode in together if episode is not None] != alone:
+        raise Broken("two instances played in turn behave differently than alone: they share state, such as a class attribute")
+
+
+def _global_states(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    states = random.getstate(), np.random.get_state()
+    try:
+        summaries = []
+        for noise in (1, 2):
+            random.seed(noise)
+            np.random.seed(noise)
+            before = random.getstate(), pickle.dumps(np.random.get_state())
+            summaries.append(play(make(), seeds[0]).summary())
+            if (random.getstate(), pickle.dumps(np.random.get_state())) != before:
+                raise Broken("it changes the global random state of random or numpy.random: draw from self.np_random")
+        if summaries[0] != summaries[1]:
+            raise Broken("it depends on the global random state of random or numpy.random: draw from self.np_random")
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _odd_texts(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    env = make()
+    for text in ODD_TEXTS:
+        env.reset(seed=seeds[0])
+        shown = repr(text[:20]) + (f" and so on, {len(text)} characters" if len(text) > 20 else "")
+        try:
+            observation = env.step(text)[0]
+        except Exception as error:
+            raise Broken(f"step({shown}) raised {type(error).__name__}: {error}; answer it in words instead") from error
+        if not isinstance(observation, str):
+            raise Broken(f"step({shown}) gave an observation of type {type(observation).__name__}, and it must be a str")
+
+
+def _ends(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    for seed in seeds[:3]:
+        episode = play(make(), seed, use_expert=False)
+        if not episode.ended:
+            raise Broken(f"an episode was not over after {MAX_STEPS} steps: set truncated at a limit of turns")
+        if not all(np.isfinite(episode.rewards)):
+            raise Broken(f"a reward is not finite: {episode.rewards}")
+
+
+def _hidden(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        observation, info = make().reset(seed=seed)
+        for key, value in info.get("privileged", {}).items():
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            telling = len(text) >= 4 and any(letter.isalpha() for letter in text)
+            if telling and text in observation:
+                raise Broken(f"the first observation shows info['privileged'][{key!r}]: {text!r:.60}")
+            if telling and text == str(info.get("task_id")):
+                raise Broken(f"info['task_id'] is info['privileged'][{key!r}], and task ids are shown in logs: {text!r:.60}")
+
+
+def _pickled(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    env = make()
+    env.reset(seed=seeds[0])
+    if any(env.step(PLAIN_TEXTS[0])[2:4]):
+        env.reset(seed=seeds[0])  # over in one step, so there is only a beginning
+    try:
+        copy = pickle.loads(pickle.dumps(env))
+    except Exception as error:
+        raise Noted(f"it cannot be pickled ({type(error).__name__}: {error}); nothing here needs that") from error
+    for text in PLAIN_TEXTS:
+        answers = [_plain(one.step(text)) for one in (env, copy)]
+        if answers[0] != answers[1]:
+            raise Broken(f"after step({text!r}) a pickled copy answers {answers[1]!r:.80} instead of {answers[0]!r:.80}")
+        if answers[0][2] or answers[0][3]:
+            break
+
+
+def _expert(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    if not _has_expert(make(), seeds[0]):
+        raise Noted(
+            "it has no expert_action(), which says what a scripted policy would do: with one, this check can prove it solvable"
+        )
+    for seed in seeds:
+        episode = play(make(), seed)
+        if episode.infos[-1].get("success") is not True:
+            raise Broken(
+                f"with seed {seed} the expert does not succeed: return {sum(episode.rewards):g}, {episode.infos[-1]!r:.200}"
+            )
+
+
+def _speed(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    env, times = make(), []
+    for seed in seeds:
+        started = time.perf_counter()
+        play(env, seed)
+        times.append(time.perf_counter() - started)
+    median = float(np.median(times))
+    if median > SLOW_EPISODE_S:
+        raise Noted(
+            f"the median episode took {1000 * median:.0f} ms: with slow environments set env_threads or more EnvRunners"
+        )
+
+
+@dataclass
+class Episode:
+    """What happened in one episode."""
+
+    observations: list[str]
+    rewards: list[float]
+    infos: list[dict[str, Any]]
+    ended: bool = False
+
+    def summary(self) -> tuple[Any, ...]:
+        """What must be the same when the episode is played again."""
+        return tuple(self.observations), tuple(self.rewards), str(self.infos[0].get("task_id"))
+
+
+def play(env: gym.Env, seed: int, use_expert: bool = True) -> Episode:
+    """Plays an episode, with the expert's actions where there are any, else with plain texts in turn."""
+    *_, episode = _steps(env, seed, use_expert)
+    return episode
+
+
+def _steps(env: gym.Env, seed: int, use_expert: bool = True) -> Iterator[Any]:
+    """Plays step by step; yields None after each and the episode in the end."""
+    observation, info = env.reset(seed=seed)
+    episode = Episode([observation], [], [info])
+    expert = getattr(env, "expert_action", None) if use_expert else None
+    for number in range(MAX_STEPS):
+        action = PLAIN_TEXTS[number % len(PLAIN_TEXTS)]
+        if expert is not None:
+            try:
+                action = expert()
+            except NotImplementedError:
+                expert = None
+        observation, reward, terminated, truncated, info = env.step(action)
+        episode.observations.append(observation)
+        episode.rewards.append(float(reward))
+        episode.infos.append(info)
+        episode.ended = bool(terminated or truncated)
+        if episode.ended:
+            break
+        yield None
+    yield episode
+
+
+def _has_expert(env: gym.Env, seed: int) -> bool:
+    env.reset(seed=seed)
+    try:
+        env.expert_action()  # type: ignore[attr-defined]
+    except (AttributeError, NotImplementedError):
+        return False
+    return True
+
+
+def _plain(step: tuple[Any, ...]) -> tuple[str, float, bool, bool]:
+    return str(step[0]), float(step[1]), bool(step[2]), bool(step[3])
