@@ -37,6 +37,7 @@ from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_eve
 from rllib_nlac.learner.group import LearnerSnapshots, is_lost, on_every_learner, watched_update
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.metrics import log_collection, log_faults, log_sync, logprob_gap
+from rllib_nlac.offline.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector
 from rllib_nlac.sampling.engines import make_engine
 from rllib_nlac.sync.sync import push_weights
@@ -114,6 +115,8 @@ class LanguageAlgorithm(Algorithm):
             gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version))
             self.metrics.log_value("logprob_gap", gap, window=1)
         log_collection(self.metrics, episodes, self.weight_version)
+        if self.config.output:
+            write_dialogues(Path(self.config.output) / f"episodes_{self.iteration + 1:08d}.jsonl", episodes)
         return episodes
 
     def learn(self, sequences: Sequence[TrainingSequence], count: int = 0) -> dict[int, np.ndarray]:

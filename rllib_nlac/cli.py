@@ -14,6 +14,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
 # A metric of the evaluation is missing before the first one.
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+# Relative paths in a configuration mean what they mean where the command was typed.
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
 # An interrupted run forgets a second at most of what Tune knew of it.
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1")
 os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")

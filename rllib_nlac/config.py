@@ -10,8 +10,10 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language_config import LanguageAlgorithmConfig
+from rllib_nlac.offline.dialogues import DialogueData, input_files
 from rllib_nlac.types import Weights
 
+LOGGED = "LoggedDialogues"  # the environment of a run that has none
 REPLAY_DEFAULTS: dict[str, Any] = {
     "capacity": 50_000,
     "max_bytes": 4 << 30,
@@ -133,6 +135,27 @@ class ReplayConfig(LanguageAlgorithmConfig):
         self.store_buffer_in_checkpoints = True
         self.num_steps_sampled_before_learning_starts = 0
         self.n_step = 1
+        self.env: Any
+        # offline_data(...)
+        self.offline_data_class = DialogueData
+        self.offline_iterations: int | None = None
+
+    @override(AlgorithmConfig)
+    def offline_data(self, *, offline_iterations: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets logged dialogues; of RLlib's own keys ``input_`` is taken: files, patterns or folders of JSONL or parquet.
+
+        They go into the replay buffer before the first iteration. Without an environment all of training rests on them.
+
+        Args:
+            offline_iterations: So many iterations learn from them alone before any episode is collected; None is 0 with an
+                environment.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().offline_data(**kwargs)
+        return self._set(arguments)
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
@@ -168,7 +191,12 @@ class ReplayConfig(LanguageAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        if self.env is None and self.is_offline:
+            self.env = LOGGED
         super().validate()
+        if self.is_offline:
+            input_files(self.input_)
+        self._check(self.offline_iterations is None or self.is_offline, "offline_iterations", "needs input_, the dialogues")
         self._check(self.n_step >= 1, "n_step", "must be at least 1")
         self._check_keys("replay_buffer_config", set(REPLAY_DEFAULTS))
 

@@ -22,6 +22,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rich.console import Console
 
 from rllib_nlac.checkpoint import MANIFEST, read_manifest
+from rllib_nlac.config import LOGGED
 from rllib_nlac.progress import evaluation_table
 from rllib_nlac.sampling.collector import POLL_S, CollectionError, Failure
 from rllib_nlac.sampling.env_runner import TASK_SEED, TextEnvRunner, episode_success
@@ -161,7 +162,13 @@ def evaluate_checkpoint(
     start_ray(verbose)
     algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()))
     try:
-        runner = algorithm.env_runner
+        group = algorithm.eval_env_runner_group
+        runner = group.local_env_runner if algorithm.config.env == LOGGED and group is not None else algorithm.env_runner
+        if algorithm.config.env == LOGGED and group is None:
+            raise ValueError(
+                f"{checkpoint} was trained on logged dialogues without an environment: train with evaluation_interval and "
+                "evaluation_config: {env: ...}, or export the model and evaluate it with run: ReAct"
+            )
         if isinstance(runner, TextEnvRunner):
             played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined)
         else:
@@ -169,7 +176,7 @@ def evaluate_checkpoint(
         if render:
             for episode in played[:MAX_RENDERED]:
                 console.print(dialogue(episode), highlight=False, markup=False)
-        title = f"{type(algorithm).__name__} on {algorithm.config.env}{', one refinement a turn' if refined else ''}"
+        title = f"{type(algorithm).__name__} on {runner.config.env}{', one refinement a turn' if refined else ''}"
         console.print(evaluation_table(title, summary(played)))
     finally:
         algorithm.stop()

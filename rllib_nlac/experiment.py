@@ -127,12 +127,12 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
             if key not in known:
                 raise ExperimentError(f"{where}, config: {_unknown(key, known)}")
         env = variant.get("env")
-        if env is None:
+        if env is None and not variant.get("input_"):
             raise ExperimentError(f"{where}: 'env' is missing; name an environment, as in 'env: TwentyQuestions'")
         try:
             config.update_from_dict(dict(variant))
             config.validate()
-            if registry.is_known(env):
+            if env is not None and registry.is_known(env):
                 registry.make(env, variant.get("env_config")).close()
         except (ValueError, TypeError, FileNotFoundError, KeyError) as error:
             raise ExperimentError(f"{where}: {error}") from error

@@ -228,6 +228,8 @@ class LanguageConfig(AlgorithmConfig):
         for key in ("max_action_tokens", "max_tokens_per_micro_batch", "episodes_per_task"):
             self._check(getattr(self, key) >= 1, key, "must be at least 1")
         self._check(self.action_temperature >= 0, "action_temperature", "must not be negative")
+        self._check(self.input_ == "sampler" or hasattr(self, "offline_iterations"), "input_",
+                    "needs an algorithm with a replay buffer, such as NLAC")  # fmt: skip
         self._check(self.env_threads >= 0, "env_threads", "must not be negative")
         if self.episodes_per_iteration is not None:
             self._check(self.episodes_per_iteration >= 1, "episodes_per_iteration", "must be at least 1")

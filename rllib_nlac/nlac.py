@@ -16,7 +16,8 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_nlac.algorithm import LanguageAlgorithm
-from rllib_nlac.config import NLACConfig
+from rllib_nlac.config import LOGGED, NLACConfig
+from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 from rllib_nlac.learner.losses import priorities
@@ -43,13 +44,32 @@ class ReplayAlgorithm(LanguageAlgorithm):
             seed=config.seed or 0,
         )
 
+    @override(LanguageAlgorithm)
+    def setup(self, config: Any) -> None:
+        super().setup(config)
+        if self.offline_data is not None:
+            prompts = load_prompts(self.config.prompts, str(self.config.env))
+            self.local_replay_buffer.add(self.offline_data.episodes(self.chat, prompts))
+
+    @property
+    def is_learning_offline(self) -> bool:
+        """Whether this iteration rests on logged dialogues alone."""
+        if self.config.env == LOGGED:
+            return True
+        return self.iteration < (self.config.offline_iterations or 0)
+
     def replay(self) -> ReplaySample | None:
         """Collects, keeps and draws; None until enough was collected."""
+        if self.is_learning_offline:
+            return self._draw()
         episodes = self.collect()
         with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
             self.local_replay_buffer.add(episodes)
         if self.env_steps_sampled() < self.config.num_steps_sampled_before_learning_starts:
             return None
+        return self._draw()
+
+    def _draw(self) -> ReplaySample:
         with self.metrics.log_time((TIMERS, REPLAY_BUFFER_SAMPLE_TIMER)):
             return self.local_replay_buffer.sample_transitions(
                 self.config.total_train_batch_size, self._beta(), self.config.n_step

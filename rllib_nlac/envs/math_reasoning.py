@@ -21,7 +21,9 @@ EVAL_SHARE = 0.1  # of a file's problems, where held_out does not say which
 
 
 class MathReasoning(TextEnv[Problem]):
-    r"""One problem an episode. Reward 1 for the right answer in the last ``\boxed{}``, else 0.
+    r"""Mathematical problems, of a generator with five levels or from files; one an episode.
+
+    The reward is 1 for the right answer in the last ``\boxed{}``, else 0.
 
     Args:
         level: A level, or several, that problems are drawn from; None takes all. 1 to 5 in the generator, whatever the

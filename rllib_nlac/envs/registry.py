@@ -17,16 +17,15 @@ from rllib_nlac.envs.adapters.gymnasium_text import GymnasiumText
 from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
 from rllib_nlac.envs.adapters.tau_bench import TauBench
 from rllib_nlac.envs.adapters.text_arena import TextArena
+from rllib_nlac.envs.logged import LoggedDialogues
 from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.names import unknown_key
 
-ENVIRONMENTS: dict[str, Callable[..., gym.Env]] = {
-    environment.__name__: environment
-    for environment in (TwentyQuestions, MathReasoning, ServiceDesk, TaskSet, TextArena, TauBench, Tau2Bench, GymnasiumText)
-}
+_OURS = (TwentyQuestions, MathReasoning, ServiceDesk, TaskSet, TextArena, TauBench, Tau2Bench, GymnasiumText, LoggedDialogues)
+ENVIRONMENTS: dict[str, Callable[..., gym.Env]] = {environment.__name__: environment for environment in _OURS}
 
 
 def find(name: str) -> Callable[..., gym.Env]:

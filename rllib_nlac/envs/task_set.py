@@ -37,7 +37,9 @@ class TaskRow:
 
 
 class TaskSet(TextEnv[TaskRow]):
-    """Draws a row and plays it: one answer to a prompt, or a whole episode of the environment that the row names.
+    """Tasks from files, with a reward style each or an environment of their own.
+
+    Draws a row and plays it: one answer to a prompt, or a whole episode of the environment that the row names.
 
     A row has a column ``env_str`` (``agent_env``), or ``prompt`` (a text or a list of messages) with ``reward_model``: a dict
     of ``style`` and ``ground_truth``. A style "rule" takes the row's ``data_source`` as its second half, as in

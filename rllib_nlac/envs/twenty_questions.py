@@ -170,7 +170,9 @@ def _first(rows: list, count: int | None, key: str, name: str) -> list:
 
 
 class TwentyQuestions(TextEnv[int]):
-    """The object is drawn uniformly; the agent wins by naming it within ``max_turns`` questions.
+    """Guessing one of 181 objects, or of one's own words, by questions that are answered with yes or no.
+
+    The object is drawn uniformly; the agent wins by naming it within ``max_turns`` questions.
 
     Args:
         num_objects: Objects in the world; None takes the whole table.

@@ -11,7 +11,7 @@ from rllib_nlac.envs.spaces import TextSpace
 
 
 class GymnasiumText(gym.Env[str, str]):
-    """Wraps ``gymnasium.make(id)``.
+    """Any text-like gymnasium environment, by its id.
 
     Args:
         id: As ``gymnasium.make`` takes it: "Name-v0", or "module:Name-v0" to import the module first.

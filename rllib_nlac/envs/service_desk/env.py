@@ -31,7 +31,9 @@ Policy:
 
 
 class ServiceDesk(TextEnv[DeskTask]):
-    """Reward 1 at the end if the database is as it should be, no rule was broken on the way, and what had to be said was said.
+    """Customers of a shop, their wishes, a policy to keep to, and seven tools on the shop's database.
+
+    The reward is 1 at the end if the database is as it should be, no rule was broken and what had to be said was said.
 
     Everything else is 0: half of a request, a write without the customer's yes, a second write to an order, a write to somebody
     else's order or before the customer is known. A call that does not fit its schema changes nothing and is answered with its
