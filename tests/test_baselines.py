@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from chat_server import ChatServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
@@ -321,44 +319,12 @@ class TestScalarCritic:
             small(ScalarCriticConfig()).deepspeed(zero_stage=3).validate()
 
 
-class Server(ThreadingHTTPServer):
-    """An OpenAI-compatible endpoint that answers as it is told, one status a request, then 200 for ever."""
-
-    def __init__(self, statuses: list[int]) -> None:
-        self.statuses, self.asked = list(statuses), []
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        status = self.server.statuses.pop(0) if self.server.statuses else 200
-        message = {"role": "assistant", "content": "Is it big?"}
-        answer = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
-                  "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}  # fmt: skip
-        data = json.dumps(answer if status == 200 else {"error": {"message": "not now"}}).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Retry-After", "0")
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture()
 def serve():
     servers = []
 
-    def serve(*statuses: int) -> Server:
-        servers.append(Server(list(statuses)))
+    def serve(*behaviours) -> ChatServer:
+        servers.append(ChatServer(behaviours))
         return servers[-1]
 
     yield serve

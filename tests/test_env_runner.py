@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import gymnasium as gym
 import pytest
 from scripted_engine import ScriptedEngine
@@ -148,3 +151,59 @@ def test_an_environment_that_is_not_text_is_refused(make):
 def test_sampling_without_an_engine(config):
     with pytest.raises(RuntimeError, match="attach"):
         TextEnvRunner(config=config, worker_index=0).sample(num_episodes=1)
+
+
+class Slow(TwentyQuestions):
+    """Waits in every step, as somebody behind an endpoint does, and counts how many wait at the same time."""
+
+    waiting = most = 0
+    lock = threading.Lock()
+
+    def step(self, action):
+        with Slow.lock:
+            Slow.waiting += 1
+            Slow.most = max(Slow.most, Slow.waiting)
+        time.sleep(0.01)
+        with Slow.lock:
+            Slow.waiting -= 1
+        return super().step(action)
+
+
+def test_threads_step_environments_side_by_side_and_change_nothing_else(make):
+    played = {}
+    for threads in (0, 8):
+        Slow.most = 0
+        creator = lambda context: Slow(num_objects=16, num_attributes=8, max_turns=6)  # noqa: E731
+        episodes = make(env_creator=creator, num_envs_per_env_runner=8, env_threads=threads).sample(num_episodes=24)
+        played[threads] = [(e.id_, e.get_observations(), e.get_actions(), e.get_return()) for e in episodes]
+        assert Slow.most == (1 if threads == 0 else pytest.approx(8, abs=6))
+        assert threads == 0 or Slow.most > 1
+    assert played[0] == played[8]
+
+
+def test_threads_and_environments_that_raise(make):
+    Faulty.steps = 0
+    runner = make(lambda p, w: "x", env_creator=lambda context: Faulty(7), num_envs_per_env_runner=4, env_threads=3)
+    assert len(runner.sample(num_episodes=10)) == 10 and int(runner.get_metrics()["env_failures"]) > 0
+
+
+def test_an_episode_ends_at_its_limit_of_generated_tokens(make, chat):
+    length = len(chat.encode("Is it big?"))
+    runner = make(lambda prompt, weights: "Is it big?", max_response_tokens=3 * length)
+    (episode,) = runner.sample(num_episodes=1)
+    assert len(episode) == 3 and episode.is_truncated and episode.get_infos(-1)["stop_reason"] == "response_limit"
+    assert episode.get_infos(-1)["success"] is False
+
+
+def test_tasks_with_a_long_first_prompt_are_passed_over(make):
+    class Lengthy(TwentyQuestions):
+        def begin(self, task):
+            return "Guess my object. " * (40 if task % 2 else 1)
+
+    creator = lambda context: Lengthy(num_objects=16, num_attributes=8, max_turns=6)  # noqa: E731
+    runner = make(env_creator=creator, max_prompt_tokens=200)
+    episodes = runner.sample(num_episodes=12)
+    assert len(episodes) == 12 and {int(e.get_infos(0)["task_id"].split("-")[1]) % 2 for e in episodes} == {0}
+    assert int(runner.get_metrics()["episodes_discarded"]) > 0
+    with pytest.raises(RuntimeError, match=r"lost \d+ episodes in a row \(prompt_limit\).*max_prompt_tokens 5"):
+        make(max_prompt_tokens=5).sample(num_episodes=1)

@@ -170,15 +170,15 @@ class DialogueData(OfflineData):
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         # Zero CPUs: a trial may have taken all of them, and reading would wait for ever.
         ray.data.DataContext.get_current().enable_progress_bars = False
-        found: list[Dialogue] = []
-        data = ray.data.from_items([{"path": path} for path in input_files(self.config.input_)])
-        for row in data.flat_map(_read, num_cpus=0).iter_rows():
+        files = [{"path": path, "file": number} for number, path in enumerate(input_files(self.config.input_))]
+        rows = list(ray.data.from_items(files).flat_map(_read, num_cpus=0).iter_rows())
+        rows.sort(key=lambda row: (row["file"], row["row"]))  # they come as the tasks end
+        for row in rows:
             if row["error"]:
                 raise ValueError(row["error"])
-            found.append(parse_dialogue(Row(row["place"], json.loads(row["fields"]))))
-        if not found:
+        if not rows:
             raise ValueError(f"config.input_ {self.config.input_!r}: there are no dialogues")
-        return found
+        return [parse_dialogue(Row(row["place"], json.loads(row["fields"]))) for row in rows]
 
     def episodes(self, chat: Chat, prompts: PromptSet) -> list[SingleAgentEpisode]:
         """Those that fit the model's context; the others are counted as ``num_too_long``.
@@ -226,14 +226,15 @@ def input_files(names: str | Sequence[str]) -> list[str]:
     return found
 
 
-def _read(item: dict[str, str]) -> Iterator[dict[str, str]]:
+def _read(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Reads one file in a Ray Data task, which would wrap an exception in pages of its own: errors come as rows."""
+    number = 0
     try:
-        for row in read_rows(item["path"]):
+        for number, row in enumerate(read_rows(item["path"])):
             parse_dialogue(row)
-            yield {"place": row.place, "fields": json.dumps(row.fields), "error": ""}
+            yield {"file": item["file"], "row": number, "place": row.place, "fields": json.dumps(row.fields), "error": ""}
     except ValueError as error:
-        yield {"place": "", "fields": "", "error": str(error)}
+        yield {"file": item["file"], "row": number + 1, "place": "", "fields": "", "error": str(error)}
 
 
 def write_dialogues(path: Path, episodes: Sequence[SingleAgentEpisode]) -> None:

@@ -451,7 +451,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._discarded_in_a_row += 1
         self._count("episodes_discarded", 1)
         self._count(f"stop_reason_{reason}", 1)
-        logger.warning("%s: an episode is left out (%s): %s", self.config.env, reason, cause)
+        level = logging.WARNING if self._discarded_in_a_row <= 3 else logging.DEBUG  # the count is in the metrics
+        logger.log(level, "%s: an episode is left out (%s): %s", self.config.env, reason, cause)
         if self._discarded_in_a_row >= self.MAX_FAILURES_IN_A_ROW + len(self._slots):
             raise RuntimeError(
                 f"the environment {self.config.env!r} lost {self._discarded_in_a_row} episodes in a row ({reason}), the last "

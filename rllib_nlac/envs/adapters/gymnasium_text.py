@@ -20,6 +20,7 @@ class GymnasiumText(gym.Env[str, str]):
         observation_key: The field with the text, where observations are dicts.
         actions: Names of the actions of a discrete action space, in its order. A text that names none of them, or several, is
             answered with the list and changes nothing.
+        max_turns: The agent's turns per episode, those that named no action included.
         success_return: Return from which an episode counts as a success, where the info has no ``success``.
 
     Raises:
@@ -30,7 +31,7 @@ class GymnasiumText(gym.Env[str, str]):
 
     def __init__(
         self, id: str, kwargs: Mapping[str, Any] | None = None, system_prompt: str = "", observation_key: str | None = None,
-        actions: Sequence[str] | None = None, success_return: float = 1.0,
+        actions: Sequence[str] | None = None, max_turns: int = 200, success_return: float = 1.0,
     ) -> None:  # fmt: skip
         try:
             self.inner = gym.make(id, **dict(kwargs or {}))
@@ -39,6 +40,7 @@ class GymnasiumText(gym.Env[str, str]):
         self.observation_space = self.action_space = TextSpace()
         self._prompt, self._key, self._success_return = system_prompt, observation_key, success_return
         self._actions = {name.lower(): index for index, name in enumerate(actions or ())}
+        self.max_turns, self._turn = max_turns, 0
         self._return = 0.0
         self._check(id)
 
@@ -59,18 +61,21 @@ class GymnasiumText(gym.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         observation, info = self.inner.reset(seed=seed, options=options)
-        self._return = 0.0
+        self._return, self._turn = 0.0, 0
         return self._text(observation), {"system_prompt": self._prompt, **info}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._turn += 1
+        late = self._turn >= self.max_turns
         chosen: Any = action
         if self._actions:
             named = [name for name in self._actions if _names(action.lower(), name)]
             if len(named) != 1:
-                return f"Say one of: {', '.join(self._actions)}.", 0.0, False, False, {"system_prompt": self._prompt}
+                return f"Say one of: {', '.join(self._actions)}.", 0.0, False, late, {"system_prompt": self._prompt}
             chosen = self._actions[named[0]]
         observation, reward, terminated, truncated, info = self.inner.step(chosen)
         self._return += float(reward)
+        truncated = bool(truncated) or (late and not terminated)
         if terminated or truncated:
             info = {"success": self._return >= self._success_return, **info}
         return (

@@ -1,0 +1,288 @@
+"""Other people's environments. TextArena is played for real; τ-bench and τ²-bench against stand-ins of their signatures."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from chat_server import ChatServer
+
+from rllib_nlac.envs import contract, registry
+from rllib_nlac.envs.adapters.gymnasium_text import GymnasiumText
+from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
+from rllib_nlac.envs.adapters.tau_bench import TauBench
+from rllib_nlac.envs.adapters.text_arena import TextArena
+from rllib_nlac.envs.spaces import TextSpace
+
+
+class TestTextArena:
+    def play(self, env: TextArena, seed: int) -> tuple[list[str], dict]:
+        """Plays guess the number by halves."""
+        texts, low, high, over, info = [env.reset(seed=seed)[0]], 1, 20, False, {}
+        while not over:
+            guess = (low + high) // 2
+            text, _, terminated, truncated, info = env.step(f"[{guess}]")
+            texts.append(text)
+            low, high = (guess + 1, high) if "higher" in text else (low, guess - 1)
+            over = terminated or truncated
+        return texts, info
+
+    def test_a_game_is_won_and_seeds_make_games(self):
+        games = [self.play(TextArena(), seed) for seed in range(6)]
+        assert all(info["success"] for _, info in games) and "between 1 and 20" in games[0][0][0]
+        assert games == [self.play(TextArena(), seed) for seed in range(6)] and len({str(texts) for texts, _ in games}) > 1
+
+    def test_no_game_touches_the_random_state_of_others(self):
+        alone = self.play(TextArena(), 1)
+        random.seed(7)
+        np.random.seed(7)
+        states = random.getstate(), np.random.get_state()[1].tolist()
+        assert self.play(TextArena(), 1) == alone
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+
+    def test_moves_that_draw_in_the_middle_of_a_game_stay_reproducible(self):
+        """2048-like: the opponent draws from the global state in every move."""
+        config = {
+            "game": "TicTacToe-v0",
+            "num_players": 2,
+            "opponents": {"kind": "function", "function": f"{__name__}:any_cell"},
+        }
+        games = []
+        for noise in (1, 2):
+            random.seed(noise)
+            env, texts = TextArena(**config), []
+            texts.append(env.reset(seed=3)[0])
+            for move in ("[4]", "[0]", "[8]", "[2]", "[6]"):
+                text, _, terminated, truncated, _ = env.step(move)
+                texts.append(text)
+                if terminated or truncated:
+                    break
+            games.append(texts)
+        assert games[0] == games[1] and len(games[0]) > 2
+
+    def test_an_endpoint_plays_the_others(self):
+        server = ChatServer(say="[0]")
+        try:
+            env = TextArena("TicTacToe-v0", 2, opponents={"kind": "endpoint", "base_url": server.url, "model": "m"})
+            env.reset(seed=0)
+            observation, *_ = env.step("[4]")
+            assert len(server.asked) == 1 and "[0]" in observation
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def test_invalid_moves_are_answered(self):
+        env = TextArena("TowerOfHanoi-v0")
+        env.reset(seed=0)
+        assert "invalid move" in env.step("over there")[0]
+
+    def test_mistakes(self, monkeypatch):
+        with pytest.raises(ValueError, match="'Chess-v9'"):
+            TextArena("Chess-v9")
+        with pytest.raises(ValueError, match=r"is played by 2: set env_config.opponents"):
+            TextArena("TicTacToe-v0", 2)
+        with pytest.raises(ValueError, match="players are 0 to 0"):
+            TextArena(player=1)
+        monkeypatch.setitem(sys.modules, "textarena", None)
+        with pytest.raises(ValueError, match=r"pip install 'rllib_nlac\[textarena\]'"):
+            TextArena()
+
+
+def any_cell(observation: str) -> str:
+    return f"[{random.randrange(9)}]"
+
+
+# τ-bench v1: tau_bench.envs.get_env, tau_bench.types.Action, and an Env with reset, step, tasks, tools_info and wiki.
+
+
+@dataclass
+class Action:
+    name: str
+    kwargs: dict
+
+
+class TauStandIn:
+    tools_info = [{"type": "function", "function": {"name": "cancel", "description": "Cancels.", "parameters": {}}}]
+    wiki = "Be kind."
+    tasks = ["first", "second"]
+
+    def __init__(self, **settings):
+        self.settings, self.actions = settings, []
+
+    def reset(self, task_index=None):
+        self.actions = []
+        return SimpleNamespace(observation=f"Hello, {self.tasks[task_index]}.", info=None)
+
+    def step(self, action: Action):
+        self.actions.append((action.name, action.kwargs))
+        if action.name == "respond":
+            done = action.kwargs["content"] == "Bye."
+            reward = float(("cancel", {"id": 1}) in self.actions) if done else 0.0
+            return SimpleNamespace(observation="###STOP###" if done else "Go on.", reward=reward, done=done, info=None)
+        return SimpleNamespace(observation="cancelled", reward=0, done=False, info=None)
+
+
+@pytest.fixture()
+def tau(monkeypatch):
+    made = []
+
+    def get_env(env_name, user_strategy, user_model, task_split, user_provider=None, task_index=None):
+        made.append(TauStandIn(env_name=env_name, user_model=user_model, task_split=task_split, task_index=task_index))
+        return made[-1]
+
+    modules = {"tau_bench": {}, "tau_bench.envs": {"get_env": get_env}, "tau_bench.types": {"Action": Action}}
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return made
+
+
+class TestTauBench:
+    def test_contract_with_its_signatures(self, tau):
+        env = TauBench("retail", user_model="u")
+        assert tau[0].settings == {"env_name": "retail", "user_model": "u", "task_split": "train", "task_index": 0}
+        observation, info = env.reset(seed=0, options={"task_id": "1"})
+        assert observation == "Hello, second." and "Be kind." in info["system_prompt"] and '"cancel"' in info["system_prompt"]
+        assert env.step('{"name": "cancel", "arguments": {"id": 1}}')[0] == "cancelled"
+        assert env.step("Done.")[:4] == ("Go on.", 0.0, False, False)
+        assert env.step("{broken")[0].startswith("Error: a tool call must be")
+        assert env.step("Bye.")[1:4] == (1.0, True, False)
+        assert tau[0].actions == [("cancel", {"id": 1}), ("respond", {"content": "Done."}), ("respond", {"content": "Bye."})]
+        env.reset(seed=0)
+        assert env.step("Bye.")[1:3] == (0.0, True)
+        with pytest.raises(ValueError, match="has 0 to 1"):
+            env.reset(options={"task_id": "2"})
+
+    @pytest.mark.skipif(find_spec("tau_bench") is not None, reason="τ-bench is installed")
+    def test_without_it_the_error_says_how_to_install_it(self):
+        with pytest.raises(ValueError, match=r"needs τ-bench: pip install .*github.com/sierra-research/tau-bench"):
+            TauBench()
+
+    @pytest.mark.skipif(find_spec("tau_bench") is None, reason="τ-bench is not installed")
+    def test_the_real_one_has_these_signatures(self):
+        env = TauBench("retail", user_strategy="human")
+        assert len(env._inner.tasks) == 500 and env.tools
+
+
+# τ²-bench: tau2.registry.registry, tau2.gym.gym_agent.AgentGymEnv.
+
+
+@dataclass
+class Tau2StandIn:
+    domain: str
+    task_id: str
+    max_steps: int = 100
+    solo_mode: bool = False
+    user_llm: str = "default"
+    user_llm_args: dict = field(default_factory=dict)
+    closed: bool = False
+
+    def reset(self, seed=None, options=None):
+        return f"user: I am {self.task_id}", {"policy": "Be brief.", "tools": [SimpleNamespace(openai_schema={"name": "look"})]}
+
+    def step(self, action):
+        done = action == "done()"
+        return "user: bye" if done else "user: and?", float(done), done, False, {}
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture()
+def tau2(monkeypatch):
+    class Registry:
+        def get_tasks_loader(self, domain):
+            if domain != "retail":
+                raise KeyError(domain)
+            return lambda split: [SimpleNamespace(id=f"{split}-{i}") for i in range(3)]
+
+    modules = {
+        "tau2": {},
+        "tau2.gym": {},
+        "tau2.gym.gym_agent": {"AgentGymEnv": Tau2StandIn},
+        "tau2.registry": {"registry": Registry()},
+    }
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+class TestTau2Bench:
+    def test_contract_with_its_signatures(self, tau2):
+        env = Tau2Bench("retail", user_llm="m", max_turns=7)
+        observation, info = env.reset(seed=0, options={"task_id": "train-2"})
+        assert observation == "user: I am train-2" and "Be brief." in info["system_prompt"] and "look" in info["system_prompt"]
+        first = env._inner
+        assert (first.max_steps, first.user_llm) == (28, "m")
+        assert env.step("hm")[:4] == ("user: and?", 0.0, False, False)
+        assert env.step("done()")[1:4] == (1.0, True, False)
+        env.reset(seed=1)
+        assert first.closed
+        with pytest.raises(ValueError, match="no tasks for domain 'moon'"):
+            Tau2Bench("moon")
+
+    @pytest.mark.skipif(find_spec("tau2") is not None, reason="τ²-bench is installed")
+    def test_without_it_the_error_says_how_to_install_it(self):
+        with pytest.raises(ValueError, match=r"needs τ²-bench: pip install .*Python 3.12"):
+            Tau2Bench()
+
+
+class Corridor(gym.Env):
+    """A stock environment: text in a dict, moves by number."""
+
+    def __init__(self, length: int = 3, space=None):
+        self.observation_space = gym.spaces.Dict({"text": TextSpace(), "n": gym.spaces.Discrete(9)})
+        self.action_space, self.length = space or gym.spaces.Discrete(2), length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return {"text": "You are at 0.", "n": 0}, {}
+
+    def step(self, action):
+        self.at += 1 if action == 1 else -1
+        return {"text": f"You are at {self.at}.", "n": 0}, float(self.at == self.length), self.at == self.length, False, {}
+
+
+class TestGymnasiumText:
+    @pytest.fixture(autouse=True)
+    def registered(self):
+        gym.register("Corridor-v0", Corridor, max_episode_steps=50)
+        yield
+        del gym.registry["Corridor-v0"]
+
+    CONFIG = {"id": "Corridor-v0", "observation_key": "text", "actions": ["go left", "go right"], "system_prompt": "Walk."}
+
+    def test_named_actions_and_a_field_of_the_observation(self):
+        env = registry.make("GymnasiumText", {**self.CONFIG, "kwargs": {"length": 2}})
+        observation, info = env.reset(seed=0)
+        assert (observation, info["system_prompt"]) == ("You are at 0.", "Walk.")
+        assert env.step("Go right!")[0] == "You are at 1."
+        assert env.step("left or right?")[0] == "Say one of: go left, go right."
+        observation, reward, terminated, _, info = env.step("I will go right")
+        assert (observation, reward, terminated, info["success"]) == ("You are at 2.", 1.0, True, True)
+
+    def test_it_keeps_the_contract(self):
+        findings = list(contract.check_environment(lambda: GymnasiumText(**self.CONFIG)))
+        assert [f for f in findings if f.verdict == "FAILED"] == []
+
+    def test_mistakes(self):
+        with pytest.raises(ValueError, match="set observation_key"):
+            GymnasiumText("Corridor-v0")
+        with pytest.raises(ValueError, match="without a field 'txt'"):
+            GymnasiumText("Corridor-v0", observation_key="txt")
+        with pytest.raises(ValueError, match="has 2 actions; name them"):
+            GymnasiumText("Corridor-v0", observation_key="text")
+        with pytest.raises(ValueError, match="NLAC acts in text"):
+            GymnasiumText("Corridor-v0", {"space": gym.spaces.Box(0, 1)}, observation_key="text")
+        with pytest.raises(ValueError, match="'Nothing-v0'"):
+            GymnasiumText("Nothing-v0")

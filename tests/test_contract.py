@@ -1,0 +1,173 @@
+"""The contract, as everyone's environments are put through it: ours keep it, and each way to break it is found."""
+
+from __future__ import annotations
+
+import random
+
+import gymnasium as gym
+import pytest
+from typer.testing import CliRunner
+
+from rllib_nlac.cli import app
+from rllib_nlac.envs import contract, registry
+from rllib_nlac.envs.spaces import TextSpace
+
+PLAYABLE = [
+    ("TwentyQuestions", {}), ("TwentyQuestions", {"num_objects": 16, "num_attributes": 8, "max_turns": 6}),
+    ("MathReasoning", {}),
+    ("MathReasoning", {"level": 5, "max_turns": 3}), ("ServiceDesk", {}), ("ServiceDesk", {"split": "eval"}), ("TextArena", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "config"), PLAYABLE)
+def test_every_registered_environment_keeps_it(name, config):
+    findings = list(contract.check_environment(lambda: registry.make(name, config), seeds=range(20)))
+    assert len(findings) == 12 and [f for f in findings if f.verdict == "FAILED"] == []
+    notes = [f.check for f in findings if f.verdict == "note"]
+    assert notes == (["the scripted expert gets the largest return"] if name == "TextArena" else [])
+
+
+class Good(gym.Env):
+    """Keeps the contract; each subclass breaks it in one place."""
+
+    def __init__(self):
+        self.observation_space = self.action_space = TextSpace()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number, self.turn = self.draw(), 0
+        return self.first(), {"system_prompt": "Guess.", "task_id": f"t{self.number}", **self.more()}
+
+    def draw(self):
+        return int(self.np_random.integers(1000))
+
+    def first(self):
+        return f"It starts with {self.number // 100}."
+
+    def more(self):
+        return {"privileged": {"answer": f"number {self.number}"}}
+
+    def step(self, action):
+        self.turn += 1
+        return self.reply(action), self.pay(), False, self.turn >= 5, {"success": False}
+
+    def reply(self, action):
+        return f"Not {self.turn + self.number}."
+
+    def pay(self):
+        return 0.0
+
+
+class SharedState(Good):
+    turns = [0]
+
+    def reply(self, action):
+        self.turns[0] += 1
+        return f"{self.turns[0]}"
+
+
+BROKEN = {
+    "the same seed": type("GlobalDraw", (Good,), {"draw": lambda self: random.randrange(1000)}),
+    "instances do not": SharedState,
+    "global random states": type("Disturbs", (Good,), {"reply": lambda self, a: str(random.random() and 1)}),
+    "no text crashes": type("Crashes", (Good,), {"reply": lambda self, a: a.split()[0]}),
+    "episodes end": type("Endless", (Good,), {"step": lambda self, a: ("x", 0.0, False, False, {"success": False})}),
+    "what is hidden": type("Tells", (Good,), {"first": lambda self: f"Not number {self.number}, honestly."}),
+    "the scripted expert": type("Fails", (Good,), {"expert_action": lambda self: "I give up."}),
+    "pickled": type("Forgets", (Good,), {"__setstate__": lambda self, state: self.__dict__.update(state | {"number": 0})}),
+    "info holds": type("Odd", (Good,), {"more": lambda self: {"system_prompt": 7}}),
+    "gymnasium's": type("NoSeed", (Good,), {"reset": lambda self, **options: ("x", {})}),
+    "can be built": type(
+        "Numbers", (Good,), {"__init__": lambda self: setattr(self, "observation_space", gym.spaces.Discrete(2))}
+    ),
+}
+
+
+@pytest.mark.parametrize("check", BROKEN)
+def test_each_way_to_break_it_is_found_and_explained(check, monkeypatch):
+    monkeypatch.setattr(contract, "MAX_STEPS", 100)
+    for cls in BROKEN.values():  # picklable
+        monkeypatch.setitem(globals(), cls.__name__, cls)
+        cls.__module__, cls.__qualname__ = __name__, cls.__name__
+    failed = {f.check: f.detail for f in contract.check_environment(BROKEN[check]) if f.verdict == "FAILED"}
+    assert any(name.startswith(check) for name in failed), failed
+    assert all(len(detail) > 20 for detail in failed.values())
+
+
+def test_a_good_one_only_gets_notes():
+    findings = list(contract.check_environment(Good))
+    assert [f.check for f in findings if f.verdict == "note"] == ["the scripted expert gets the largest return"]
+    assert not [f for f in findings if f.verdict == "FAILED"]
+
+
+MY_GAME = """
+import gymnasium as gym
+from rllib_nlac.envs.spaces import TextSpace
+
+
+class Game(gym.Env):
+    def __init__(self, word: str = "yes"):
+        self.observation_space = self.action_space = TextSpace()
+        self.word = word
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "Say it.", {"system_prompt": "Say the word."}
+
+    def step(self, action):
+        won = action.strip() == self.word
+        return "Right." if won else "No.", float(won), True, False, {"success": won}
+"""
+
+
+class TestCommands:
+    @pytest.fixture(autouse=True)
+    def my_game(self, tmp_path, monkeypatch):
+        (tmp_path / "my_game_of_tests.py").write_text(MY_GAME)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("COLUMNS", "200")
+
+    def run(self, *arguments: str, stdin: str | None = None):
+        return CliRunner().invoke(app, ["env", *arguments], input=stdin)
+
+    def test_list(self):
+        result = self.run("list")
+        assert result.exit_code == 0
+        for name in registry.ENVIRONMENTS:
+            assert name in result.stdout
+        assert "max_turns" in result.stdout and "tau_bench)" in result.stdout
+
+    def test_play(self):
+        result = self.run("play", "my_game_of_tests:Game", stdin="yes\n\n")
+        assert result.exit_code == 0, result.output
+        for text in ("Say the word.", "Say it.", "Right.", "success True, return 1, terminated"):
+            assert text in result.stdout
+        config = '{"num_objects": 16, "max_turns": 2}'
+        result = self.run(
+            "play", "TwentyQuestions", "--config", config, "--task", "dog", stdin="Is it big?\n\nIs it a dog?\n\n"
+        )
+        assert "No." in result.stdout and "Correct!" in result.stdout
+
+    def test_play_can_be_left(self):
+        assert self.run("play", "TwentyQuestions", stdin="").exit_code == 0
+
+    def test_check(self):
+        result = self.run("check", "my_game_of_tests:Game")
+        assert result.exit_code == 0 and "keeps the contract" in result.stdout and "only one task?" in result.stdout
+
+    def test_check_fails_with_1(self, tmp_path):
+        broken = MY_GAME.replace("won = action.strip() == self.word", "won = action.split()[0] == self.word")
+        (tmp_path / "my_broken_game.py").write_text(broken)
+        result = self.run("check", "my_broken_game:Game")
+        assert result.exit_code == 1 and "step('') raised IndexError" in result.stdout and "checks failed" in result.stdout
+
+    def test_mistakes(self):
+        for arguments, complaint in (
+            (["check", "TwentyQestions"], "did you mean 'TwentyQuestions'"),
+            (["check", "no_such_module:Game"], "No module named 'no_such_module'"),
+            (["check", "my_game_of_tests:Gme"], "has no attribute 'Gme'"),
+            (["play", "my_game_of_tests:Game", "--config", "{wrd: x}"], "did you mean 'word'"),
+            (["check", "TauBench"], "needs τ-bench: pip install"),
+        ):
+            result = self.run(*arguments)
+            assert result.exit_code == 2 and complaint in result.stdout.replace("\n", " "), result.output

@@ -1,0 +1,220 @@
+"""Logged dialogues: what is written is read back, what is malformed is refused with its line, and a run learns from them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_engine import ScriptedEngine
+
+from rllib_nlac import NLACConfig
+from rllib_nlac.baselines.grpo import GRPOConfig
+from rllib_nlac.envs.rows import Row
+from rllib_nlac.offline.dialogues import DialogueData, as_row, parse_dialogue, to_episode, write_dialogues
+from rllib_nlac.replay.buffer import TextReplayBuffer, transition_at
+from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, TextEnvRunner
+from rllib_nlac.types import Message
+
+
+def row(**fields) -> Row:
+    said = [("system", "s"), ("user", "o0"), ("assistant", "a0"), ("user", "o1"), ("assistant", "a1"), ("user", "o2")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    return Row("log.jsonl, line 3", {"messages": messages, "rewards": [0.5, 1.0], **fields})
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
+
+
+class TestRows:
+    def test_a_row_is_an_episode(self):
+        dialogue = parse_dialogue(row(success=True, task_id=7))
+        assert (
+            dialogue.system_prompt == "s" and dialogue.observations == ("o0", "o1", "o2") and dialogue.actions == ("a0", "a1")
+        )
+        assert dialogue.rewards == (0.5, 1.0) and (dialogue.terminated, dialogue.truncated) == (True, False)
+        assert (dialogue.success, dialogue.task_id) == (True, "7")
+
+    def test_one_reward_is_paid_at_the_end(self):
+        fields = {key: value for key, value in row().fields.items() if key != "rewards"}
+        assert parse_dialogue(Row("", {**fields, "reward": 2})).rewards == (0.0, 2.0)
+
+    def test_other_ways_to_write_a_dialogue(self):
+        messages = [{"role": "assistant", "content": "a0"}, {"role": "tool", "content": "x"}, {"role": "user", "content": "y"},
+                    {"role": "assistant", "content": "a1"}]  # fmt: skip
+        dialogue = parse_dialogue(Row("", {"messages": messages, "reward": 1, "truncated": True, "success": None}))
+        assert dialogue.observations == ("", "x\ny", "") and (dialogue.terminated, dialogue.truncated) == (False, True)
+
+    @pytest.mark.parametrize(
+        ("fields", "complaint"),
+        [
+            ({"messages": []}, "'messages' must be a list"),
+            ({"messages": [{"role": "user", "content": "x"}]}, "no message is the assistant's"),
+            ({"messages": [{"role": "human", "content": "x"}]}, "message 0 must have a role of system, user"),
+            ({"messages": [{"role": "user"}]}, "message 0 must have a role"),
+            ({"rewards": [1.0]}, "there are 2 actions, and 'rewards' is"),
+            ({"rewards": [1.0, "x"]}, "must be a finite number, and one is 'x'"),
+            ({"rewards": [1.0, float("nan")]}, "must be a finite number"),
+            ({"rewards": None}, "either 'rewards', one for each action, or 'reward'"),
+            ({"reward": 1.0}, "either 'rewards'"),
+            ({"terminated": True, "truncated": True}, "this one is both"),
+            ({"terminated": "yes"}, "'terminated' must be true or false"),
+        ],
+    )
+    def test_a_malformed_row_is_named_with_its_line(self, fields, complaint):
+        with pytest.raises(ValueError, match=f"^log.jsonl, line 3: .*{complaint}"):
+            parse_dialogue(row(**fields))
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        st.lists(st.tuples(words, words, st.floats(-5, 5)), min_size=1, max_size=4),
+        st.booleans(),
+        st.sampled_from([None, True, False]),
+    )
+    def test_what_is_written_is_read_back(self, chat, compact, steps, terminated, success):
+        messages = [{"role": "user", "content": "start"}]
+        for action, observation, _ in steps:
+            messages += [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
+        fields = {"messages": messages, "rewards": [reward for *_, reward in steps], "terminated": terminated,
+                  "truncated": not terminated, "success": success, "task_id": "t"}  # fmt: skip
+        dialogue = parse_dialogue(Row("", fields))
+        again = as_row(to_episode(dialogue, "e", chat, compact, "plain", room=1))
+        assert parse_dialogue(Row("", again)) == dialogue
+
+
+class TestEpisodes:
+    def test_they_are_what_an_env_runner_would_have_recorded(self, config, chat, compact, tmp_path):
+        """Episodes of a runner, written and read, differ only in what nobody logged: log-probabilities and versions."""
+        runner = TextEnvRunner(config=config, worker_index=0)
+        runner.attach(ScriptedEngine(chat, lambda prompt, weights: "Is it a dog?"))
+        played = runner.sample(num_episodes=6)
+        write_dialogues(tmp_path / "log.jsonl", played)
+        read = [parse_dialogue(Row("", json.loads(line))) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+        for original, dialogue in zip(played, read, strict=True):
+            episode = to_episode(dialogue, original.id_, chat, compact, "plain", config.max_action_tokens)
+            for t in range(len(original)):
+                a, b = transition_at("E", original, t), transition_at("E", episode, t)
+                assert (a.state, a.action, a.observation, a.reward) == (b.state, b.action, b.observation, b.reward)
+                assert (a.ended, a.terminated, a.truncated) == (b.ended, b.terminated, b.truncated)
+                assert (a.episode_success, a.returns_to_go) == (b.episode_success, b.returns_to_go)
+                assert (a.generation.prompt_ids, a.generation.token_ids) == (b.generation.prompt_ids, b.generation.token_ids)
+                assert np.isnan(b.generation.logprobs).all()
+
+    def test_nothing_is_left_of_an_interrupted_write(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("rllib_nlac.offline.dialogues.as_row", lambda episode: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_dialogues(tmp_path / "log.jsonl", [None])
+        assert not (tmp_path / "log.jsonl").exists()
+
+    def test_the_dialogue_before_each_action_is_its_state(self, chat, compact):
+        episode = to_episode(parse_dialogue(row()), "e", chat, compact, "plain", room=1)
+        assert episode.get_extra_model_outputs(MESSAGES, 1) == (
+            *compact.state("s", "o0"), Message("assistant", "a0"), Message("user", "o1"),
+        )  # fmt: skip
+        assert chat.decode(episode.get_extra_model_outputs(GENERATION, 1).token_ids) == "a1"
+
+
+def write_log(path, count: int, win: bool = False) -> None:
+    rows = []
+    for number in range(count):
+        questions = [("Is it alive?", "Yes."), ("Is it big?", "No."), ("Is it a dog?", "Correct!" if win else "No.")]
+        messages = [{"role": "system", "content": f"You play {number}."}, {"role": "user", "content": "Guess my object."}]
+        for action, reply in questions:
+            messages += [{"role": "assistant", "content": action}, {"role": "user", "content": reply}]
+        rows.append({"messages": messages, "reward": float(win), "success": win})
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(fields) + "\n" for fields in rows))
+
+
+class TestFiles:
+    def load(self, config: NLACConfig, chat, compact, input_):
+        return DialogueData(config.copy(copy_frozen=False).offline_data(input_=input_)).episodes(chat, compact)
+
+    def test_jsonl_and_parquet_through_ray_data(self, ray_session, config, chat, compact, tmp_path):
+        write_log(tmp_path / "a.jsonl", 5)
+        write_log(tmp_path / "b.parquet", 4, win=True)
+        for input_ in (str(tmp_path), [str(tmp_path / "a.jsonl"), str(tmp_path / "*.parquet")]):
+            episodes = self.load(config, chat, compact, input_)
+            assert [len(episode) for episode in episodes] == [3] * 9
+            assert [episode.get_return() for episode in episodes] == [0.0] * 5 + [1.0] * 4
+        buffer = TextReplayBuffer(env="E")
+        buffer.add(episodes)
+        assert {t.action for t in buffer.sample_transitions(100, 0.0).transitions} == {
+            "Is it alive?",
+            "Is it big?",
+            "Is it a dog?",
+        }
+
+    def test_a_malformed_line_is_named(self, ray_session, config, chat, compact, tmp_path):
+        write_log(tmp_path / "a.jsonl", 2)
+        with (tmp_path / "a.jsonl").open("a") as file:
+            file.write('{"messages": 3}\n')
+        with pytest.raises(ValueError, match=r"a.jsonl, line 3: 'messages' must be a list"):
+            self.load(config, chat, compact, str(tmp_path / "a.jsonl"))
+
+    def test_dialogues_that_do_not_fit_are_left_out_and_counted(self, ray_session, config, chat, compact, tmp_path):
+        write_log(tmp_path / "a.jsonl", 2)
+        lines = (tmp_path / "a.jsonl").read_text()
+        (tmp_path / "a.jsonl").write_text(lines + lines.replace("Guess my object.", "Guess. " * 600))
+        data = DialogueData(config.offline_data(input_=str(tmp_path)))
+        assert len(data.episodes(chat, compact)) == 2 and data.num_too_long == 2
+        (tmp_path / "a.jsonl").write_text(lines.replace("Guess my object.", "Guess. " * 600))
+        with pytest.raises(ValueError, match="none of 2 dialogues fits the model"):
+            data.episodes(chat, compact)
+
+    def test_mistakes(self, config, tmp_path):
+        with pytest.raises(FileNotFoundError, match="no JSONL or parquet file at '/nowhere'"):
+            config.copy(copy_frozen=False).offline_data(input_="/nowhere").validate()
+        with pytest.raises(ValueError, match="offline_iterations is 3 and needs input_"):
+            config.copy(copy_frozen=False).offline_data(offline_iterations=3).validate()
+        write_log(tmp_path / "a.jsonl", 1)
+        grpo = GRPOConfig().environment("TwentyQuestions").offline_data(input_=str(tmp_path))
+        with pytest.raises(ValueError, match="needs an algorithm with a replay buffer"):
+            grpo.validate()
+
+
+class TestTraining:
+    def build(self, config: NLACConfig, tmp_path, **offline):
+        write_log(tmp_path / "a.jsonl", 8, win=True)
+        config.training(episodes_per_iteration=4, train_batch_size_per_learner=16, minibatch_size=16)
+        config.num_envs_per_env_runner = 4
+        return config.offline_data(input_=str(tmp_path), **offline).build_algo()
+
+    def test_without_an_environment(self, ray_session, lent_engine, config, tmp_path):
+        config.env, config.env_config = None, {}
+        config.evaluation(evaluation_interval=2, evaluation_duration=8, evaluation_duration_unit="episodes",
+                          evaluation_config={"env": "TwentyQuestions", "env_config": {"num_objects": 16, "max_turns": 3}})  # fmt: skip
+        algorithm = self.build(config, tmp_path)
+        try:
+            before = algorithm.learner_group.get_weights()
+            results = [algorithm.train() for _ in range(2)]
+            after = algorithm.learner_group.get_weights()
+            assert any((before["default_policy"][k] != after["default_policy"][k]).any() for k in before["default_policy"])
+            losses = results[-1]["learners"]["default_policy"]
+            assert np.isfinite(losses["critic_loss"]) and np.isfinite(losses["policy_loss"])
+            assert "num_episodes" not in results[-1].get("env_runners", {}) and len(algorithm.local_replay_buffer.episodes) == 8
+            assert results[-1]["evaluation"]["env_runners"]["num_episodes"] == 8
+        finally:
+            algorithm.stop()
+
+    def test_before_going_online(self, ray_session, lent_engine, config, tmp_path):
+        config.offline_data(output=str(tmp_path / "out"))
+        algorithm = self.build(config, tmp_path, offline_iterations=2)
+        try:
+            sizes = []
+            for _ in range(4):
+                algorithm.train()
+                sizes.append(len(algorithm.local_replay_buffer.episodes))
+            assert sizes == [8, 8, 12, 16]
+            written = sorted(path.name for path in (tmp_path / "out").iterdir())
+            assert written == ["episodes_00000003.jsonl", "episodes_00000004.jsonl"]
+            rows = [json.loads(line) for name in written for line in (tmp_path / "out" / name).read_text().splitlines()]
+            assert len(rows) == 8 and all(parse_dialogue(Row("", fields)).actions for fields in rows)
+        finally:
+            algorithm.stop()

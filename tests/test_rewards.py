@@ -1,0 +1,207 @@
+"""Reward styles: right answers 1, wrong ones 0, and programs that nobody trusts are kept from doing harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from rllib_nlac.endpoint import EndpointError
+from rllib_nlac.rewards.sandbox import Limits, run_python
+from rllib_nlac.rewards.styles import STYLES, program_of, reward
+
+QUICK = Limits(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("style", "answer", "truth", "value"),
+    [
+        ("rule-openai/gsm8k", "so\n#### 1,234", "1234", 1.0), ("rule-openai/gsm8k", "it is 7 and then 42.", "x\n#### 42", 1.0),
+        ("rule-openai/gsm8k", "#### 43", "42", 0.0), ("rule-openai/gsm8k", "none", "42", 0.0),
+        ("rule-openai/gsm8k", "#### ", "", 0.0),
+        ("rule-lighteval/MATH", r"\boxed{\frac12}", "0.5", 1.0),
+        ("rule-lighteval/MATH", r"\boxed{1} \boxed{2}", r"\boxed{1}", 0.0),
+        ("rule-lighteval/MATH", "0.5", "0.5", 0.0),
+    ],
+)  # fmt: skip
+def test_rules(style, answer, truth, value):
+    assert reward(style, answer, truth) == value
+
+
+def test_strict_gsm8k_wants_the_mark():
+    assert reward("rule-openai/gsm8k", "it is 42", "42", strict=True) == 0.0
+
+
+def test_unknown_styles_are_named():
+    with pytest.raises(ValueError, match="did you mean 'code-sandbox'"):
+        reward("code_sandbox", "x", "y")
+    assert set(STYLES) == {"rule-openai/gsm8k", "rule-lighteval/MATH", "code-sandbox", "verifier_service"}
+
+
+class TestPrograms:
+    DOUBLE = {"inputs": ["1\n", "21\n"], "outputs": ["2", "42\n"]}
+
+    def test_input_and_output(self):
+        right = "Here it is:\n```python\nprint(2 * int(input()))\n```\n"
+        assert (
+            reward("code-sandbox", right, self.DOUBLE) == 1.0 and reward("code-sandbox", right, json.dumps(self.DOUBLE)) == 1.0
+        )
+        assert reward("code-sandbox", "print(2)", self.DOUBLE) == 0.0
+        assert reward("code-sandbox", "print(2)", self.DOUBLE, partial=True) == 0.5
+        assert reward("code-sandbox", "1/0", self.DOUBLE) == 0.0
+
+    def test_functions_and_methods(self):
+        truth = {"fn_name": "f", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}
+        assert reward("code-sandbox", "def f(a, b):\n    return a + b", truth) == 1.0
+        assert reward("code-sandbox", "class Solution:\n    def f(self, a, b):\n        return a + b", truth) == 1.0
+        assert reward("code-sandbox", "def f(a, b):\n    return str(a + b)", truth) == 0.0
+        assert reward("code-sandbox", "def g(): pass", truth) == 0.0
+
+    def test_leaving_early_is_no_way_to_pass(self):
+        truth = {"fn_name": "f", "inputs": [[1]], "outputs": [1]}
+        for cheat in (
+            "import os; os._exit(0)",
+            "import sys; sys.exit(0)",
+            "class E:\n  def __eq__(s, o): return True\nf = lambda x: E()",
+        ):
+            assert reward("code-sandbox", cheat, truth) == 0.0
+
+    def test_malformed_tests_are_an_error_and_not_a_zero(self):
+        for truth in ({"inputs": ["1"], "outputs": []}, {"inputs": [], "outputs": []}, "[]"):
+            with pytest.raises(ValueError, match="tests must be"):
+                reward("code-sandbox", "x", truth)
+
+    def test_the_last_block_is_the_program(self):
+        assert program_of("```python\na\n```\ntext\n```py\nb\n```") == "b\n" and program_of("plain") == "plain"
+
+
+class TestSandbox:
+    """Each program tries something that would hurt; what it tried must not have happened."""
+
+    def test_an_honest_program_gets_what_it_needs(self):
+        program = "import math, json, re, heapq\nopen('a', 'w').write('b')\nprint(open('a').read(), input(), math.sqrt(4))"
+        assert run_python(program, stdin="hi").output == "b hi 2.0\n"
+        assert (
+            run_python("import threading\nt = threading.Thread(target=print, args=('in',)); t.start(); t.join()").output
+            == "in\n"
+        )
+
+    @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)", "import signal\nsignal.pause()"])
+    def test_time(self, program):
+        started = time.monotonic()
+        run = run_python(program, limits=QUICK)
+        assert not run.ok and run.problem == "timeout" and time.monotonic() - started < 5
+
+    def test_memory(self):
+        assert "MemoryError" in run_python("x = bytearray(10**10)").problem
+        assert not run_python("x = []\nwhile True: x.append(bytearray(10**7))").ok
+
+    @pytest.mark.parametrize("program", [
+        "f = open('a', 'wb')\nwhile True: f.write(b'x' * 10**6)", "while True: print('x' * 10**5)",
+        "import sys\nwhile True: sys.stderr.write('x' * 10**5)", "fs = [open(str(i), 'w') for i in range(10**4)]",
+    ])  # fmt: skip
+    def test_files(self, program):
+        run = run_python(program, limits=Limits(seconds=5, file_mb=2))
+        assert not run.ok and len(run.output) <= 2 << 20
+
+    @pytest.mark.parametrize("program", [
+        "import socket; socket.create_connection(('127.0.0.1', {port}))",
+        "import socket; socket.socket(socket.AF_UNIX)",
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}')",
+        "import ctypes; print(ctypes.CDLL(None).socket(2, 1, 0)); raise SystemExit(ctypes.CDLL(None).socket(2, 1, 0) < 0)",
+    ])  # fmt: skip
+    def test_network(self, program, service):
+        assert not run_python(program.format(port=service.server_port)).ok and service.asked == []
+
+    def test_other_peoples_files(self, tmp_path):
+        secret = tmp_path / "secret"
+        secret.write_text("hush")
+        for program in (f"print(open({str(secret)!r}).read())", f"import os; print(os.listdir({str(tmp_path)!r}))",
+                        "print(open('/etc/passwd').read())", "print(open('/proc/1/environ').read())",
+                        "import os; print(os.listdir(os.path.dirname(os.getcwd())))"):  # fmt: skip
+            run = run_python(program)
+            assert not run.ok and "hush" not in run.output and "Permission" in run.problem, program
+        for attempt in ("open(it, 'w')", "os.remove(it)", "os.chmod(it, 0)", "os.rename(it, 'mine')", "os.link(it, 'mine')",
+                        "os.truncate(it, 0)", "os.symlink(it, 'a'); print(open('a').read())"):  # fmt: skip
+            assert not run_python(f"import os; it = {str(secret)!r}; {attempt}").ok, attempt
+        assert secret.read_text() == "hush" and oct(secret.stat().st_mode)[-3:] != "000"
+
+    def test_other_processes(self):
+        for program in ("import os\nwhile True: os.fork()", "import subprocess; subprocess.run(['true'])",
+                        "import os; os.execv('/bin/sh', ['sh'])",
+                        "import multiprocessing as m\np = m.Process(target=print); p.start()",
+                        f"import os; os.kill({os.getpid()}, 9)", "import os, signal; os.killpg(0, signal.SIGKILL)",
+                        "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))"):  # fmt: skip
+            run = run_python(program, limits=Limits(seconds=5))
+            assert not run.ok and run.problem != "timeout", program
+
+    def test_it_leaves_nothing_and_tells_nothing(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        monkeypatch.setenv("MY_KEY", "hush")
+        assert "hush" not in run_python("import os; print(dict(os.environ))").output
+        assert list(Path(tmp_path).iterdir()) == []
+
+
+class Service(HTTPServer):
+    """A verifier that answers as it is told, one answer a request, then with a reward of 1."""
+
+    def __init__(self, *answers) -> None:
+        self.answers, self.asked = list(answers), []
+        super().__init__(("127.0.0.1", 0), Verify)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/verify"
+
+
+class Verify(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status, body = self.server.answers.pop(0) if self.server.answers else (200, '{"reward": 1}')
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_GET(self):
+        self.server.asked.append("GET")
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture()
+def service():
+    server = Service()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+class TestVerifier:
+    def test_it_is_told_prompt_answer_and_truth(self, service):
+        service.answers = [(200, '{"reward": 0.25}')]
+        assert reward("verifier_service", "a", {"k": 1}, url=service.url, prompt="p") == 0.25
+        assert service.asked == [{"prompt": "p", "response": "a", "ground_truth": {"k": 1}}]
+
+    def test_what_may_be_retried_is_retried(self, service):
+        service.answers = [(500, ""), (200, "rubbish"), (200, '{"reward": true}'), (200, '{"reward": 0.5}')]
+        assert reward("verifier_service", "a", None, url=service.url) == 0.5 and len(service.asked) == 4
+
+    def test_what_fails_for_good(self, service):
+        service.answers = [(503, "")] * 9
+        with pytest.raises(EndpointError, match="gave 503 Service Unavailable, 2 times"):
+            reward("verifier_service", "a", None, url=service.url, max_retries=1)
+        service.answers = [(404, "")]
+        with pytest.raises(ValueError, match="refuses: 404"):
+            reward("verifier_service", "a", None, url=service.url)
+        with pytest.raises(ValueError, match="needs the url"):
+            reward("verifier_service", "a", None)

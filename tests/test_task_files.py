@@ -1,0 +1,169 @@
+"""The official interface, task sets from files, and their reward styles in an environment."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rllib_nlac.envs import official
+from rllib_nlac.envs.official import BaseEnvironment, make_env, parse_env_str, register_env
+from rllib_nlac.envs.task_set import TaskSet
+
+
+@pytest.fixture()
+def counter(monkeypatch):
+    monkeypatch.setattr(official, "PREFIXES", {})
+
+    @register_env
+    class Counter(BaseEnvironment):
+        env_str_prefix = "Counter"
+
+        def __init__(self, goal: int = 3, name: str = "") -> None:
+            self.goal, self.said, self.prompt, self.system_prompt = goal, 0, f"Count to {goal}.", "You count."
+
+        def step(self, action, timeout=None):
+            if not action.isdigit():
+                return False, "A number, please."
+            self.said += int(action) == self.said + 1
+            return True, f"{self.said}"
+
+        @property
+        def reward(self):
+            return self.said / self.goal
+
+        @property
+        def finished(self):
+            return self.said == self.goal
+
+    return Counter
+
+
+class TestOfficial:
+    def test_a_class_is_made_by_its_prefix(self, counter):
+        env = make_env('Counter@{"goal": 2, "name": "a@b"}')
+        assert isinstance(env, counter) and env.goal == 2
+        assert env.step("x") == (False, "A number, please.") and env.step("1") == (True, "1")
+        assert (env.reward, env.finished) == (0.5, False)
+        env.step("2")
+        assert (env.reward, env.finished) == (1.0, True)
+
+    def test_ours_are_served_too(self):
+        env = make_env('TwentyQuestions@{"num_objects": 16, "max_turns": 6, "task_id": "dog"}')
+        assert env.prompt == "Guess my object." and "twenty questions" in env.system_prompt
+        assert env.step("Is it alive?") == (True, "Yes.") and not env.finished
+        assert env.step("Is it a dog?") == (True, "Correct!") and env.finished and env.reward == 1.0
+        assert env.step("Is it?") == (False, "The episode is over.")
+        assert (
+            make_env('MathReasoning@{"level": 1, "seed": 5}').prompt == make_env('MathReasoning@{"level": 1, "seed": 5}').prompt
+        )
+
+    @pytest.mark.parametrize(
+        ("env_str", "complaint"),
+        [
+            ("Counter", "names no environment"),
+            ("Counter@{", r"not valid JSON after the '@' \(.* at column 2\)"),
+            ("Counter@[1]", "a JSON object must follow the '@', and it is a list"),
+            ('Counter@{"gaol": 1}', "unknown key 'gaol'; did you mean 'goal'"),
+            ("Countr@{}", "did you mean 'Counter'"),
+            ("Zzz@{}", "known are Counter, .*TwentyQuestions"),
+            ('TwentyQuestions@{"max_trns": 1}', "did you mean 'max_turns'"),
+        ],
+    )
+    def test_mistakes(self, counter, env_str, complaint):
+        with pytest.raises(ValueError, match=complaint):
+            make_env(env_str)
+
+    def test_the_first_at_splits(self):
+        assert parse_env_str('A@{"b": "c@d"}') == ("A", {"b": "c@d"})
+
+    def test_a_prefix_is_one_classs_own(self, counter):
+        class Other(counter):
+            pass
+
+        class Nameless(counter):
+            env_str_prefix = ""
+
+        with pytest.raises(ValueError, match="belongs to Counter already"):
+            register_env(Other)
+        with pytest.raises(ValueError, match="needs an env_str_prefix"):
+            register_env(Nameless)
+        with pytest.raises(ValueError, match="the prefix of Counter is 'Counter', not 'X'"):
+            counter.from_env_str("X@{}")
+
+
+ROWS = [
+    {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "6 * 7?"}],
+     "reward_model": {"style": "rule", "ground_truth": "42"}},
+    {"data_source": "lighteval/MATH", "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "1/2?"}],
+     "reward_model": {"style": "rule", "ground_truth": r"\frac{1}{2}"}},
+    {"prompt": "Double it.", "reward_model": {"style": "code-sandbox", "ground_truth": '{"inputs": ["2"], "outputs": ["4"]}'}},
+    {"env_str": 'TwentyQuestions@{"num_objects": 16, "max_turns": 6, "task_id": "dog"}'},
+    {"env_str": 'MathReasoning@{"level": 1}'},
+]  # fmt: skip
+ANSWERS = [["#### 42"], [r"\boxed{0.5}"], ["```python\nprint(2 * int(input()))\n```"], ["Is it big?", "Is it a dog?"]]
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def files(request, tmp_path):
+    path = tmp_path / f"tasks.{request.param}"
+    if request.param == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    else:
+        pq.write_table(pa.Table.from_pylist([{key: row.get(key) for key in ("data_source", "prompt", "reward_model", "env_str")}
+                                             for row in ROWS if not isinstance(row.get("prompt"), str)]), path)  # fmt: skip
+    return str(path), [row for row in ROWS if request.param == "jsonl" or not isinstance(row.get("prompt"), str)]
+
+
+class TestTaskSet:
+    def test_every_style_is_played(self, files):
+        path, rows = files
+        env = TaskSet(train_files=path)
+        for number, row in enumerate(rows[:-1]):
+            _, info = env.reset(seed=0, options={"task_id": str(number)})
+            for action in ANSWERS[ROWS.index(row)]:
+                _, reward, terminated, _, info = env.step(action)
+            assert (reward, terminated, info["success"]) == (1.0, True, True), row
+            env.reset(seed=0, options={"task_id": str(number)})
+            assert env.step("#### 7 \\boxed{7}")[1] == 0.0
+
+    def test_prompts_and_system_prompts(self, files):
+        env = TaskSet(train_files=files[0])
+        observation, info = env.reset(seed=0, options={"task_id": "1"})
+        assert (observation, info["system_prompt"]) == ("1/2?", "Think.")
+        observation, info = env.reset(seed=0, options={"task_id": str(len(files[1]) - 2)})
+        assert observation == "Guess my object." and "twenty questions" in info["system_prompt"]
+
+    def test_the_seed_decides_also_inside_a_rows_environment(self, files):
+        env, last = TaskSet(train_files=files[0]), str(len(files[1]) - 1)
+        starts = [env.reset(seed=seed, options={"task_id": last})[0] for seed in range(10)]
+        assert starts == [TaskSet(train_files=files[0]).reset(seed=seed, options={"task_id": last})[0] for seed in range(10)]
+        assert len(set(starts)) > 5
+        assert len({env.reset(seed=seed)[1]["task_id"] for seed in range(50)}) == len(files[1])
+
+    @pytest.mark.parametrize(
+        ("row", "complaint"),
+        [
+            ({"prompt": "x"}, "line 2: no reward style"),
+            ({"prompt": "x", "reward_model": {"style": "rule", "ground_truth": "1"}, "data_source": "openai/gsm9k"},
+             "line 2: unknown key 'rule-openai/gsm9k'; did you mean 'rule-openai/gsm8k'"),
+            ({"prompt": "x", "reward_model": {"style": "code-sandbox"}}, "line 2: no ground_truth"),
+            ({"prompt": [{"role": "tool", "content": ""}], "reward_model": {"style": "code-sandbox", "ground_truth": "1"}},
+             "line 2: 'prompt' must be a text, or one user message"),
+            ({"reward_model": {"style": "code-sandbox", "ground_truth": "1"}}, "line 2: no column 'prompt'"),
+            ({"env_str": "TwentyQuestions"}, "line 2: 'TwentyQuestions' names no environment"),
+            ({"prompt": "x", "reward_model": "rule"}, "line 2: reward_model must be a dict"),
+        ],
+    )  # fmt: skip
+    def test_a_malformed_row_is_named_with_its_line(self, tmp_path, row, complaint):
+        path = tmp_path / "tasks.jsonl"
+        path.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(row) + "\n")
+        with pytest.raises(ValueError, match=complaint):
+            TaskSet(train_files=str(path))
+
+    def test_splits(self, files, tmp_path):
+        with pytest.raises(ValueError, match=r"env_config.val_files is empty, and the split is 'eval'"):
+            TaskSet(train_files=files[0], split="eval")
+        assert TaskSet(val_files=files[0], split="eval").reset(seed=0)[1]["split"] == "eval"
