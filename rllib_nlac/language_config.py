@@ -224,6 +224,9 @@ class LanguageConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        from rllib_nlac.envs import registry
+
+        registry.is_known(self.env)  # imports and registers what "my_module:MyEnvironment" names
         super().validate()
         for key in ("max_action_tokens", "max_tokens_per_micro_batch", "episodes_per_task"):
             self._check(getattr(self, key) >= 1, key, "must be at least 1")

@@ -188,8 +188,10 @@ class TestTraining:
 
     def test_without_an_environment(self, ray_session, lent_engine, config, tmp_path):
         config.env, config.env_config = None, {}
-        config.evaluation(evaluation_interval=2, evaluation_duration=8, evaluation_duration_unit="episodes",
-                          evaluation_config={"env": "TwentyQuestions", "env_config": {"num_objects": 16, "max_turns": 3}})  # fmt: skip
+        config.evaluation(
+            evaluation_interval=2, evaluation_duration=8, evaluation_duration_unit="episodes",
+            evaluation_config={"env": "TwentyQuestions", "env_config": {"num_objects": 16, "max_turns": 3}},
+        )  # fmt: skip
         algorithm = self.build(config, tmp_path)
         try:
             before = algorithm.learner_group.get_weights()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,7 @@ def find(name: str) -> Callable[..., gym.Env]:
     Raises:
         ValueError: There is none; the nearest known name is given.
     """
-    if name not in ENVIRONMENTS and ":" in name:
+    if name not in ENVIRONMENTS and _names_attribute(name):
         module, _, attribute = name.partition(":")
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
@@ -52,7 +53,12 @@ def find(name: str) -> Callable[..., gym.Env]:
 
 def is_known(name: Any) -> bool:
     """Whether a name is one of a text environment; a module that it names is imported."""
-    return isinstance(name, str) and (name in ENVIRONMENTS or (":" in name and find(name) is not None))
+    return isinstance(name, str) and (name in ENVIRONMENTS or (_names_attribute(name) and find(name) is not None))
+
+
+def _names_attribute(name: str) -> bool:
+    """Whether a name reads as ``module:attribute``; gymnasium's ids, as "module:Name-v0", do not."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 
 def make(name: str, config: dict[str, Any] | None = None) -> gym.Env:
