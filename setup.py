@@ -29,7 +29,7 @@ setup(
         "rllib_nlac.tiny": ["model/*"],
     },
     install_requires=[
-        "ray[rllib]>=2.60,<2.61",
+        "ray[data,rllib]>=2.60,<2.61",
         "torch>=2.11",
         "transformers>=5.16,<5.20",
         "deepspeed>=0.19.8,<0.20",
@@ -40,6 +40,7 @@ setup(
         "rich>=13",
         "openai>=2",
         "scipy>=1.12",
+        "jsonschema>=4",
         "typer>=0.12",
     ],
     # Exactly one of cpu and gpu: both packages bring the module vllm.
