@@ -22,10 +22,14 @@ from rllib_nlac.envs.logged import LoggedDialogues
 from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.task_set import TaskSet
+from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.names import unknown_key
 
-_OURS = (TwentyQuestions, MathReasoning, ServiceDesk, TaskSet, TextArena, TauBench, Tau2Bench, GymnasiumText, LoggedDialogues)
+_OURS = (
+    TwentyQuestions, TextHouse, MathReasoning, ServiceDesk, TaskSet, TextArena, TauBench, Tau2Bench, GymnasiumText,
+    LoggedDialogues,
+)  # fmt: skip
 ENVIRONMENTS: dict[str, Callable[..., gym.Env]] = {environment.__name__: environment for environment in _OURS}
 
 

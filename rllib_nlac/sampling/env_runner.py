@@ -476,6 +476,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._mean(EPISODE_DURATION_SEC_MEAN, episode.get_duration_s())
             self._mean("success_rate", float(episode_success(episode)))
             self._count(f"stop_reason_{info.get('stop_reason') or 'unknown'}", 1)
+            for name, reached in info.get("subgoals", {}).items():
+                self.metrics.log_value(("subgoals", name), float(reached), reduce="mean")
         steps = sum(len(episode) for episode in episodes)
         self.num_env_steps_sampled_lifetime += steps
         for key, value in ((NUM_ENV_STEPS_SAMPLED, steps), (NUM_EPISODES, len(episodes)), ("num_generated_tokens", generated)):

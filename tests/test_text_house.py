@@ -1,0 +1,109 @@
+"""The text house: it is as deep as asked, the treasure needs every lock, and sub-goals are reported."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_engine import ScriptedEngine
+
+from rllib_nlac.envs.text_house import COLOURS, MATERIALS, TREASURES, TextHouse, make_house
+from rllib_nlac.sampling.env_runner import TextEnvRunner
+
+seeds, depths = st.integers(0, 10**6), st.integers(1, 4)
+
+
+def play(env: TextHouse, leave_out: str | None = None) -> tuple[float, dict, list[str]]:
+    """The expert's game; with ``leave_out`` its commands that begin so are not given."""
+    total, info, texts = 0.0, {}, []
+    for _ in range(40):
+        action = env.expert_action()
+        text, reward, terminated, truncated, info = env.step("look" if leave_out and action.startswith(leave_out) else action)
+        texts.append(text)
+        total += reward
+        if terminated or truncated:
+            break
+    return total, info, texts
+
+
+@given(seeds, depths)
+def test_a_house_is_as_deep_as_asked_and_all_in_it_is_reachable(seed, depth):
+    house = make_house(seed, depth)
+    lengths = [len(house.chain(chest)) for chest in range(len(MATERIALS))]
+    assert max(lengths) == depth and set(range(1, depth + 1)) <= set(lengths)
+    assert len(set(house.key_of_chest)) == len(MATERIALS) and sorted(house.treasure_of_chest) == list(range(len(TREASURES)))
+    assert sum(place < 0 for place in house.key_places) == depth - 1 and len(house.key_places) == len(COLOURS)
+
+
+@given(seeds, depths)
+def test_the_treasure_takes_every_lock_and_is_paid_once(seed, depth):
+    env = TextHouse(depth=depth)
+    env.reset(seed=seed)
+    reward, info, texts = play(env)
+    assert reward == 1.0 and info["subgoals"] == {f"chest_{n}": True for n in range(1, depth + 1)}
+    assert sum("opens" in text for text in texts) == depth and len(texts) <= 5 * depth
+
+
+def test_nothing_short_of_it_is_paid():
+    for seed in range(20):
+        env = TextHouse(depth=3, max_turns=20)
+        for skipped in ("open", "take", "go"):
+            env.reset(seed=seed)
+            reward, info, _ = play(env, skipped)
+            if skipped == "open" or not info["success"]:
+                assert reward == 0.0 and info["success"] is False
+        env.reset(seed=seed)
+        for _ in range(5):
+            env.step(env.expert_action())
+        assert sum(env._info()["subgoals"].values()) < 3
+
+
+def test_keys_are_needed_and_must_fit_where_one_is():
+    env = TextHouse(depth=2, house=1, memory=True)
+    env.reset(seed=0)
+    house = env._current.task.house
+    chest = house.chain(env._current.task.chest)[0]
+    right = house.key_of_chest[chest]
+    assert (
+        f"do not have the {COLOURS[right]} key"
+        in env.step(f"open the {MATERIALS[chest]} chest with the {COLOURS[right]} key")[0]
+    )
+    wrong = next(k for k, place in enumerate(house.key_places) if place >= 0 and k != right)
+    env._keys = {right, wrong}
+    env._room = (house.chest_rooms[chest] + 1) % 8
+    assert "There is no" in env.step(f"open the {MATERIALS[chest]} chest with the {COLOURS[right]} key")[0]
+    env._room = house.chest_rooms[chest]
+    text = env.step(f"open the {MATERIALS[chest]} chest with the {COLOURS[wrong]} key")[0]
+    assert "does not fit" in text and f"Failed: {COLOURS[wrong]} on {MATERIALS[chest]}." in text
+    assert "One chest and one key" in env.step("open oak iron chest with red key")[0]
+    assert "opens" in env.step(f"use {COLOURS[right]} key on {MATERIALS[chest]} chest")[0]
+    assert "open already" in env.step(f"use {COLOURS[right]} key on {MATERIALS[chest]} chest")[0]
+
+
+def test_one_house_for_all_or_a_new_one_each_and_goals_that_vary():
+    assert len({TextHouse(house=7).reset(seed=seed)[1]["task_id"] for seed in range(20)}) == 1
+    assert len({TextHouse(house=7, depth=3, vary_goal=True).reset(seed=seed)[1]["task_id"] for seed in range(40)}) == 3
+    tasks = {
+        split: {TextHouse(split=split).reset(seed=seed)[1]["task_id"] for seed in range(100)} for split in ("train", "eval")
+    }
+    assert len(tasks["train"]) > 90 and not tasks["train"] & tasks["eval"]
+    env = TextHouse(depth=2)
+    assert env.reset(options={"task_id": "house-5-goal-1"})[1]["task_id"] == "house-5-goal-1"
+    for spec, complaint in (("house-5", "are called as in"), ("house-5-goal-2", "has the goals 0 to 1")):
+        with pytest.raises(ValueError, match=complaint):
+            env.reset(options={"task_id": spec})
+
+
+def test_subgoals_are_reported_next_to_success(config, chat):
+    config.env, config.env_config = "TextHouse", {"depth": 2, "house": 1, "max_turns": 2}
+    runner = TextEnvRunner(config=config, worker_index=0)
+    runner.attach(ScriptedEngine(chat, lambda prompt, weights: "go to the hall"))
+    runner.sample(num_episodes=3)
+    metrics = runner.get_metrics()
+    assert {name: float(value) for name, value in metrics["subgoals"].items()} == {"chest_1": 0.0, "chest_2": 0.0}
+
+
+def test_mistakes():
+    for config in ({"depth": 5}, {"split": "test"}, {"max_turns": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(config))} is"):
+            TextHouse(**config)
