@@ -40,7 +40,16 @@ def test_strict_gsm8k_wants_the_mark():
 def test_unknown_styles_are_named():
     with pytest.raises(ValueError, match="did you mean 'code-sandbox'"):
         reward("code_sandbox", "x", "y")
-    assert set(STYLES) == {"rule-openai/gsm8k", "rule-lighteval/MATH", "code-sandbox", "verifier_service"}
+    assert set(STYLES) == {"rule-openai/gsm8k", "rule-lighteval/MATH", "code-sandbox", "verifier_service", "agent_env"}
+
+
+def test_an_environment_pays_for_a_whole_episode():
+    game = 'TwentyQuestions@{"num_objects": 16, "max_turns": 2, "task_id": "dog"}'
+    assert reward("agent_env", "Is it a dog?", game) == 1.0 and reward("agent_env", "Is it a ship?", game) == 0.0
+    assert reward("agent_env", ["Is it big?", "Is it a dog?"], game) == 1.0
+    assert reward("agent_env", ["Is it big?", "Is it?", "Is it a dog?"], game) == 0.0  # one turn too late
+    with pytest.raises(ValueError, match="names no environment"):
+        reward("agent_env", "x", "TwentyQuestions")
 
 
 class TestPrograms:

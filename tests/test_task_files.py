@@ -154,6 +154,7 @@ class TestTaskSet:
              "line 2: 'prompt' must be a text, or one user message"),
             ({"reward_model": {"style": "code-sandbox", "ground_truth": "1"}}, "line 2: no column 'prompt'"),
             ({"env_str": "TwentyQuestions"}, "line 2: 'TwentyQuestions' names no environment"),
+            ({"prompt": "x", "reward_model": {"style": "agent_env"}}, "line 2: .* needs the environment's string"),
             ({"prompt": "x", "reward_model": "rule"}, "line 2: reward_model must be a dict"),
         ],
     )  # fmt: skip

@@ -12,7 +12,7 @@ from rllib_nlac.envs.base import Reply, TaskId, TextEnv
 from rllib_nlac.envs.official import BaseEnvironment, make_env, parse_env_str
 from rllib_nlac.envs.rows import Row, read_rows, text_field
 from rllib_nlac.names import unknown_key
-from rllib_nlac.rewards.styles import AGENT_ENV, KNOWN_STYLES, STYLES, reward
+from rllib_nlac.rewards.styles import AGENT_ENV, STYLES, reward
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,10 @@ def parse_task(row: Row, prompt_key: str = "prompt", env_key: str = "env_str", r
     style = model.get("style") or reward_style
     if style == "rule":
         style = f"rule-{row.fields.get('data_source')}"
+    if style == AGENT_ENV:
+        raise ValueError(f"{row.place}: the reward style {style!r} needs the environment's string, in the column {env_key!r}")
     if style not in STYLES:
-        problem = unknown_key(str(style), KNOWN_STYLES) if style else "no reward style: set reward_model.style or reward_style"
+        problem = unknown_key(str(style), STYLES) if style else "no reward style: set reward_model.style or reward_style"
         raise ValueError(f"{row.place}: {problem}")
     truth = model.get("ground_truth", row.fields.get("ground_truth"))
     if truth is None and style != "verifier_service":

@@ -7,7 +7,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllib_nlac.endpoint import EndpointError
@@ -127,14 +127,35 @@ def verifier(
     raise EndpointError(f"the verifier {url} gave {cause}, {max_retries + 1} times")
 
 
+def agent_env(answer: str | Sequence[str], truth: Any, **_: Any) -> float:
+    """What an environment itself pays for these actions, until it is over.
+
+    Args:
+        answer: The action, or all actions of an episode.
+        truth: The environment's string, as ``make_env`` takes it.
+
+    Raises:
+        ValueError: The string names no environment.
+        EndpointError: Somebody behind an endpoint could not be reached.
+    """
+    from rllib_nlac.envs.official import make_env
+
+    env = make_env(str(truth))
+    for action in [answer] if isinstance(answer, str) else answer:
+        if env.finished:
+            break
+        env.step(action)
+    return env.reward
+
+
 STYLES: dict[str, Callable[..., float]] = {
     "rule-openai/gsm8k": gsm8k,
     "rule-lighteval/MATH": math,
     "code-sandbox": code,
     "verifier_service": verifier,
+    "agent_env": agent_env,
 }
-AGENT_ENV = "agent_env"  # the row's own environment gives the rewards
-KNOWN_STYLES = (*STYLES, AGENT_ENV)
+AGENT_ENV = "agent_env"  # in a task set the agent plays the environment turn by turn
 
 
 def reward(style: str, answer: str, truth: Any, **settings: Any) -> float:
@@ -150,5 +171,5 @@ def reward(style: str, answer: str, truth: Any, **settings: Any) -> float:
         ValueError: The style is unknown, or what it needs is missing.
     """
     if style not in STYLES:
-        raise ValueError(f"reward style: {unknown_key(style, KNOWN_STYLES)}")
+        raise ValueError(f"reward style: {unknown_key(style, STYLES)}")
     return STYLES[style](answer, truth, **settings)
