@@ -10,8 +10,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
@@ -43,6 +42,7 @@ from rllib_nlac.sampling.chat import PromptTooLong
 from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.engines import local_engine
 from rllib_nlac.sampling.refining import RefiningPolicy
+from rllib_nlac.sampling.rollout import Outcome, Rollout, Slot, Start
 from rllib_nlac.types import Generation, Message, Request, Weights
 
 logger = logging.getLogger(__name__)
@@ -50,49 +50,6 @@ logger = logging.getLogger(__name__)
 GENERATION, MESSAGES = "generation", "messages"  # keys of an episode's extra model outputs
 TASK_SEED = "task_seed"  # key of an episode's custom data: what its environment was reset with
 EVALUATION_SEED = 1_000_000  # RLlib adds as much to the seed of its own evaluation runners
-
-
-@dataclass(frozen=True)
-class Start:
-    """How an episode begins.
-
-    Attributes:
-        name: The episode's id.
-        task_seed: Seeds the environment's reset.
-        sampling_seed: Seeds the policy.
-        prefix: An episode and a number of its steps, which are played again before the policy takes over.
-    """
-
-    name: str
-    task_seed: int
-    sampling_seed: int
-    prefix: tuple[SingleAgentEpisode, int] | None = None
-
-
-@dataclass
-class Slot:
-    """One environment and the episode that it is playing."""
-
-    env: gym.Env[str, str]
-    episode: SingleAgentEpisode | None = None
-    messages: tuple[Message, ...] = ()
-    prompt_ids: tuple[int, ...] = ()
-    sampling_seed: int = 0
-    num_tokens: int = 0  # generated in this episode
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an environment said to a turn, or at a reset: an answer, or an error."""
-
-    turn: str = ""
-    parsed: bool = True
-    observation: str = ""
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
-    error: Exception | None = None
 
 
 class TextEnvRunner(EnvRunner, Checkpointable):
@@ -117,6 +74,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self.num_env_steps_sampled_lifetime: int
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.engine: Engine | None = None
+        self._speaker: Engine | RefiningPolicy | None = None  # what answers in the rollout under way
         self.chat = self.config.make_chat()
         self.prompts = load_prompts(self.config.prompts, self.config.env)
         self._env_creator = kwargs.get("env_creator") or _creator_of(self.config)
@@ -240,73 +198,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._serve_own_weights()
         if self.engine is None:
             raise RuntimeError("this EnvRunner has no engine yet: call attach(engine) before sample()")
-        engine = self._refining(self.engine) if refined else self.engine
-        started, done = time.perf_counter(), list[SingleAgentEpisode]()
-        begun = steps = 0
-        waiting: dict[int, Slot] = {}
-        busy: dict[Future[Outcome], tuple[Slot, Start | Generation]] = {}  # environments that threads work on
-
-        def wanted() -> bool:
-            return begun < num_episodes if num_episodes is not None else steps < num_timesteps
-
-        def begin(slot: Slot) -> None:
-            """Begins the next episode in a slot, and further ones while those are over before the policy speaks."""
-            while wanted():
-                start = take_start()
-                if self._threads is not None:
-                    busy[self._threads.submit(self._reset, slot, start)] = (slot, start)
-                    return
-                if open_episode(slot, start, self._reset(slot, start)):
-                    return
-
-        def take_start() -> Start:
-            nonlocal begun
-            begun += 1
-            return next_start()
-
-        def open_episode(slot: Slot, start: Start, outcome: Outcome) -> bool:
-            """Whether the policy speaks next in this slot."""
-            if self._begin(slot, start, outcome):
-                waiting[self._ask(slot, engine)] = slot
-                return True
-            book(slot)
-            return False
-
-        def book(slot: Slot) -> None:
-            """An episode is over, or lost and another takes its place."""
-            nonlocal begun
-            if slot.episode is not None:
-                done.append(slot.episode)
-            elif replace_lost and not are_branches:
-                begun -= 1
-
-        def finish(slot: Slot, generation: Generation, outcome: Outcome) -> None:
-            """Books a step; the slot goes on with its episode, or with the next one."""
-            nonlocal steps
-            steps += 1
-            if self._record(slot, generation, outcome):
-                waiting[self._ask(slot, engine)] = slot
-            else:
-                book(slot)
-                begin(slot)
-
-        for slot in self._slots:
-            begin(slot)
-        while waiting or busy:
-            for ticket, generation in engine.poll() if waiting else []:
-                slot = waiting.pop(ticket)
-                if self._threads is None:
-                    finish(slot, generation, self._act(slot, generation))
-                else:
-                    busy[self._threads.submit(self._act, slot, generation)] = (slot, generation)
-            # With prompts in the engine nobody waits for an environment; without any there is nothing else to do.
-            for future in wait(busy, timeout=0 if waiting else None, return_when=FIRST_COMPLETED).done if busy else ():
-                slot, what = busy.pop(future)
-                if isinstance(what, Generation):
-                    finish(slot, what, future.result())
-                elif not open_episode(slot, what, future.result()):
-                    begin(slot)
-        done.sort(key=lambda episode: episode.id_)
+        self._speaker = self._refining(self.engine) if refined else self.engine
+        started = time.perf_counter()
+        replaced = replace_lost and not are_branches
+        done = Rollout(self, self._slots, next_start, num_episodes, num_timesteps, replaced, self._threads).run()
         self._log_episodes(done, time.perf_counter() - started, are_branches)
         self._call_back("on_sample_end", samples=done)
         return done
@@ -320,20 +215,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         name = f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}"
         return Start(name, hash_seed(seed, task), hash_seed(seed, number))
 
-    def _reset(self, slot: Slot, start: Start) -> Outcome:
-        """Resets an environment; may run in a thread, as ``_act`` may."""
-        try:
-            observation, info = slot.env.reset(seed=start.task_seed)
-            return Outcome(observation=as_text(observation), info=info)
-        except Exception as error:
-            return Outcome(error=error)
-
-    def _begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
-        """Starts an episode in a slot; False where it is over before the policy has spoken, or lost."""
+    def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
+        """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
         slot.sampling_seed = start.sampling_seed
         while outcome.error is not None:
             self._replace_env(slot, "reset", outcome.error)
-            outcome = self._reset(slot, start)
+            outcome = slot.reset(start)
         observation, info = outcome.observation, outcome.info
         slot.episode = SingleAgentEpisode(
             id_=start.name,
@@ -361,7 +248,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _replay(self, slot: Slot, recorded: SingleAgentEpisode, t: int) -> bool:
         """Plays one recorded step again; False where the episode is over, or lost because the environment differs."""
         generation = recorded.get_extra_model_outputs(GENERATION, t)
-        alive = self._record(slot, generation, self._act(slot, generation))
+        alive = self.record(slot, generation, slot.step(self.action(generation)))
         if slot.episode is not None and slot.episode.get_observations(-1) != recorded.get_observations(t + 1):
             self._count("branch_mismatches", 1)
             slot.episode = None
@@ -373,8 +260,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             raise ValueError(f"{type(self.config).__name__} has no critic in words, so its policy cannot be refined")
         return RefiningPolicy(engine, self.chat, self.prompts, str(self.config.env), settings)
 
-    def _ask(self, slot: Slot, engine: Engine | RefiningPolicy) -> int:
-        assert slot.episode is not None
+    def ask(self, slot: Slot) -> int:
+        """Asks the engine for a slot's next turn; returns the ticket."""
+        assert slot.episode is not None and self._speaker is not None
         request = Request(
             prompt_ids=slot.prompt_ids,
             max_tokens=self.config.max_action_tokens,
@@ -383,28 +271,27 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             seed=hash_seed(slot.sampling_seed, len(slot.episode)),
             messages=slot.messages,
         )
-        return engine.submit([request])[0]
+        return self._speaker.submit([request])[0]
 
-    def _act(self, slot: Slot, generation: Generation) -> Outcome:
-        """Steps one environment with its own generation; may run in a thread, and changes nothing but the environment."""
-        turn = self.chat.decode(generation.token_ids)
-        action = parse_action(turn, self.config.action_format)
-        try:
-            observation, reward, terminated, truncated, info = slot.env.step(action or "")
-            observation = as_text(observation)
-        except Exception as error:
-            return Outcome(turn, action is not None, error=error)
-        return Outcome(turn, action is not None, observation, float(reward), terminated, truncated, info)
+    def answers(self) -> Sequence[tuple[int, Generation]]:
+        """The tickets that the engine has answered since the last call, at least one."""
+        assert self._speaker is not None
+        return self._speaker.poll()
 
-    def _record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
-        """Adds a step to its episode; False where the episode is over or lost."""
+    def action(self, generation: Generation) -> str:
+        """What of a turn goes to the environment: nothing of one that is malformed."""
+        action = parse_action(self.chat.decode(generation.token_ids), self.config.action_format)
+        self._count("action_parse_failures", action is None)
+        return action or ""
+
+    def record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
+        """Adds a step to its episode; False where the episode is over, or lost: then the slot has none."""
         assert slot.episode is not None
-        self._count("action_parse_failures", not outcome.parsed)
         if outcome.error is not None:
             self._replace_env(slot, "step", outcome.error)
             slot.episode = None
             return False
-        turn, observation, info = outcome.turn, outcome.observation, outcome.info
+        turn, observation, info = self.chat.decode(generation.token_ids), outcome.observation, outcome.info
         terminated, truncated = outcome.terminated, outcome.truncated
         if info.get("discard"):
             self._discard(slot, info.get("stop_reason") or "unknown", observation)
@@ -555,24 +442,13 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         for slot in self._slots:
             slot.env.close()
         if self._weights is not None:
-            self.engine = self._weights = None  # its engine ends with the last runner that holds it
+            self.engine = self._speaker = self._weights = None  # its engine ends with the last runner that holds it
             gc.collect()
 
 
 def hash_seed(*numbers: int) -> int:
     """One seed out of several numbers; close numbers give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
-
-
-def as_text(observation: Any) -> str:
-    """The observation.
-
-    Raises:
-        TypeError: It is no text.
-    """
-    if not isinstance(observation, str):
-        raise TypeError(f"the observation must be a str, and it is a {type(observation).__name__}")
-    return observation
 
 
 def check_text_env(env: gym.Env, name: Any) -> None:

@@ -1,0 +1,188 @@
+"""The loop of an EnvRunner: who plays which episode when. What an episode is made of is the runner's own business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import gymnasium as gym
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_nlac.types import Generation, Message
+
+
+@dataclass(frozen=True)
+class Start:
+    """How an episode begins.
+
+    Attributes:
+        name: The episode's id.
+        task_seed: Seeds the environment's reset.
+        sampling_seed: Seeds the policy.
+        prefix: An episode and a number of its steps, which are played again before the policy takes over.
+    """
+
+    name: str
+    task_seed: int
+    sampling_seed: int
+    prefix: tuple[SingleAgentEpisode, int] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an environment said to an action, or at a reset: an answer, or an error."""
+
+    observation: str = ""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    error: Exception | None = None
+
+
+@dataclass
+class Slot:
+    """One environment and the episode that it plays. ``reset`` and ``step`` may run in a thread: they touch nothing else."""
+
+    env: gym.Env[str, str]
+    episode: SingleAgentEpisode | None = None
+    messages: tuple[Message, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    sampling_seed: int = 0
+    num_tokens: int = 0  # generated in this episode
+
+    def reset(self, start: Start) -> Outcome:
+        """Resets the environment to the task of an episode."""
+        try:
+            observation, info = self.env.reset(seed=start.task_seed)
+            return Outcome(_as_text(observation), info=info)
+        except Exception as error:
+            return Outcome(error=error)
+
+    def step(self, action: str) -> Outcome:
+        """Steps the environment."""
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            return Outcome(_as_text(observation), float(reward), bool(terminated), bool(truncated), info)
+        except Exception as error:
+            return Outcome(error=error)
+
+
+def _as_text(observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(f"the observation must be a str, and it is a {type(observation).__name__}")
+    return observation
+
+
+class Player(Protocol):
+    """What the loop asks of the runner."""
+
+    def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
+        """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
+
+    def ask(self, slot: Slot) -> int:
+        """Asks the engine for a slot's next turn; returns the ticket."""
+
+    def answers(self) -> Sequence[tuple[int, Generation]]:
+        """The tickets that the engine has answered since the last call, at least one."""
+
+    def action(self, generation: Generation) -> str:
+        """What of a turn goes to the environment."""
+
+    def record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
+        """Adds a step to its episode; False where the episode is over, or lost: then the slot has none."""
+
+
+class Rollout:
+    """Plays episodes on slots until as many are begun, or as many steps made, as wanted.
+
+    Args:
+        player: The runner's side.
+        slots: The environments.
+        next_start: Says how the next episode begins.
+        num_episodes: How many; None counts steps.
+        num_timesteps: Steps after which no further episode begins, where ``num_episodes`` is None.
+        replace_lost: Whether another episode is played for one that a failing environment lost.
+        threads: Step environments side by side; None steps them one after the other.
+    """
+
+    def __init__(
+        self, player: Player, slots: Sequence[Slot], next_start: Callable[[], Start], num_episodes: int | None,
+        num_timesteps: int, replace_lost: bool, threads: ThreadPoolExecutor | None,
+    ) -> None:  # fmt: skip
+        self._player, self._slots, self._next_start = player, slots, next_start
+        self._num_episodes, self._num_timesteps, self._replace_lost = num_episodes, num_timesteps, replace_lost
+        self._threads = threads
+        self._begun = self._steps = 0
+        self._done: list[SingleAgentEpisode] = []
+        self._waiting: dict[int, Slot] = {}  # for the engine, by ticket
+        self._busy: dict[Future[Outcome], tuple[Slot, Start | Generation]] = {}  # environments that threads work on
+
+    def run(self) -> list[SingleAgentEpisode]:
+        """All episodes, whole, in the order of their ids."""
+        for slot in self._slots:
+            self._begin(slot)
+        while self._waiting or self._busy:
+            for ticket, generation in self._player.answers() if self._waiting else ():
+                self._act(self._waiting.pop(ticket), generation)
+            self._settle()
+        return sorted(self._done, key=lambda episode: episode.id_)
+
+    def _begin(self, slot: Slot) -> None:
+        """Begins the next episode in a slot, and further ones while those are over before the policy speaks."""
+        while self._is_wanted():
+            self._begun += 1
+            start = self._next_start()
+            if self._threads is not None:
+                self._busy[self._threads.submit(slot.reset, start)] = (slot, start)
+                return
+            if self._open(slot, start, slot.reset(start)):
+                return
+
+    def _is_wanted(self) -> bool:
+        if self._num_episodes is not None:
+            return self._begun < self._num_episodes
+        return self._steps < self._num_timesteps
+
+    def _open(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
+        """Whether the policy speaks next in this slot."""
+        if self._player.begin(slot, start, outcome):
+            self._waiting[self._player.ask(slot)] = slot
+            return True
+        self._close(slot)
+        return False
+
+    def _act(self, slot: Slot, generation: Generation) -> None:
+        action = self._player.action(generation)
+        if self._threads is None:
+            self._record(slot, generation, slot.step(action))
+        else:
+            self._busy[self._threads.submit(slot.step, action)] = (slot, generation)
+
+    def _settle(self) -> None:
+        """Books what threads have finished. With prompts in the engine nobody waits for an environment."""
+        if not self._busy:
+            return
+        for future in wait(self._busy, timeout=0 if self._waiting else None, return_when=FIRST_COMPLETED).done:
+            slot, what = self._busy.pop(future)
+            if isinstance(what, Generation):
+                self._record(slot, what, future.result())
+            elif not self._open(slot, what, future.result()):
+                self._begin(slot)
+
+    def _record(self, slot: Slot, generation: Generation, outcome: Outcome) -> None:
+        self._steps += 1
+        if self._player.record(slot, generation, outcome):
+            self._waiting[self._player.ask(slot)] = slot
+        else:
+            self._close(slot)
+            self._begin(slot)
+
+    def _close(self, slot: Slot) -> None:
+        """An episode is over, or lost and another takes its place."""
+        if slot.episode is not None:
+            self._done.append(slot.episode)
+        elif self._replace_lost:
+            self._begun -= 1
