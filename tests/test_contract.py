@@ -14,7 +14,7 @@ from rllib_nlac.envs.spaces import TextSpace
 
 PLAYABLE = [
     ("TwentyQuestions", {}), ("TwentyQuestions", {"num_objects": 16, "num_attributes": 8, "max_turns": 6}),
-    ("TextHouse", {}), ("TextHouse", {"depth": 4, "memory": True, "vary_goal": True}), ("MathReasoning", {}),
+    ("TextHouse", {}), ("TextHouse", {"depth": 4, "memory": True, "brief": True, "vary_goal": True}), ("MathReasoning", {}),
     ("MathReasoning", {"level": 5, "max_turns": 3}), ("ServiceDesk", {}), ("ServiceDesk", {"split": "eval"}), ("TextArena", {}),
 ]  # fmt: skip
 

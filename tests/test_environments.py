@@ -44,6 +44,14 @@ def test_the_oracle_wins_every_game(world):
         assert total == 1.0 and info["success"] is True and info["stop_reason"] == "success", obj
 
 
+def test_the_whole_table_is_of_full_size():
+    table = load_table()
+    assert len(table.objects) >= 160 and len(table.attributes) >= 60
+    assert all(any(a in held for held in table.facts) for a in range(len(table.attributes)))
+    assert all(table.meaning(attribute.question) == ("ask", a) for a, attribute in enumerate(table.attributes))
+    assert all(table.meaning(table.guess(o)) == ("guess", o) for o in range(len(table.objects)))
+
+
 def test_same_seed_same_task_and_seeds_differ():
     env = TwentyQuestions(**SMALL)
     tasks = [env.reset(seed=seed)[1]["task_id"] for seed in range(30)]

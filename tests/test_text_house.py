@@ -35,9 +35,9 @@ def test_a_house_is_as_deep_as_asked_and_all_in_it_is_reachable(seed, depth):
     assert sum(place < 0 for place in house.key_places) == depth - 1 and len(house.key_places) == len(COLOURS)
 
 
-@given(seeds, depths)
-def test_the_treasure_takes_every_lock_and_is_paid_once(seed, depth):
-    env = TextHouse(depth=depth)
+@given(seeds, depths, st.booleans())
+def test_the_treasure_takes_every_lock_and_is_paid_once(seed, depth, brief):
+    env = TextHouse(depth=depth, brief=brief)
     env.reset(seed=seed)
     reward, info, texts = play(env)
     assert reward == 1.0 and info["subgoals"] == {f"chest_{n}": True for n in range(1, depth + 1)}
@@ -78,6 +78,21 @@ def test_keys_are_needed_and_must_fit_where_one_is():
     assert "One chest and one key" in env.step("open oak iron chest with red key")[0]
     assert "opens" in env.step(f"use {COLOURS[right]} key on {MATERIALS[chest]} chest")[0]
     assert "open already" in env.step(f"use {COLOURS[right]} key on {MATERIALS[chest]} chest")[0]
+
+
+def test_brief_and_full_texts_tell_the_same():
+    for seed in range(30):
+        envs = [TextHouse(depth=3, memory=True, brief=brief) for brief in (False, True)]
+        firsts = [env.reset(seed=seed)[0] for env in envs]
+        assert firsts[0].startswith("Find the ") and firsts[1].startswith("Find ") and len(firsts[1]) < len(firsts[0])
+        for action in ("go kitchen", "take red", "try red oak", "nonsense", *[None] * 15):
+            steps = [env.step(action or env.expert_action()) for env in envs]
+            assert steps[0][1:4] == steps[1][1:4] and steps[0][4]["subgoals"] == steps[1][4]["subgoals"]
+            assert {*COLOURS, *MATERIALS} & {*steps[1][0].replace(",", " ").replace(".", " ").split()} <= {
+                *steps[0][0].replace(",", " ").replace(".", " ").split()
+            }
+            if steps[0][2]:
+                break
 
 
 def test_one_house_for_all_or_a_new_one_each_and_goals_that_vary():

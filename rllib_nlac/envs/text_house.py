@@ -19,6 +19,22 @@ ROOMS = ("kitchen", "cellar", "attic", "library", "garage", "bedroom", "hall", "
 COLOURS = ("red", "blue", "green", "black", "white", "yellow")
 MATERIALS = ("oak", "iron", "stone", "brass")
 TREASURES = ("crown", "map", "pearl", "book")
+# How the house speaks: in sentences, or in as few words as a very small model can get right.
+FULL = {
+    "goal": "Find the {}.", "room": "You are in the {}. Here: {}.", "chest": "the {} chest", "key": "the {} key",
+    "thing": "the {}", "nothing": "nothing", "taken": "You have the {} key now.", "held": "You have the {} key already.",
+    "no key": "There is no {} key here.", "not held": "You do not have the {} key.", "no chest": "There is no {} chest here.",
+    "open": "The {} chest is open already.", "locked": "The {} key does not fit the {} chest.",
+    "opens": "The {} chest opens. You take {}.", "one": "One chest and one key at a time.", "what": "That is no command.",
+    "memory": "{} Keys: {}. Failed: {}.", "try": "{} on {}", "none": "none",
+    "go": "go to the {}", "take": "take the {} key", "use": "open the {1} chest with the {0} key",
+}  # fmt: skip
+BRIEF = {
+    "goal": "Find {}.", "room": "{}: {}.", "chest": "{} chest", "key": "{} key", "thing": "{}", "nothing": "nothing",
+    "taken": "taken.", "held": "held.", "no key": "no key.", "not held": "no key.", "no chest": "no chest.", "open": "open.",
+    "locked": "locked.", "opens": "opens: {1}.", "one": "what?", "what": "what?", "memory": "{} keys {}. tried {}.",
+    "try": "{} {}", "none": "none", "go": "go {}", "take": "take {}", "use": "try {} {}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,8 @@ class TextHouse(TextEnv[HouseTask]):
         depth: Locks between the agent and the treasure, 1 to 4.
         house: Seed of the one house of all episodes; None draws a new one for every episode.
         vary_goal: Another treasure of the house every episode, instead of the deepest one.
+        brief: Texts of as few words as possible, for very small models; commands may be as short: "go cellar", "take red",
+            "try red oak". The goal then stands in the first observation only, as it does in the other form too.
         memory: Observations end with the keys in hand and the tries that failed, so that nothing need be looked up.
         max_turns: Commands per episode.
         split: With ``house: None``, houses of "train" and "eval" are different ones.
@@ -90,8 +108,8 @@ class TextHouse(TextEnv[HouseTask]):
     """
 
     def __init__(
-        self, depth: int = 2, house: int | None = None, vary_goal: bool = False, memory: bool = False, max_turns: int = 30,
-        split: str = "train",
+        self, depth: int = 2, house: int | None = None, vary_goal: bool = False, memory: bool = False, brief: bool = False,
+        max_turns: int = 30, split: str = "train",
     ) -> None:  # fmt: skip
         super().__init__(max_turns=max_turns, split=split)
         if not 1 <= depth <= len(MATERIALS):
@@ -99,6 +117,7 @@ class TextHouse(TextEnv[HouseTask]):
         if split not in ("train", "eval"):
             raise ValueError(f"split is {split!r}; TextHouse knows 'train' and 'eval'")
         self.depth, self.house, self.vary_goal, self.memory = depth, house, vary_goal, memory
+        self._phrases = BRIEF if brief else FULL
         self._room = 0
         self._keys: set[int] = set()
         self._open: set[int] = set()
@@ -138,7 +157,11 @@ class TextHouse(TextEnv[HouseTask]):
 
     def begin(self, task: HouseTask) -> str:
         self._room, self._keys, self._open, self._failed = ROOMS.index("hall"), set(), set(), []
-        return self._with_memory(self._look(task.house))
+        goal = self._say("goal", TREASURES[task.house.treasure_of_chest[task.chest]])
+        return self._with_memory(f"{goal} {self._look(task.house)}")
+
+    def _say(self, phrase: str, *words: str) -> str:
+        return self._phrases[phrase].format(*words)
 
     def reply(self, task: HouseTask, action: str) -> Reply:
         words = set(re.findall(r"[a-z]+", action.lower()[:500]))
@@ -147,56 +170,56 @@ class TextHouse(TextEnv[HouseTask]):
         )
         if chests and keys and words & {"open", "try", "unlock", "use"}:
             if len(chests) > 1 or len(keys) > 1:
-                return Reply(self._with_memory("One chest and one key at a time."))
+                return Reply(self._with_memory(self._say("one")))
             return self._try(task, chests[0], keys[0])
         if len(rooms) == 1 and words & {"go", "walk", "enter"}:
             self._room = rooms[0]
             return Reply(self._with_memory(self._look(task.house)))
         if len(keys) == 1 and words & {"take", "get", "grab", "pick"}:
             return Reply(self._with_memory(self._take(task.house, keys[0])))
-        return Reply(self._with_memory("That is no command."))
+        return Reply(self._with_memory(self._say("what")))
 
     def _take(self, house: House, key: int) -> str:
         if key in self._keys:
-            return f"You have the {COLOURS[key]} key already."
+            return self._say("held", COLOURS[key])
         if house.key_places[key] != self._room:
-            return f"There is no {COLOURS[key]} key here."
+            return self._say("no key", COLOURS[key])
         self._keys.add(key)
-        return f"You have the {COLOURS[key]} key now."
+        return self._say("taken", COLOURS[key])
 
     def _try(self, task: HouseTask, chest: int, key: int) -> Reply:
         house, names = task.house, (COLOURS[key], MATERIALS[chest])
         if key not in self._keys:
-            return Reply(self._with_memory(f"You do not have the {names[0]} key."))
+            return Reply(self._with_memory(self._say("not held", names[0])))
         if house.chest_rooms[chest] != self._room:
-            return Reply(self._with_memory(f"There is no {names[1]} chest here."))
+            return Reply(self._with_memory(self._say("no chest", names[1])))
         if chest in self._open:
-            return Reply(self._with_memory(f"The {names[1]} chest is open already."))
+            return Reply(self._with_memory(self._say("open", names[1])))
         if house.key_of_chest[chest] != key:
             self._failed.append((key, chest))
-            return Reply(self._with_memory(f"The {names[0]} key does not fit the {names[1]} chest."))
+            return Reply(self._with_memory(self._say("locked", *names)))
         self._open.add(chest)
         inside = [key for key, place in enumerate(house.key_places) if place == -1 - chest]
         self._keys |= set(inside)
-        found = [f"the {TREASURES[house.treasure_of_chest[chest]]}", *(f"the {COLOURS[key]} key" for key in inside)]
-        text = f"The {names[1]} chest opens. You take {' and '.join(found)}."
+        found = [self._say("thing", TREASURES[house.treasure_of_chest[chest]])]
+        found += [self._say("key", COLOURS[key]) for key in inside]
+        text = self._say("opens", names[1], " and ".join(found))
         if chest == task.chest:
             return Reply(text, 1.0, success=True)
         return Reply(self._with_memory(text))
 
     def _look(self, house: House) -> str:
-        here = [f"the {MATERIALS[c]} chest" for c, room in enumerate(house.chest_rooms) if room == self._room]
-        here += [
-            f"the {COLOURS[k]} key" for k, room in enumerate(house.key_places) if room == self._room and k not in self._keys
-        ]
-        return f"You are in the {ROOMS[self._room]}. Here: {', '.join(here) or 'nothing'}."
+        here = [self._say("chest", MATERIALS[c]) for c, room in enumerate(house.chest_rooms) if room == self._room]
+        keys = [k for k, place in enumerate(house.key_places) if place == self._room and k not in self._keys]
+        here += [self._say("key", COLOURS[k]) for k in keys]
+        return self._say("room", ROOMS[self._room], ", ".join(here) or self._say("nothing"))
 
     def _with_memory(self, text: str) -> str:
         if not self.memory:
             return text
-        held = ", ".join(COLOURS[key] for key in sorted(self._keys)) or "none"
-        failed = ", ".join(f"{COLOURS[key]} on {MATERIALS[chest]}" for key, chest in dict.fromkeys(self._failed)) or "none"
-        return f"{text} Keys: {held}. Failed: {failed}."
+        held = ", ".join(COLOURS[key] for key in sorted(self._keys)) or self._say("none")
+        tries = [self._say("try", COLOURS[key], MATERIALS[chest]) for key, chest in dict.fromkeys(self._failed)]
+        return self._say("memory", text, held, ", ".join(tries) or self._say("none"))
 
     def _info(self) -> dict:
         info = super()._info()
@@ -213,7 +236,7 @@ class TextHouse(TextEnv[HouseTask]):
         key = house.key_of_chest[chest]
         if key not in self._keys:
             room = house.key_places[key]
-            return f"take the {COLOURS[key]} key" if room == self._room else f"go to the {ROOMS[room]}"
+            return self._say("take", COLOURS[key]) if room == self._room else self._say("go", ROOMS[room])
         if house.chest_rooms[chest] != self._room:
-            return f"go to the {ROOMS[house.chest_rooms[chest]]}"
-        return f"open the {MATERIALS[chest]} chest with the {COLOURS[key]} key"
+            return self._say("go", ROOMS[house.chest_rooms[chest]])
+        return self._say("use", COLOURS[key], MATERIALS[chest])
