@@ -148,22 +148,3 @@ def test_tuner_finds_nlac_by_name(ray_session, config, tmp_path):
     )
     results = tuner.fit()
     assert not results.errors and sorted(result.config["tau"] for result in results) == [0.0, 1.0]
-
-
-def test_the_readmes_environment_is_short_and_trains(ray_session, lent_engine):
-    """Someone's own environment takes at most 25 lines, and the README's runs as it stands."""
-    readme = (ROOT / "README.md").read_text()
-    code = re.search(r"```python\n# my_game.py\n(.*?)```", readme, re.DOTALL)[1]
-    body = code[code.index("class ") : code.index("rllib_nlac.register")]
-    assert len([line for line in body.splitlines() if line.strip()]) <= 25
-    namespace: dict = {"__name__": "my_game"}
-    exec(compile(code, "my_game.py", "exec"), namespace)
-    config = namespace["config"].language(prompts="compact", max_action_tokens=4)
-    config.roles(max_future_tokens=24, max_critique_tokens=32)
-    config.training(episodes_per_iteration=8, train_batch_size_per_learner=16, minibatch_size=16)
-    config.num_envs_per_env_runner = 8
-    algorithm = config.build_algo()
-    try:
-        assert algorithm.train()["env_runners"]["num_episodes"] == 8
-    finally:
-        algorithm.stop()
