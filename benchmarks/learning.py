@@ -14,6 +14,7 @@ import argparse
 import csv
 import json
 import logging
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from ray import tune
 from rllib_nlac.experiment import load_experiments, trainable_of
 from rllib_nlac.progress import evaluated, lookup
 
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # files are named from the repository's root
 logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
 EXAMPLES = Path(__file__).parent.parent / "tuned_examples"
 # Each method's file, without its beginning "twenty_questions_", and what it changes there.
@@ -46,6 +48,9 @@ METHODS: dict[str, tuple[str, dict]] = {
     "self-distillation": ("self_distillation", {}),
     "NLQL": ("nlql", {}),
     "scalar critic": ("scalar_critic", {}),
+    "offline NLAC": ("nlac_offline", {}),
+    "offline NLAC, critic frozen": ("nlac_offline", {"critic_loss_coeff": 0.0}),
+    "offline NLAC, distillation only": ("nlac_offline", {"critic_loss_coeff": 0.0, "critic_input": "constant"}),
 }
 COLUMNS = ("method", "seed", "episodes", "success", "evaluation", "generated_tokens", "seconds")
 
@@ -99,6 +104,7 @@ def plot(rows: Sequence[dict], base: float | None, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    rows = [row for row in rows if row["episodes"]]  # offline runs collect none
     figure, axes = plt.subplots(figsize=(8.5, 4.8))
     for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
         seeds = {row["seed"] for row in rows if row["method"] == method}
