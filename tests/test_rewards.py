@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rllib_nlac.endpoint import EndpointError
-from rllib_nlac.rewards.sandbox import Limits, run_python
+from rllib_nlac.rewards.sandbox import Limits, SandboxError, run_python, why_unavailable
 from rllib_nlac.rewards.styles import STYLES, program_of, reward
 
 QUICK = Limits(seconds=1)
@@ -52,6 +52,10 @@ def test_an_environment_pays_for_a_whole_episode():
         reward("agent_env", "x", "TwentyQuestions")
 
 
+needs_sandbox = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+
+
+@needs_sandbox
 class TestPrograms:
     DOUBLE = {"inputs": ["1\n", "21\n"], "outputs": ["2", "42\n"]}
 
@@ -89,6 +93,16 @@ class TestPrograms:
         assert program_of("```python\na\n```\ntext\n```py\nb\n```") == "b\n" and program_of("plain") == "plain"
 
 
+def test_a_sandbox_that_cannot_protect_refuses(monkeypatch, tmp_path):
+    child = tmp_path / "child.py"
+    child.write_text("import sys; print('the sandbox needs Landlock', file=sys.stderr); sys.exit(77)")
+    monkeypatch.setattr("rllib_nlac.rewards.sandbox_child.__file__", str(child))
+    with pytest.raises(SandboxError, match="cannot work here: the sandbox needs Landlock"):
+        reward("code-sandbox", "print(1)", {"inputs": [""], "outputs": ["1"]})
+    assert "Landlock" in why_unavailable()
+
+
+@needs_sandbox
 class TestSandbox:
     """Each program tries something that would hurt; what it tried must not have happened."""
 

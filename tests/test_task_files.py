@@ -11,6 +11,7 @@ import pytest
 from rllib_nlac.envs import official
 from rllib_nlac.envs.official import BaseEnvironment, make_env, parse_env_str, register_env
 from rllib_nlac.envs.task_set import TaskSet
+from rllib_nlac.rewards.sandbox import why_unavailable
 
 
 @pytest.fixture()
@@ -118,6 +119,7 @@ def files(request, tmp_path):
 
 
 class TestTaskSet:
+    @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
     def test_every_style_is_played(self, files):
         path, rows = files
         env = TaskSet(train_files=path)

@@ -106,6 +106,15 @@ def run_python(
     return Run(status == 0, output, "" if status == 0 else errors[-2000:] or f"exit status {status}")
 
 
+def why_unavailable() -> str | None:
+    """What the sandbox lacks on this machine; None where it works."""
+    try:
+        run_python("")
+    except SandboxError as error:
+        return str(error)
+    return None
+
+
 def _head(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(MAX_OUTPUT).decode("utf-8", "replace")

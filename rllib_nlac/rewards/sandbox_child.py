@@ -120,6 +120,8 @@ def limit(settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    if sys.platform != "linux":
+        _refuse(f"Linux, and this is {sys.platform}")
     settings = json.loads(sys.argv[1])
     with open(settings["program"], encoding="utf-8") as file:
         source = file.read()
