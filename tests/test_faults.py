@@ -59,11 +59,16 @@ def test_a_killed_process_is_made_good(algorithm, first, kind):
         algorithm.learner_group.update = lambda **arguments: (os.kill(victim, signal.SIGKILL), update(**arguments))[1]
     else:
         threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
-    results = [algorithm.train(), algorithm.train()]
-    assert not verdict(results[0], before) and not verdict(results[1], before + EPISODES)
-    counted = {**results[1]["faults"], **results[1]["fault_tolerance"]}
+    # RLlib restarts an EnvRunner beside the training: its return may be counted some iterations later.
+    for iteration in range(20):
+        result = algorithm.train()
+        assert not verdict(result, before + iteration * EPISODES)
+        counted = {**result["faults"], **result["fault_tolerance"]}
+        if iteration > 0 and counted[faults]:
+            break
+        time.sleep(0.5)
     assert counted[faults] == 1
-    assert algorithm.local_replay_buffer.get_num_episodes() == before + 2 * EPISODES
+    assert algorithm.local_replay_buffer.get_num_episodes() == before + (iteration + 1) * EPISODES
     assert victim not in processes(algorithm)[kind]
 
 
