@@ -47,6 +47,7 @@ class LanguageConfig(AlgorithmConfig):
         self.action_format = "plain"
         self.max_action_tokens = 128
         self.max_prompt_tokens: int | None = None
+        self.history_turns: int | None = None
         self.max_response_tokens: int | None = None
         self.action_temperature = 1.0
         self.action_top_p = 1.0
@@ -69,6 +70,7 @@ class LanguageConfig(AlgorithmConfig):
         action_format: str | None = NotProvided,
         max_action_tokens: int | None = NotProvided,
         max_prompt_tokens: int | None = NotProvided,
+        history_turns: int | None = NotProvided,
         max_response_tokens: int | None = NotProvided,
         action_temperature: float | None = NotProvided,
         action_top_p: float | None = NotProvided,
@@ -86,6 +88,8 @@ class LanguageConfig(AlgorithmConfig):
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
             max_action_tokens: The most tokens of a turn, thought included.
             max_prompt_tokens: Tasks whose first prompt is longer are passed over, and counted as ``episodes_discarded``.
+            history_turns: How many of the latest turns all roles see after the opening, for environments whose observations
+                sum up what matters; None shows the whole dialogue, as in the paper.
             max_response_tokens: The most generated tokens of an episode; at more it is truncated.
             action_temperature: Temperature of the policy.
             action_top_p: Nucleus mass of the policy.
@@ -233,6 +237,7 @@ class LanguageConfig(AlgorithmConfig):
         self._check(self.action_temperature >= 0, "action_temperature", "must not be negative")
         self._check(self.input_ == "sampler" or hasattr(self, "offline_iterations"), "input_",
                     "needs an algorithm with a replay buffer, such as NLAC")  # fmt: skip
+        self._check(self.history_turns is None or self.history_turns >= 1, "history_turns", "must be at least 1, or None")
         self._check(self.env_threads >= 0, "env_threads", "must not be negative")
         if self.episodes_per_iteration is not None:
             self._check(self.episodes_per_iteration >= 1, "episodes_per_iteration", "must be at least 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -14,6 +15,25 @@ class Message(NamedTuple):
 
     role: str
     content: str
+
+
+def dialogue_after(
+    state: Sequence[Message], action: str, observation: str, history_turns: int | None = None
+) -> tuple[Message, ...]:
+    """The messages before the next action.
+
+    Args:
+        state: The messages before this action.
+        action: The agent's turn.
+        observation: What the environment said to it.
+        history_turns: Of the turns after the opening (system message and first observation) only so many are kept, the
+            latest; None keeps all.
+    """
+    messages = (*state, Message("assistant", action), Message("user", observation))
+    if history_turns is None:
+        return messages
+    opening = next(place for place, message in enumerate(messages) if message.role == "assistant")
+    return (*messages[:opening], *messages[max(opening, len(messages) - 2 * history_turns) :])
 
 
 class Weights(StrEnum):
@@ -81,6 +101,7 @@ class Transition:
         truncated: A limit ended the episode here.
         episode_success: Whether the episode ended in success; for diagnostics and baselines, never in a prompt.
         returns_to_go: Undiscounted sum of rewards from this step to the end; likewise.
+        next_messages: s', where it is known and no mere extension of s, because old turns are left out.
         following: The next steps of the same episode, as many as an n-step backup rests on: at most n - 1.
     """
 
@@ -95,6 +116,7 @@ class Transition:
     truncated: bool
     episode_success: bool
     returns_to_go: float
+    next_messages: tuple[Message, ...] | None = None
     following: tuple[Transition, ...] = ()
 
     @property
@@ -105,7 +127,7 @@ class Transition:
     @property
     def next_state(self) -> tuple[Message, ...]:
         """s', the messages before the next action."""
-        return (*self.state, Message("assistant", self.action), Message("user", self.observation))
+        return self.next_messages or dialogue_after(self.state, self.action, self.observation)
 
 
 @dataclass(frozen=True)

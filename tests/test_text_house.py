@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,12 +71,11 @@ def test_keys_are_needed_and_must_fit_where_one_is():
         in env.step(f"open the {MATERIALS[chest]} chest with the {COLOURS[right]} key")[0]
     )
     wrong = next(k for k, place in enumerate(house.key_places) if place >= 0 and k != right)
-    env._keys = {right, wrong}
-    env._room = (house.chest_rooms[chest] + 1) % 8
+    env.position = replace(env.position, keys=frozenset({right, wrong}), room=(house.chest_rooms[chest] + 1) % 8)
     assert "There is no" in env.step(f"open the {MATERIALS[chest]} chest with the {COLOURS[right]} key")[0]
-    env._room = house.chest_rooms[chest]
+    env.position = replace(env.position, room=house.chest_rooms[chest])
     text = env.step(f"open the {MATERIALS[chest]} chest with the {COLOURS[wrong]} key")[0]
-    assert "does not fit" in text and f"Failed: {COLOURS[wrong]} on {MATERIALS[chest]}." in text
+    assert "does not fit" in text and f"Failed here: {COLOURS[wrong]} on {MATERIALS[chest]}." in text
     assert "One chest and one key" in env.step("open oak iron chest with red key")[0]
     assert "opens" in env.step(f"use {COLOURS[right]} key on {MATERIALS[chest]} chest")[0]
     assert "open already" in env.step(f"use {COLOURS[right]} key on {MATERIALS[chest]} chest")[0]
@@ -122,3 +123,29 @@ def test_mistakes():
     for config in ({"depth": 5}, {"split": "test"}, {"max_turns": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(config))} is"):
             TextHouse(**config)
+
+
+def test_a_bonus_is_paid_for_each_chest_on_the_way_and_for_no_other():
+    env = TextHouse(depth=3, house=2, bonus=0.25)
+    env.reset(seed=0)
+    reward, info, _ = play(env)
+    assert reward == 1.5 and info["success"]
+    env.reset(seed=0)
+    house, task = env._current.task.house, env._current.task
+    other = next(chest for chest in range(len(MATERIALS)) if chest not in house.chain(task.chest))
+    env.position = replace(env.position, keys=frozenset(range(len(COLOURS))), room=house.chest_rooms[other])
+    text, reward, *_ = env.step(f"try {COLOURS[house.key_of_chest[other]]} {MATERIALS[other]}")
+    assert "opens" in text and reward == 0.0
+
+
+def test_with_a_memory_the_last_observation_sums_up_the_dialogue():
+    """Room, what is in it, keys in hand and failed tries here are a function of the position, not of the way to it."""
+    env = TextHouse(depth=2, house=1, memory=True, brief=True)
+    env.reset(seed=0)
+    for action in ("go library", "take blue", "go hall", "try blue oak", "go kitchen"):
+        said = env.step(action)[0]
+    assert said == "kitchen: stone chest, black key. keys blue, yellow. tried none."
+    env.reset(seed=0)
+    for action in ("go library", "take blue", "take blue", "go hall", "what", "try blue oak", "go hall", "go kitchen"):
+        again = env.step(action)[0]
+    assert again == said

@@ -37,7 +37,10 @@ class StockConfig(LanguageConfig):
 
     def _text_to_tokens(self, *spaces: Any) -> TextToTokens:
         chat = self.make_chat()
-        return TextToTokens(*spaces, chat=chat, max_prompt_tokens=chat.max_context, max_action_tokens=self.max_action_tokens)
+        return TextToTokens(
+            *spaces, chat=chat, max_prompt_tokens=chat.max_context, max_action_tokens=self.max_action_tokens,
+            history_turns=self.history_turns,
+        )  # fmt: skip
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:

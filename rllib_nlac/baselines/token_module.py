@@ -25,7 +25,7 @@ from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.learner.value_head import ValueHeadModel, ValueHeadModule
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
-from rllib_nlac.types import Message
+from rllib_nlac.types import dialogue_after
 
 PAD = -1  # fills prompts and actions up on the right
 
@@ -176,11 +176,14 @@ class TextToTokens(ConnectorV2):
         chat: Writes the prompt of the state that an episode was cut off in.
         max_prompt_tokens: Width of the observations.
         max_action_tokens: Width of the actions.
+        history_turns: As in the config.
     """
 
-    def __init__(self, *args: Any, chat: Chat, max_prompt_tokens: int, max_action_tokens: int, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, chat: Chat, max_prompt_tokens: int, max_action_tokens: int, history_turns: int | None, **kwargs: Any
+    ) -> None:  # fmt: skip
         super().__init__(*args, **kwargs)
-        self._chat = chat
+        self._chat, self._history_turns = chat, history_turns
         self._widths = (max_prompt_tokens, max_action_tokens)
 
     @override(ConnectorV2)
@@ -213,7 +216,7 @@ class TextToTokens(ConnectorV2):
         messages = episode.get_extra_model_outputs(MESSAGES, -1)
         turn, observation = episode.get_actions(-1), episode.get_observations(-1)
         try:
-            return self._chat.prompt_ids((*messages, Message("assistant", turn), Message("user", observation)))
+            return self._chat.prompt_ids(dialogue_after(messages, turn, observation, self._history_turns))
         except PromptTooLong:
             return last
 

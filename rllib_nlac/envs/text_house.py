@@ -7,7 +7,7 @@ the lack of it, where one that sees rewards alone cannot.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -22,18 +22,19 @@ TREASURES = ("crown", "map", "pearl", "book")
 # How the house speaks: in sentences, or in as few words as a very small model can get right.
 FULL = {
     "goal": "Find the {}.", "room": "You are in the {}. Here: {}.", "chest": "the {} chest", "key": "the {} key",
+    "opened": "the open {} chest",
     "thing": "the {}", "nothing": "nothing", "taken": "You have the {} key now.", "held": "You have the {} key already.",
     "no key": "There is no {} key here.", "not held": "You do not have the {} key.", "no chest": "There is no {} chest here.",
     "open": "The {} chest is open already.", "locked": "The {} key does not fit the {} chest.",
     "opens": "The {} chest opens. You take {}.", "one": "One chest and one key at a time.", "what": "That is no command.",
-    "memory": "{} Keys: {}. Failed: {}.", "try": "{} on {}", "none": "none",
+    "memory": "{} Keys: {}. Failed here: {}.", "try": "{} on {}", "none": "none",
     "go": "go to the {}", "take": "take the {} key", "use": "open the {1} chest with the {0} key",
 }  # fmt: skip
 BRIEF = {
     "goal": "Find {}.", "room": "{}: {}.", "chest": "{} chest", "key": "{} key", "thing": "{}", "nothing": "nothing",
-    "taken": "taken.", "held": "held.", "no key": "no key.", "not held": "no key.", "no chest": "no chest.", "open": "open.",
-    "locked": "locked.", "opens": "opens: {1}.", "one": "what?", "what": "what?", "memory": "{} keys {}. tried {}.",
-    "try": "{} {}", "none": "none", "go": "go {}", "take": "take {}", "use": "try {} {}",
+    "opened": "open {} chest", "taken": "{} taken.", "held": "held.", "no key": "no key.", "not held": "no key.",
+    "no chest": "no chest.", "open": "open.", "locked": "locked.", "opens": "{} opens: {}.", "one": "what.", "what": "what.",
+    "memory": "{} keys {}. tried {}.", "try": "{} {}", "none": "none", "go": "go {}", "take": "take {}", "use": "try {} {}",
 }  # fmt: skip
 
 
@@ -87,6 +88,23 @@ class HouseTask:
     chest: int
 
 
+@dataclass(frozen=True)
+class Position:
+    """Where an episode stands.
+
+    Attributes:
+        room: Where the agent is.
+        keys: In its hands.
+        open: The chests that it opened.
+        failed: (key, chest) pairs that did not fit, in the order in which they were tried.
+    """
+
+    room: int = ROOMS.index("hall")
+    keys: frozenset[int] = frozenset()
+    open: frozenset[int] = frozenset()
+    failed: tuple[tuple[int, int], ...] = ()
+
+
 class TextHouse(TextEnv[HouseTask]):
     """Finding a treasure behind ``depth`` locks. Reward 1 for the treasure and nothing before.
 
@@ -99,7 +117,9 @@ class TextHouse(TextEnv[HouseTask]):
         vary_goal: Another treasure of the house every episode, instead of the deepest one.
         brief: Texts of as few words as possible, for very small models; commands may be as short: "go cellar", "take red",
             "try red oak". The goal then stands in the first observation only, as it does in the other form too.
-        memory: Observations end with the keys in hand and the tries that failed, so that nothing need be looked up.
+        memory: Observations end with the room, the keys in hand and the tries at its chests that failed, so that the last
+            one sums up the dialogue and ``history_turns: 1`` loses nothing but what other rooms hold.
+        bonus: A hand-made reward for every chest on the way, for baselines that need one; 0 pays for the treasure alone.
         max_turns: Commands per episode.
         split: With ``house: None``, houses of "train" and "eval" are different ones.
 
@@ -109,19 +129,16 @@ class TextHouse(TextEnv[HouseTask]):
 
     def __init__(
         self, depth: int = 2, house: int | None = None, vary_goal: bool = False, memory: bool = False, brief: bool = False,
-        max_turns: int = 30, split: str = "train",
+        bonus: float = 0.0, max_turns: int = 30, split: str = "train",
     ) -> None:  # fmt: skip
         super().__init__(max_turns=max_turns, split=split)
         if not 1 <= depth <= len(MATERIALS):
             raise ValueError(f"depth is {depth}, and a house has 1 to {len(MATERIALS)} locks")
         if split not in ("train", "eval"):
             raise ValueError(f"split is {split!r}; TextHouse knows 'train' and 'eval'")
-        self.depth, self.house, self.vary_goal, self.memory = depth, house, vary_goal, memory
+        self.depth, self.house, self.vary_goal, self.memory, self.bonus = depth, house, vary_goal, memory, bonus
         self._phrases = BRIEF if brief else FULL
-        self._room = 0
-        self._keys: set[int] = set()
-        self._open: set[int] = set()
-        self._failed: list[tuple[int, int]] = []
+        self.position = Position()
 
     @property
     def system_prompt(self) -> str:
@@ -156,9 +173,9 @@ class TextHouse(TextEnv[HouseTask]):
         return house.chain(max(range(len(MATERIALS)), key=lambda chest: len(house.chain(chest))))
 
     def begin(self, task: HouseTask) -> str:
-        self._room, self._keys, self._open, self._failed = ROOMS.index("hall"), set(), set(), []
+        self.position = Position()
         goal = self._say("goal", TREASURES[task.house.treasure_of_chest[task.chest]])
-        return self._with_memory(f"{goal} {self._look(task.house)}")
+        return self._with_memory(task.house, f"{goal} {self._look(task.house)}", looked=True)
 
     def _say(self, phrase: str, *words: str) -> str:
         return self._phrases[phrase].format(*words)
@@ -170,73 +187,78 @@ class TextHouse(TextEnv[HouseTask]):
         )
         if chests and keys and words & {"open", "try", "unlock", "use"}:
             if len(chests) > 1 or len(keys) > 1:
-                return Reply(self._with_memory(self._say("one")))
+                return Reply(self._with_memory(task.house, self._say("one")))
             return self._try(task, chests[0], keys[0])
         if len(rooms) == 1 and words & {"go", "walk", "enter"}:
-            self._room = rooms[0]
-            return Reply(self._with_memory(self._look(task.house)))
+            self.position = replace(self.position, room=rooms[0])
+            return Reply(self._with_memory(task.house, self._look(task.house), looked=True))
         if len(keys) == 1 and words & {"take", "get", "grab", "pick"}:
-            return Reply(self._with_memory(self._take(task.house, keys[0])))
-        return Reply(self._with_memory(self._say("what")))
+            return Reply(self._with_memory(task.house, self._take(task.house, keys[0])))
+        return Reply(self._with_memory(task.house, self._say("what")))
 
     def _take(self, house: House, key: int) -> str:
-        if key in self._keys:
+        if key in self.position.keys:
             return self._say("held", COLOURS[key])
-        if house.key_places[key] != self._room:
+        if house.key_places[key] != self.position.room:
             return self._say("no key", COLOURS[key])
-        self._keys.add(key)
+        self.position = replace(self.position, keys=self.position.keys | {key})
         return self._say("taken", COLOURS[key])
 
     def _try(self, task: HouseTask, chest: int, key: int) -> Reply:
-        house, names = task.house, (COLOURS[key], MATERIALS[chest])
-        if key not in self._keys:
-            return Reply(self._with_memory(self._say("not held", names[0])))
-        if house.chest_rooms[chest] != self._room:
-            return Reply(self._with_memory(self._say("no chest", names[1])))
-        if chest in self._open:
-            return Reply(self._with_memory(self._say("open", names[1])))
+        house, names, at = task.house, (COLOURS[key], MATERIALS[chest]), self.position
+        if key not in at.keys:
+            return Reply(self._with_memory(house, self._say("not held", names[0])))
+        if house.chest_rooms[chest] != at.room:
+            return Reply(self._with_memory(house, self._say("no chest", names[1])))
+        if chest in at.open:
+            return Reply(self._with_memory(house, self._say("open", names[1])))
         if house.key_of_chest[chest] != key:
-            self._failed.append((key, chest))
-            return Reply(self._with_memory(self._say("locked", *names)))
-        self._open.add(chest)
+            self.position = replace(at, failed=(*at.failed, (key, chest)))
+            return Reply(self._with_memory(house, self._say("locked", *names)))
         inside = [key for key, place in enumerate(house.key_places) if place == -1 - chest]
-        self._keys |= set(inside)
+        self.position = replace(at, open=at.open | {chest}, keys=at.keys.union(inside))
         found = [self._say("thing", TREASURES[house.treasure_of_chest[chest]])]
         found += [self._say("key", COLOURS[key]) for key in inside]
         text = self._say("opens", names[1], " and ".join(found))
         if chest == task.chest:
             return Reply(text, 1.0, success=True)
-        return Reply(self._with_memory(text))
+        return Reply(self._with_memory(house, text), self.bonus if chest in house.chain(task.chest) else 0.0)
 
     def _look(self, house: House) -> str:
-        here = [self._say("chest", MATERIALS[c]) for c, room in enumerate(house.chest_rooms) if room == self._room]
-        keys = [k for k, place in enumerate(house.key_places) if place == self._room and k not in self._keys]
+        at = self.position
+        chests = [c for c, room in enumerate(house.chest_rooms) if room == at.room]
+        here = [self._say("opened" if c in at.open else "chest", MATERIALS[c]) for c in chests]
+        keys = [k for k, place in enumerate(house.key_places) if place == at.room and k not in at.keys]
         here += [self._say("key", COLOURS[k]) for k in keys]
-        return self._say("room", ROOMS[self._room], ", ".join(here) or self._say("nothing"))
+        return self._say("room", ROOMS[at.room], ", ".join(here) or self._say("nothing"))
 
-    def _with_memory(self, text: str) -> str:
+    def _with_memory(self, house: House, text: str, looked: bool = False) -> str:
         if not self.memory:
             return text
-        held = ", ".join(COLOURS[key] for key in sorted(self._keys)) or self._say("none")
-        tries = [self._say("try", COLOURS[key], MATERIALS[chest]) for key, chest in dict.fromkeys(self._failed)]
+        if not looked:
+            text = f"{text} {self._look(house)}"
+        at = self.position
+        held = ", ".join(COLOURS[key] for key in sorted(at.keys)) or self._say("none")
+        here = [(key, chest) for key, chest in dict.fromkeys(at.failed) if house.chest_rooms[chest] == at.room]
+        tries = [self._say("try", COLOURS[key], MATERIALS[chest]) for key, chest in here]
         return self._say("memory", text, held, ", ".join(tries) or self._say("none"))
 
     def _info(self) -> dict:
         info = super()._info()
         assert self._current is not None
         chain = self._current.task.house.chain(self._current.task.chest)
-        info["subgoals"] = {f"chest_{number}": chest in self._open for number, chest in enumerate(chain, start=1)}
+        info["subgoals"] = {f"chest_{number}": chest in self.position.open for number, chest in enumerate(chain, start=1)}
         return info
 
     def expert_action(self) -> str:
         """The shortest way, which one can know only with the house's plan in hand."""
         assert self._current is not None
-        house = self._current.task.house
-        chest = next(c for c in house.chain(self._current.task.chest) if c not in self._open)
+        house, at = self._current.task.house, self.position
+        chest = next(c for c in house.chain(self._current.task.chest) if c not in at.open)
         key = house.key_of_chest[chest]
-        if key not in self._keys:
+        if key not in at.keys:
             room = house.key_places[key]
-            return self._say("take", COLOURS[key]) if room == self._room else self._say("go", ROOMS[room])
-        if house.chest_rooms[chest] != self._room:
+            return self._say("take", COLOURS[key]) if room == at.room else self._say("go", ROOMS[room])
+        if house.chest_rooms[chest] != at.room:
             return self._say("go", ROOMS[house.chest_rooms[chest]])
         return self._say("use", COLOURS[key], MATERIALS[chest])

@@ -29,7 +29,7 @@ from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
-from rllib_nlac.types import Generation, Message
+from rllib_nlac.types import Generation, dialogue_after
 
 ROLES = ("system", "user", "tool", "assistant")
 FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id")
@@ -115,7 +115,13 @@ def _rewards(row: Row, fields: Mapping[str, Any], count: int) -> tuple[float, ..
 
 
 def to_episode(
-    dialogue: Dialogue, name: str, chat: Chat, prompts: PromptSet, action_format: str, room: int
+    dialogue: Dialogue,
+    name: str,
+    chat: Chat,
+    prompts: PromptSet,
+    action_format: str,
+    room: int,
+    history_turns: int | None = None,
 ) -> SingleAgentEpisode:
     """A dialogue as an EnvRunner would have recorded it; log-probabilities are NaN, since nobody knows them.
 
@@ -126,6 +132,7 @@ def to_episode(
         prompts: Say how a dialogue begins.
         action_format: As in the config.
         room: Tokens that an action may need.
+        history_turns: As in the config.
 
     Raises:
         PromptTooLong: A turn does not fit the model's context.
@@ -143,7 +150,7 @@ def to_episode(
             terminated=last and dialogue.terminated, truncated=last and dialogue.truncated,
             extra_model_outputs={GENERATION: generation, MESSAGES: messages},
         )  # fmt: skip
-        messages = (*messages, Message("assistant", action), Message("user", observation))
+        messages = dialogue_after(messages, action, observation, history_turns)
     return episode
 
 
@@ -190,16 +197,11 @@ class DialogueData(OfflineData):
         self.num_too_long = 0
         for number, dialogue in enumerate(self.dialogues()):
             try:
-                episodes.append(
-                    to_episode(
-                        dialogue,
-                        f"{INPUT}-{number:010d}",
-                        chat,
-                        prompts,
-                        self.config.action_format,
-                        self.config.max_action_tokens,
-                    )
-                )
+                episode = to_episode(
+                    dialogue, f"{INPUT}-{number:010d}", chat, prompts, self.config.action_format,
+                    self.config.max_action_tokens, self.config.history_turns,
+                )  # fmt: skip
+                episodes.append(episode)
             except PromptTooLong as error:
                 self.num_too_long += 1
                 last = error

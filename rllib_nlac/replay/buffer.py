@@ -214,6 +214,7 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
         truncated=last and episode.is_truncated,
         episode_success=episode_success(episode),
         returns_to_go=float(sum(episode.get_rewards(slice(t, None)))),
+        next_messages=None if last else episode.get_extra_model_outputs(MESSAGES, t + 1),
         following=tuple(transition_at(env, episode, later, first_id) for later in ahead),
     )
 

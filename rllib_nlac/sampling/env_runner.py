@@ -43,7 +43,7 @@ from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.engines import local_engine
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Outcome, Rollout, Slot, Start
-from rllib_nlac.types import Generation, Message, Request, Weights
+from rllib_nlac.types import Generation, Request, Weights, dialogue_after
 
 logger = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             return False
         self._failures_in_a_row = 0
         state = slot.messages
-        slot.messages = (*state, Message("assistant", turn), Message("user", observation))
+        slot.messages = dialogue_after(state, turn, observation, self.config.history_turns)
         slot.num_tokens += len(generation.token_ids)
         limit = self.config.max_response_tokens
         if not (terminated or truncated) and limit is not None and slot.num_tokens >= limit:
