@@ -12,13 +12,13 @@ from rllib_nlac.envs.twenty_questions import candidates_after
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.tiny.build import make_corpus
 from rllib_nlac.tiny.card import HELD_OUT_SEED, Player, measure_roles
-from rllib_nlac.tiny.corpus import ROLES
+from rllib_nlac.tiny.twenty_questions import TwentyQuestionsCorpus
 
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, list]:
     corpus = make_corpus(11)
-    by_role: dict[str, list] = {role: [] for role in ROLES}
+    by_role: dict[str, list] = {role: [] for role in TwentyQuestionsCorpus.ROLES}
     for example in itertools.islice(corpus, 8000):
         by_role[example.role].append(example)
     return by_role

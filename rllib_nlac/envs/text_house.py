@@ -253,8 +253,12 @@ class TextHouse(TextEnv[HouseTask]):
     def expert_action(self) -> str:
         """The shortest way, which one can know only with the house's plan in hand."""
         assert self._current is not None
-        house, at = self._current.task.house, self.position
-        chest = next(c for c in house.chain(self._current.task.chest) if c not in at.open)
+        return self.shortest(self._current.task)
+
+    def shortest(self, task: HouseTask) -> str:
+        """The next command on the shortest way from ``position``."""
+        house, at = task.house, self.position
+        chest = next(c for c in house.chain(task.chest) if c not in at.open)
         key = house.key_of_chest[chest]
         if key not in at.keys:
             room = house.key_places[key]

@@ -1,29 +1,23 @@
-"""What the small base model is trained on: the little world of twenty questions, and the roles of NLAC in it.
+"""What a small base model is trained on: a little world, and the roles of NLAC in it. The worlds are modules of their own.
 
-It stands in for what an instruction-tuned LLM brings along. The critic roles are taught well; the policy role is taught
-on uniformly random questions and guesses only, so that no policy example is good play.
-
-A future reads ``Yes. few left, then one left. SUCCESS``: the immediate reply and how many objects are left, then how many
-are left one turn later, then the outcome. The backup keeps the first part of d' as its own later part and drops the rest,
-which is the textual discount.
+It stands in for what an instruction-tuned LLM brings along.
 """
 
 from __future__ import annotations
 
+import abc
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from rllib_nlac.envs.twenty_questions import CORRECT, NO, UNKNOWN, YES, ObjectTable, TwentyQuestions
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.types import Future, Generation, Message, Transition
 
-Move = tuple[str, int]
-ROLES = {"policy": 0.05, "predict": 0.13, "backup": 0.26, "evaluate": 0.40, "refine": 0.05, "fact": 0.02, "left": 0.09}
 NOT_GENERATED = Generation((), (), np.zeros(0, np.float32), True, 0)
-NONSENSE = 0.02  # share of actions that ask nothing the oracle knows
+NONSENSE = 0.02  # share of actions that are none
 
 
 @dataclass(frozen=True)
@@ -35,59 +29,57 @@ class Example:
     answer: str
 
 
-@dataclass(frozen=True)
-class State:
-    """A game in progress: the hidden object, the (move, reply) pairs so far and the objects that still fit."""
+class Step(Protocol):
+    """What one move led to, as far as every world needs to know."""
 
-    target: int
-    dialogue: tuple[tuple[Move | None, str], ...]
-    candidates: int
-
-
-@dataclass(frozen=True)
-class Played:
-    """What one move led to. ``later`` is None where the game ended with it."""
-
-    reply: str
-    candidates: int
-    ended: bool
-    won: bool
+    @property
+    def reply(self) -> str: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def won(self) -> bool: ...
 
 
-class Corpus:
+State = TypeVar("State")
+Move = TypeVar("Move")
+Played = TypeVar("Played", bound=Step)
+
+
+class Corpus(abc.ABC, Generic[State, Move, Played]):
     """An endless stream of examples about one little world.
 
     Args:
-        env: The world, with its table and turn limit.
         prompts: The wording of the roles.
         seed: Same seed, same examples.
     """
 
-    def __init__(self, env: TwentyQuestions, prompts: PromptSet, seed: int) -> None:
-        self.env = env
-        self.table: ObjectTable = env.table
+    #: How often each role's examples come. A role is a method of that name.
+    ROLES: ClassVar[dict[str, float]]
+    #: How many futures an evaluator's prompt shows, drawn from these.
+    FUTURES: ClassVar[tuple[int, ...]] = (1, 1, 1, 2, 4)
+    ENV: ClassVar[str]
+
+    def __init__(self, prompts: PromptSet, seed: int) -> None:
         self.prompts = prompts
         self.rng = random.Random(seed)
-        self._opening = prompts.state(env.system_prompt, env.begin(0))
 
     def __iter__(self) -> Iterator[Example]:
-        makers = {role: getattr(self, role) for role in ROLES}
+        makers = {role: getattr(self, role) for role in self.ROLES}
         while True:
-            role = self.rng.choices(list(ROLES), weights=list(ROLES.values()))[0]
+            role = self.rng.choices(list(self.ROLES), weights=list(self.ROLES.values()))[0]
             yield makers[role]()
 
-    # The roles, one example each.
+    # The roles that every world has, one example each.
 
     def policy(self) -> Example:
         state = self.state()
-        return Example("policy", self.messages(state), self.say(self.random_move()))
+        return Example("policy", self.messages(state), self.say(self.random_move(state)))
 
     def predict(self) -> Example:
         state = self.state()
         move = self.move(state)
-        # What the base policy's own random play leads to, from any object that still fits.
-        truth = State(self.pick(state.candidates), state.dialogue, state.candidates)
-        future = self.future(truth, move, skill=0.0)
+        # What the base policy's own play leads to, in any world that the dialogue allows.
+        future = self.future(self.imagine(state), move, skill=0.0)
         return Example("predict", self.prompts.predict_messages(self.messages(state), self.say(move)), f"Future: {future.text}")
 
     def backup(self) -> Example:
@@ -97,7 +89,7 @@ class Corpus:
         transition = self.transition(state, move, played)
         if played.ended:
             return Example("backup", self.prompts.backup_messages(transition, None), f"Future: {self.ending(played)}")
-        after = State(state.target, (*state.dialogue, (move, played.reply)), played.candidates)
+        after = self.after(state, move, played)
         if self.rng.random() < 0.15:  # a d' that does not belong here must be carried over all the same
             after = self.state()
         next_future = self.future(after, self.move(after), self.skill())
@@ -118,139 +110,23 @@ class Corpus:
         prompt = self.prompts.refine_messages(self.messages(state), self.say(move), critique)
         return Example("refine", prompt, self.fix_of(critique) or self.say(move))
 
-    def fact(self) -> Example:
-        obj, attribute = self.rng.randrange(len(self.table.objects)), self.rng.randrange(len(self.table.attributes))
-        prompt = (Message("user", f"Fact: {self.table.objects[obj]}. {self.table.attributes[attribute].question}"),)
-        return Example("fact", prompt, YES if attribute in self.table.facts[obj] else NO)
-
-    def left(self) -> Example:
-        state = self.state()
-        names = [name for index, name in enumerate(self.table.objects) if state.candidates >> index & 1]
-        return Example("left", (*self.messages(state), Message("user", "Left?")), ", ".join(names))
-
-    # What the roles know.
-
-    def critique(self, state: State, move: Move | None, futures: list[Future]) -> str:
-        """Judges a move by what is known and by the futures, and names the greedy move where it falls short."""
-        flaw = self.flaw(state, move)
-        if flaw is None and 2 * sum(future.success for future in futures) >= len(futures):
-            return "Optimal: Yes\nReason: it leads to success."
-        best = self.table.best(state.candidates, self.turns_left(state))
-        return f"Optimal: No\nReason: {flaw or 'it leads to failure'}.\nFix: {self.table.say(best)}"
-
-    def flaw(self, state: State, move: Move | None) -> str | None:
-        """What common sense holds against a move, whatever follows it."""
-        if move is None:
-            return "it asks nothing"
-        if any(asked == move for asked, _ in state.dialogue):
-            return "it was asked before"
-        kind, index = move
-        if kind == "guess":
-            if not state.candidates >> index & 1:
-                return "it is ruled out"
-            return "it is too early" if state.candidates.bit_count() > 2 and self.turns_left(state) > 1 else None
-        inside = state.candidates & self.table.masks[index]
-        return "it tells nothing new" if inside in (0, state.candidates) else None
-
-    def future(self, state: State, move: Move | None, skill: float) -> Future:
-        """The future of a move under play of a given skill, in the words of the corpus."""
-        first = self.play(state, move)
-        if first.ended:
-            return Future(self.ending(first), first.won)
-        state = State(state.target, (*state.dialogue, (move, first.reply)), first.candidates)
-        second = last = self.play(state, self.skilled_move(state, skill))
-        while not last.ended:
-            state = State(state.target, (*state.dialogue, (None, last.reply)), last.candidates)
-            last = self.play(state, self.skilled_move(state, skill))
-        return Future(f"{self.head(first)}, then {self.later(second)}. {outcome(last.won)}", last.won)
-
-    def compose(self, played: Played, next_future: Future) -> str:
-        """The exact backup: the real reply in detail, the first part of d' more shortly, its outcome."""
-        later = next_future.text.split(". ", 1)[-1].split(", then")[0].rsplit(". ", 1)[0]
-        if next_future.text.startswith("Correct"):
-            later = "correct"
-        return f"{self.head(played)}, then {later}. {outcome(next_future.success)}"
-
-    def ending(self, played: Played) -> str:
-        return f"Correct. {outcome(True)}" if played.won else f"{self.head(played)}. {outcome(False)}"
-
-    def head(self, played: Played) -> str:
-        answer = "Unknown." if played.reply.startswith(UNKNOWN) else played.reply.split(" ")[0]
-        return f"{answer} {amount(played.candidates.bit_count())} left"
-
-    def later(self, played: Played) -> str:
-        return "correct" if played.won else f"{amount(played.candidates.bit_count())} left"
-
-    # The game.
-
-    def play(self, state: State, move: Move | None) -> Played:
-        answer = self.table.answer(move, state.target)
-        candidates = self.table.narrow(state.candidates, move, answer)
-        won, last = answer == CORRECT, self.turns_left(state) == 1
-        reply = f"{answer} {self.env.out_of_turns}" if last and not won else answer
-        return Played(reply, candidates, won or last, won)
-
-    def state(self) -> State:
-        """A state at a uniformly drawn turn of a game played with a randomly drawn skill."""
-        target, skill = self.rng.randrange(len(self.table.objects)), self.skill()
-        state = State(target, (), self.table.everything)
-        for _ in range(self.rng.randrange(self.env.max_turns)):
-            move = self.skilled_move(state, skill)
-            played = self.play(state, move)
-            if played.ended:
-                break
-            state = State(target, (*state.dialogue, (move, played.reply)), played.candidates)
-        return state
-
-    def move(self, state: State) -> Move | None:
-        """A move to judge: as random play makes it, often, and sometimes a good one."""
-        return self.skilled_move(state, self.rng.choice((0.0, 0.0, 1.0)))
-
-    def skilled_move(self, state: State, skill: float) -> Move | None:
-        if self.rng.random() < skill:
-            return self.table.best(state.candidates, self.turns_left(state))
-        return None if self.rng.random() < NONSENSE else self.random_move()
-
-    def random_move(self) -> Move:
-        if self.rng.random() < 0.5:
-            return "guess", self.rng.randrange(len(self.table.objects))
-        return "ask", self.rng.randrange(len(self.table.attributes))
-
     def futures(self, state: State, move: Move | None) -> list[Future]:
-        """What a successor model of any quality might say of a move, one to four times."""
+        """What a successor model of any quality might say of a move, once or several times."""
         said = []
-        for _ in range(self.rng.choice((1, 1, 1, 2, 4))):
-            truth = State(self.pick(state.candidates), state.dialogue, state.candidates)
+        for _ in range(self.rng.choice(self.FUTURES)):
+            truth = self.imagine(state)
             if self.rng.random() < 0.15:
                 truth = self.state()
             said.append(self.future(truth, move, self.skill()))
         return said
 
     def skill(self) -> float:
+        """How well somebody plays, from 0, as the base policy does, to 1."""
         return self.rng.choice((0.0, 0.0, 0.5, 0.8, 1.0))
-
-    def pick(self, candidates: int) -> int:
-        return self.rng.choice([index for index in range(len(self.table.objects)) if candidates >> index & 1])
-
-    def turns_left(self, state: State) -> int:
-        return self.env.max_turns - len(state.dialogue)
-
-    def say(self, move: Move | None) -> str:
-        if move is not None:
-            return self.table.say(move)
-        return self.rng.choice(("Is it?", "Does it have it?", "Can you have it?", "Is it a legs?"))
-
-    def messages(self, state: State) -> tuple[Message, ...]:
-        turns = (
-            message
-            for move, reply in state.dialogue
-            for message in (Message("assistant", self.say(move)), Message("user", reply))
-        )
-        return (*self._opening, *turns)
 
     def transition(self, state: State, move: Move | None, played: Played) -> Transition:
         return Transition(
-            id=0, env="TwentyQuestions", state=self.messages(state), action=self.say(move),
+            id=0, env=self.ENV, state=self.messages(state), action=self.say(move),
             generation=NOT_GENERATED, observation=played.reply, reward=float(played.won),
             terminated=played.won, truncated=played.ended and not played.won, episode_success=played.won,
             returns_to_go=float(played.won),
@@ -260,10 +136,55 @@ class Corpus:
     def fix_of(critique: str) -> str:
         return critique.partition("Fix: ")[2]
 
+    # What the world knows.
 
-def amount(count: int) -> str:
-    """How many objects are left, in words a small model can get exactly right."""
-    return {0: "none", 1: "one", 2: "two"}.get(count, "few" if count <= 4 else "many")
+    @abc.abstractmethod
+    def state(self) -> State:
+        """A state somewhere in an episode played with a randomly drawn skill."""
+
+    @abc.abstractmethod
+    def imagine(self, state: State) -> State:
+        """The same to the agent, in a world drawn from all that it may be in."""
+
+    @abc.abstractmethod
+    def move(self, state: State) -> Move | None:
+        """A move to judge: as the base policy makes it, often, and sometimes a good one. None is nonsense."""
+
+    @abc.abstractmethod
+    def random_move(self, state: State) -> Move:
+        """A move of the base policy."""
+
+    @abc.abstractmethod
+    def play(self, state: State, move: Move | None) -> Played:
+        """What a move leads to."""
+
+    @abc.abstractmethod
+    def after(self, state: State, move: Move | None, played: Played) -> State:
+        """The state after a move that ended nothing."""
+
+    @abc.abstractmethod
+    def future(self, state: State, move: Move | None, skill: float) -> Future:
+        """The future of a move under play of a given skill, in the words of the corpus."""
+
+    @abc.abstractmethod
+    def compose(self, played: Played, next_future: Future) -> str:
+        """The exact backup of a real step and d'."""
+
+    @abc.abstractmethod
+    def ending(self, played: Played) -> str:
+        """The exact backup of a last step."""
+
+    @abc.abstractmethod
+    def critique(self, state: State, move: Move | None, futures: list[Future]) -> str:
+        """Judges a move by what is known and by the futures, and names another where it falls short."""
+
+    @abc.abstractmethod
+    def say(self, move: Move | None) -> str:
+        """A move in the words of the agent."""
+
+    @abc.abstractmethod
+    def messages(self, state: State) -> tuple[Message, ...]:
+        """The dialogue, as the policy sees it."""
 
 
 def outcome(won: bool) -> str:
