@@ -40,7 +40,8 @@ from rllib_nlac.metrics import log_collection, log_faults, log_sync, logprob_gap
 from rllib_nlac.offline.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector
 from rllib_nlac.sampling.engines import make_engine
-from rllib_nlac.sync.sync import push_weights
+from rllib_nlac.sync.sync import push_initial_weights, push_weights
+from rllib_nlac.types import Weights
 
 STATE = "nlac"  # key of our part of a checkpoint
 Result = TypeVar("Result")
@@ -74,6 +75,8 @@ class LanguageAlgorithm(Algorithm):
         self.num_learner_restarts = self._updates_since_snapshot = 0
         self.weight_version = 0
         self._take_snapshot()
+        if getattr(self.config, "judge_weights", None) == Weights.INITIAL:
+            self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
         self.sync_weights()
 
     def _make_collector(self) -> Collector | None:

@@ -87,7 +87,9 @@ class RolesConfig(LanguageAlgorithmConfig):
         """Sets what is learned from the critic's words.
 
         Args:
-            judge_weights: Which weights criticise and refine: "target" or "policy".
+            judge_weights: Which weights criticise and refine: "target", "policy", or "initial", those that the run began
+                with. Neither role is trained, and under moving weights both forget; the initial ones cost an engine a third
+                set in its host's memory.
             train_on_yes: When an action of verdict yes is trained on: "success", "always" or "never".
             critic_loss_coeff: Weight of L1; 0 freezes the critic's training.
             policy_loss_coeff: Weight of L2.
@@ -122,7 +124,7 @@ class RolesConfig(LanguageAlgorithmConfig):
         for key in ("future", "backup", "critique", "refine"):
             self._check(getattr(self, f"{key}_temperature") >= 0, f"{key}_temperature", "must not be negative")
         self._check(self.tau is not None, "tau", "must be a number: the backup is made under the target weights")
-        self._check_choice("judge_weights", "target", "policy")
+        self._check_choice("judge_weights", "target", "policy", "initial")
         self._check_choice("train_on_yes", "success", "always", "never")
 
 
@@ -225,6 +227,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
         self.num_futures = 1
         self.num_refinements = 1
         self.critic_input = "predicted"
+        self.fresh_actions = False
+        self.verify_refinements = False
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
@@ -233,6 +237,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
         num_futures: int | None = NotProvided,
         num_refinements: int | None = NotProvided,
         critic_input: str | None = NotProvided,
+        fresh_actions: bool | None = NotProvided,
+        verify_refinements: bool | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets NLAC's own hyper-parameters.
@@ -244,6 +250,10 @@ class NLACConfig(ReplayConfig, RolesConfig):
             num_futures: k, futures that the evaluator sees for each action.
             num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the critic accepts.
             critic_input: "predicted" futures; "permuted" or "constant" ones are ablations.
+            fresh_actions: Whether the current policy's own action in s is judged and refined, instead of the stored one. Costs
+                one more wave of generation.
+            verify_refinements: Whether a refined action is judged, too, and learned only with verdict yes. For models whose
+                advice is weak.
 
         Returns:
             This updated config.
@@ -256,7 +266,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
     def stage_settings(self) -> StageSettings:
         return replace(
             super().stage_settings, num_futures=self.num_futures, num_refinements=self.num_refinements,
-            critic_input=self.critic_input,
+            critic_input=self.critic_input, fresh_actions=self.fresh_actions, verify_refinements=self.verify_refinements,
         )  # fmt: skip
 
     @override(AlgorithmConfig)

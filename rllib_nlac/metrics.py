@@ -130,11 +130,11 @@ class TransitionWriter:
 
 def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
     """One transition with all that the critic and the refinement said of it, as Markdown."""
-    t = refinement.transition
+    t, judged = target.transition, refinement.transition.action
     ended = "terminated" if t.terminated else "truncated" if t.truncated else "goes on"
     parts = {
         "State": "\n".join(f"{message.role}: {message.content}" for message in t.state),
-        "Action": t.action,
+        "Action": t.action if judged == t.action else f"{t.action}\n(judged instead: {judged})",
         "Futures": "\n".join(f"{i}. {future.text}" for i, future in enumerate(refinement.futures, start=1)),
         "Critique": refinement.critique.text if refinement.critique else "(did not parse)",
         "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",

@@ -37,10 +37,11 @@ def dialogue_after(
 
 
 class Weights(StrEnum):
-    """Which weights answer a request: the policy's, θ, or the target's, θ̄."""
+    """Which weights answer a request: the policy's, θ, the target's, θ̄, or those that the run began with."""
 
     POLICY = "policy"
     TARGET = "target"
+    INITIAL = "initial"
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Refinement:
     """
 
     REASONS = (
-        "refined", "kept", "yes_success", "yes_skipped", "not_refined",
+        "refined", "kept", "yes_success", "yes_skipped", "not_refined", "rejected",
         "unparsed_future", "unparsed_critique", "unparsed_action",
     )  # fmt: skip
 

@@ -11,7 +11,9 @@ from scripted_engine import ScriptedEngine
 
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.envs.twenty_questions import TwentyQuestions, oracle_action
+from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, TextEnvRunner
+from rllib_nlac.types import dialogue_after
 
 
 def dialogue_of(prompt: str) -> list[tuple[str, str]]:
@@ -207,3 +209,24 @@ def test_tasks_with_a_long_first_prompt_are_passed_over(make):
     assert int(runner.get_metrics()["episodes_discarded"]) > 0
     with pytest.raises(RuntimeError, match=r"lost \d+ episodes in a row \(prompt_limit\).*max_prompt_tokens 5"):
         make(max_prompt_tokens=5).sample(num_episodes=1)
+
+
+def test_of_a_long_dialogue_the_opening_and_the_latest_turns_are_shown(make, chat):
+    """What the policy sees next is also the next state that a backup asks for; the stored episode keeps everything."""
+
+    def play(**settings):
+        return make(answer=lambda prompt, weights: "Is it big?", **settings).sample(num_episodes=1)[0]
+
+    whole, window = play(), play(history_turns=2)
+    assert whole.get_observations() == window.get_observations() and len(window) == 6
+    for t in range(6):
+        full, shown = (episode.get_extra_model_outputs(MESSAGES, t) for episode in (whole, window))
+        opening = len(whole.get_extra_model_outputs(MESSAGES, 0))
+        assert shown == (*full[:opening], *full[opening:][-4:])
+        assert window.get_extra_model_outputs(GENERATION, t).prompt_ids == chat.prompt_ids(shown)
+    for t in range(5):
+        step = transition_at("TwentyQuestions", window, t, first_id=0)
+        assert step.next_state == window.get_extra_model_outputs(MESSAGES, t + 1)
+    assert dialogue_after(whole.get_extra_model_outputs(MESSAGES, 5), "a", "o") == (
+        *whole.get_extra_model_outputs(MESSAGES, 5), ("assistant", "a"), ("user", "o"),
+    )  # fmt: skip

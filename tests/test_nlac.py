@@ -141,6 +141,7 @@ def test_coefficients_scale_a_loss_and_0_switches_it_off(algorithm):
     [
         {"critic_loss_coeff": 0.0}, {"num_refinements": 0}, {"n_step": 100}, {"tau": 1.0}, {"num_futures": 3},
         {"num_refinements": 2}, {"replay_buffer_config": {"alpha": 0.0}}, {"critic_input": "permuted"},
+        {"fresh_actions": True, "verify_refinements": True, "judge_weights": "initial"},
     ],
     ids=lambda change: "-".join(change),
 )  # fmt: skip

@@ -275,3 +275,37 @@ def test_same_seed_same_requests(make):
         stages.run([transition(i) for i in range(4)])
         seeds.append(seen)
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == len(seeds[0])
+
+
+def test_a_fresh_action_of_the_policy_is_judged_in_the_stored_ones_place(make):
+    """State, target and what the critic is trained on stay those of the stored transition."""
+    engine, stages = make(script(policy="Can you eat it?"), fresh_actions=True)
+    (target,), (refinement,), _ = stages.run([transition()])
+    judged = [p for _, ps in engine.calls for p in ps if last_message(p).startswith(("Evaluate.", "Refine."))]
+    assert len(judged) == 2 and all("<|assistant|>Can you eat it?<|end|>" in p and "Is it big?" not in p for p in judged)
+    assert target.transition.action == "Is it big?" and refinement.transition.action == "Can you eat it?"
+    _, stages = make(script(policy="Can you eat it?", verdict=YES, future="Future: SUCCESS"), fresh_actions=True)
+    _, (accepted,), _ = stages.run([transition()])
+    assert accepted.reason == "yes_success" and stages.chat.decode(accepted.generation.token_ids) == "Can you eat it?"
+
+
+@pytest.mark.parametrize(("second", "reason"), [(YES, "refined"), (NO, "rejected"), ("nonsense", "rejected")])
+def test_a_refined_action_that_is_verified_is_learned_with_a_yes_only(make, second, reason):
+    def answer(prompt: str, weights: Weights) -> str | None:
+        of_the_refined = "<|assistant|>Is it alive?<|end|>" in prompt
+        return script(verdict=second if of_the_refined else NO)(prompt, weights)
+
+    engine, stages = make(answer, verify_refinements=True, num_futures=2)
+    _, (refinement,), _ = stages.run([transition()])
+    assert refinement.reason == reason and (refinement.generation is not None) is (reason == "refined")
+    predicted = [p for _, ps in engine.calls for p in ps if last_message(p) == "Predict." and "Is it alive?" in p]
+    assert len(predicted) == 2  # k futures of its own
+    _, stages = make(answer, verify_refinements=False)
+    assert stages.run([transition()])[1][0].reason == "refined"
+
+
+def test_the_initial_weights_criticise_and_refine_where_they_are_asked_to(make):
+    engine, stages = make(script(), judge=Weights.INITIAL)
+    stages.run([transition()])
+    roles = {last_message(p).split(".")[0]: weights for weights, prompts in engine.calls for p in prompts}
+    assert roles["Evaluate"] is roles["Refine"] is Weights.INITIAL and roles["Backup"] is Weights.TARGET

@@ -33,6 +33,7 @@ def decide(
     refined: tuple[Generation, str] | None,
     train_on_yes: str,
     asked: bool = True,
+    rejected: bool = False,
 ) -> Refinement:
     """What the policy learns from one transition, if anything.
 
@@ -43,6 +44,7 @@ def decide(
         refined: The last round's action, where there is one.
         train_on_yes: "success", "always" or "never"; see ``StageSettings``.
         asked: Whether a refinement was asked for at all.
+        rejected: Whether the refined action did not find the evaluator's yes, where that was asked for.
     """
 
     def outcome(reason: str, generation: Generation | None, action: str | None) -> Refinement:
@@ -59,4 +61,6 @@ def decide(
     if refined is None:
         return outcome("unparsed_action" if asked else "not_refined", None, None)
     generation, action = refined
+    if rejected:
+        return outcome("rejected", None, action)
     return outcome("kept" if action.strip() == transition.action.strip() else "refined", generation, action)

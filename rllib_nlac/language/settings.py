@@ -34,6 +34,8 @@ class StageSettings:
             waves run with two swaps of weights.
         critic_input: Which futures the evaluator sees: "predicted"; or, as ablations, "permuted" ones of other
             transitions, or "constant", the same failure for all, which leaves nothing but distillation of the fixes.
+        fresh_actions: Whether the policy's own action of today is improved instead of the stored one.
+        verify_refinements: Whether a refined action must find the evaluator's yes, too.
         train_on_yes: When a kept action of verdict yes is trained on: "success" (its predicted outcome), "always", "never".
     """
 
@@ -48,4 +50,6 @@ class StageSettings:
     action_format: str = "plain"
     judge: Weights = Weights.TARGET
     critic_input: str = "predicted"
+    fresh_actions: bool = False
+    verify_refinements: bool = False
     train_on_yes: str = "success"

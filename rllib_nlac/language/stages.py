@@ -6,7 +6,7 @@
 
 The two columns are two generators, ``backup_stage`` and ``improvement_stage``: each is read from top to bottom and yields
 what it asks of the model, and ``LanguageStages.drive`` answers what several of them ask at the same time in one call.
-A further round of refinement (m > 1) or a longer backup (n > 1) just yields more often.
+A further round of refinement (m > 1), a longer backup (n > 1), fresh actions and verification just yield more often.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Messag
 
 Answer = tuple[Generation, str]
 Prompt = tuple[Message, ...] | None
+Judgement = tuple[list[tuple[Future, ...]], list[Critique | None]]
 Result = TypeVar("Result")
 
 
@@ -109,17 +110,10 @@ def improvement_stage(
         rng: For the ablation that permutes futures.
         futures: What the first round's evaluator sees, where it is not the successor model's to say.
     """
-    k, rounds = settings.num_futures, settings.num_refinements
-    count = len(transitions)
-    actions: list[str | None] = [t.action for t in transitions]
-    refined: list[Answer | None] = [None] * count
-    advice: list[Critique | None] = [None] * count  # the critique behind each refined action
-    seen_first: list[tuple[Future, ...]] = []
-    critiques_first: list[Critique | None] = []
-    for number in range(max(rounds, 1)):
-        if number == 0 and futures is not None:
-            parsed = list(futures)
-        else:
+
+    def judge(actions: Sequence[str | None], parsed: Sequence[tuple[Future, ...]] | None = None) -> Stage[Judgement]:
+        """Futures and critiques; neither is asked for where there is no action."""
+        if parsed is None:
             answers = yield Ask(
                 [critique.future_prompt(p, t.state, a) if a is not None else None
                  for p, t, a in zip(prompts, transitions, actions, strict=True) for _ in range(k)],
@@ -133,7 +127,23 @@ def improvement_stage(
              for p, t, a, d in zip(prompts, transitions, actions, seen, strict=True)],
             settings.critique, settings.judge,
         )  # fmt: skip
-        critiques = [critique.read_critique(answer) for answer in answers]
+        return seen, [critique.read_critique(answer) for answer in answers]
+
+    k, rounds = settings.num_futures, settings.num_refinements
+    count = len(transitions)
+    if settings.fresh_actions:
+        answers = yield Ask([t.state for t in transitions], settings.action, Weights.POLICY)
+        drawn = [refine.read_action(answer, settings.action_format) for answer in answers]
+        transitions = [
+            replace(t, generation=new[0], action=new[1]) if new else t for t, new in zip(transitions, drawn, strict=True)
+        ]
+    actions: list[str | None] = [t.action for t in transitions]
+    refined: list[Answer | None] = [None] * count
+    advice: list[Critique | None] = [None] * count  # the critique behind each refined action
+    seen_first: list[tuple[Future, ...]] = []
+    critiques_first: list[Critique | None] = []
+    for number in range(max(rounds, 1)):
+        seen, critiques = yield from judge(actions, futures if number == 0 else None)
         if number == 0:
             seen_first, critiques_first = seen, critiques
         if rounds == 0:
@@ -148,6 +158,10 @@ def improvement_stage(
         advice = [c if a else former for a, c, former in zip(new, critiques, advice, strict=True)]
         refined = [a or former for a, former in zip(new, refined, strict=True)]
         actions = [answer[1] if answer else None for answer in refined]
+    rejected = [False] * count
+    if settings.verify_refinements and any(refined):
+        _, verdicts = yield from judge(actions)
+        rejected = [a is not None and not (c and c.optimal) for a, c in zip(actions, verdicts, strict=True)]
     if settings.reasoning is not None:
         thoughts = [
             reasoning.action_thought(p, t.state, answer, c, chat)
@@ -158,8 +172,8 @@ def improvement_stage(
             (g, chat.decode(g.token_ids)) if g is not None else answer for g, answer in zip(generations, refined, strict=True)
         ]
     refinements = [
-        refine.decide(t, d, c, a, settings.train_on_yes, asked=rounds > 0)
-        for t, d, c, a in zip(transitions, seen_first, critiques_first, refined, strict=True)
+        refine.decide(t, d, c, a, settings.train_on_yes, asked=rounds > 0, rejected=r)
+        for t, d, c, a, r in zip(transitions, seen_first, critiques_first, refined, rejected, strict=True)
     ]
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
     return refinements

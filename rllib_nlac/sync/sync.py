@@ -37,18 +37,32 @@ def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> S
     """
     started = time.perf_counter()
     states = export_weights(learner_group)
-    num_bytes = 0
     # The policy's come last, so that they are what serves next without another swap.
-    for which in sorted(states, key=lambda weights: weights is Weights.POLICY):
-        tensors = list(states[which].values())
-        num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        sent, received = checksum(tensors), engine.set_weights(which, version, states[which])
-        if not math.isclose(sent, received, rel_tol=1e-9):
-            raise EngineError(
-                f"sync of version {version}: the engine's {which} weights have the checksum {received!r}, the learner's "
-                f"{sent!r}; a transfer broke, or the engine runs another model than config.language_model"
-            )
+    order = sorted(states, key=lambda weights: weights is Weights.POLICY)
+    num_bytes = sum(_push(engine, which, version, states[which]) for which in order)
     return SyncReport(version, time.perf_counter() - started, num_bytes)
+
+
+def push_initial_weights(learner_group: LearnerGroup, engine: Engine) -> None:
+    """Gives every engine a copy of θ to keep, before anything is learned; once in a run, as version 0.
+
+    Raises:
+        EngineError: As ``push_weights``.
+    """
+    state = {name: tensor.clone() for name, tensor in export_weights(learner_group)[Weights.POLICY].items()}
+    _push(engine, Weights.INITIAL, 0, state)
+
+
+def _push(engine: Engine, which: Weights, version: int, state: dict[str, Any]) -> int:
+    """Sends one set and returns its bytes."""
+    tensors = list(state.values())
+    sent, received = checksum(tensors), engine.set_weights(which, version, state)
+    if not math.isclose(sent, received, rel_tol=1e-9):
+        raise EngineError(
+            f"sync of version {version}: the engine's {which} weights have the checksum {received!r}, the learner's "
+            f"{sent!r}; a transfer broke, or the engine runs another model than config.language_model"
+        )
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]:
