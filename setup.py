@@ -26,7 +26,7 @@ setup(
     package_data={
         "rllib_nlac.envs": ["*.table"],
         "rllib_nlac.language": ["prompt_sets/*.yaml"],
-        "rllib_nlac.tiny": ["model/*"],
+        "rllib_nlac.tiny": ["model/*", "house_model/*"],
     },
     install_requires=[
         "ray[data,rllib]>=2.60,<2.61",

@@ -20,7 +20,7 @@ from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.sampling.env_runner import GENERATION, TextEnvRunner
 from rllib_nlac.sampling.vllm_engine import VLLMEngine
-from rllib_nlac.tiny.build import WORLD
+from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = (
         NLACConfig()
-        .environment("TwentyQuestions", env_config=WORLD)
+        .environment("TwentyQuestions", env_config=TWENTY_QUESTIONS.env_config)
         .language(language_model="tiny", prompts="compact", max_action_tokens=12)
         .env_runners(num_envs_per_env_runner=arguments.slots)
         .debugging(seed=0)

@@ -17,7 +17,8 @@ from rllib_nlac.names import unknown_key
 from rllib_nlac.sampling.chat import Chat, check_model_path
 from rllib_nlac.sampling.vllm_engine import VLLMSettings
 
-TINY_MODEL = "tiny"
+# Models shipped with this package, by name: their folders below ``tiny/``; see ``tiny/worlds.py``.
+SHIPPED_MODELS = {"tiny": "model", "tiny_house": "house_model"}
 
 
 class LanguageConfig(AlgorithmConfig):
@@ -41,7 +42,7 @@ class LanguageConfig(AlgorithmConfig):
         self.evaluate_refined = False
         self.evaluation_sample_timeout_s = 1800.0
         # language(...)
-        self.language_model = TINY_MODEL
+        self.language_model = "tiny"
         self.max_context: int | None = None
         self.prompts: str | dict[str, Any] = "default"
         self.action_format = "plain"
@@ -82,7 +83,8 @@ class LanguageConfig(AlgorithmConfig):
         """Sets the model, how the policy speaks and how the learner holds the model.
 
         Args:
-            language_model: A Hugging Face folder or name, or "tiny" for the model shipped with this package.
+            language_model: A Hugging Face folder or name, or one of the models shipped with this package, "tiny" (twenty
+                questions) and "tiny_house" (the text house).
             max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
             prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping.
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
@@ -190,9 +192,9 @@ class LanguageConfig(AlgorithmConfig):
 
     @property
     def model_path(self) -> str:
-        """Where the language model is: the shipped one's folder for "tiny"."""
-        if self.language_model == TINY_MODEL:
-            return str(Path(__file__).parent / "tiny" / "model")
+        """Where the language model is: for "tiny" and "tiny_house" a folder of this package."""
+        if folder := SHIPPED_MODELS.get(self.language_model):
+            return str(Path(__file__).parent / "tiny" / folder)
         return self.language_model
 
     @property

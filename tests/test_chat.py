@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
-from rllib_nlac.tiny.build import Encoder, make_corpus
+from rllib_nlac.tiny.build import Encoder
+from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Message
 
 DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it big?"), Message("user", "No."))
@@ -40,7 +41,7 @@ def test_any_text_survives(chat, text):
 
 def test_the_corpus_encoder_equals_the_chat_template(chat):
     encoder = Encoder(chat.tokenizer)
-    for example in itertools.islice(make_corpus(3), 200):
+    for example in itertools.islice(TWENTY_QUESTIONS.corpus(3), 200):
         prompt, answer = encoder(example)
         assert tuple(prompt) == chat.prompt_ids(example.prompt) and tuple(answer) == chat.encode(example.answer)
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rllib_nlac.envs.text_house import ROOMS
 from rllib_nlac.envs.twenty_questions import candidates_after
 from rllib_nlac.language.parsing import parse_critique, parse_future
-from rllib_nlac.tiny.build import make_corpus
 from rllib_nlac.tiny.card import HELD_OUT_SEED, Player, measure_roles
+from rllib_nlac.tiny.text_house import HORIZON, TextHouseCorpus, distance, head, one_later, progress_of
 from rllib_nlac.tiny.twenty_questions import TwentyQuestionsCorpus
+from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS
 
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, list]:
-    corpus = make_corpus(11)
+    corpus = TWENTY_QUESTIONS.corpus(11)
     by_role: dict[str, list] = {role: [] for role in TwentyQuestionsCorpus.ROLES}
     for example in itertools.islice(corpus, 8000):
         by_role[example.role].append(example)
@@ -31,7 +36,7 @@ def dialogue(prompt) -> list[tuple[str, str]]:
 
 def test_no_policy_example_is_better_than_chance(examples):
     """The share of greedy moves among the policy's examples is that of uniformly random moves: 1/16 to 1/32."""
-    table = make_corpus(0).table
+    table = TWENTY_QUESTIONS.corpus(0).table
     played = examples["policy"]
     greedy = 0
     for example in played:
@@ -79,16 +84,98 @@ def test_a_refinement_is_the_fix_of_its_critique(examples):
         assert example.answer == (critique.fix or example.prompt[-2].content)
 
 
+class TestHouse:
+    """The text house's corpus: futures that count on and expire, and a critique that knows no house."""
+
+    @pytest.fixture(scope="class")
+    def examples(self) -> dict[str, list]:
+        by_role: dict[str, list] = {role: [] for role in TextHouseCorpus.ROLES}
+        for example in itertools.islice(TEXT_HOUSE.corpus(5), 6000):
+            by_role[example.role].append(example)
+        return by_role
+
+    def test_what_a_future_speaks_of_is_one_command_later_for_the_state_before(self):
+        told = [
+            ("hall: blue key, then blue taken in one. FAILURE", "blue taken in two"),
+            ("locked, then oak opens in three. SUCCESS", "oak opens in four"),
+            ("locked, then oak opens in four. SUCCESS", "nothing"),
+            ("locked, then nothing. FAILURE", "nothing"),
+            ("blue taken, then oak opens in two. FAILURE", "blue taken in one"),
+            ("oak opens: pearl and red key, then nothing. FAILURE", "oak opens in one"),
+            ("oak opens: crown. SUCCESS", "oak opens in one"),
+            ("no key. FAILURE", "nothing"),
+        ]
+        assert {future: one_later(future) for future, _ in told} == dict(told)
+
+    @given(st.text(max_size=60))
+    def test_a_progress_that_is_only_imagined_dies_out(self, text):
+        """The backup contracts: after HORIZON steps in which nothing happens, nothing is left of what was there."""
+        future = f"locked, then {text} in one. SUCCESS"
+        for _ in range(HORIZON):
+            future = f"locked, then {one_later(future)}. SUCCESS"
+        assert future == "locked, then nothing. SUCCESS"
+
+    def test_a_backup_repeats_the_real_reply_and_counts_on(self, examples):
+        seen = set()
+        for example in examples["backup"]:
+            shown, answer = example.prompt[-1].content, example.answer.removeprefix("Future: ")
+            reply = shown.partition("Reply: ")[2]
+            assert answer.startswith(head(reply)) and parse_future(example.answer)
+            if "The end." in shown:
+                assert ", then" not in answer and answer.endswith("SUCCESS") is ("Reward: 1" in shown)
+                continue
+            next_future = re.search(r"Next: (.*) Reward:", shown)[1]
+            assert answer == f"{head(reply)}, then {one_later(next_future)}. {next_future.split()[-1]}"
+            seen.add(answer.rsplit(". ")[-2].split()[-1])
+        assert seen >= {"one", "two", "three", "four", "nothing"}
+
+    def test_a_future_tells_what_really_comes(self):
+        """Against the environment itself, with the expert at play."""
+        corpus = TEXT_HOUSE.corpus(0)
+        for _ in range(300):
+            state = corpus.state()
+            move = corpus.skilled_move(state, 1.0)
+            future = corpus.future(state, move, skill=1.0)
+            corpus.env.position, replies = state.position, []
+            for _ in range(state.turns_left):
+                reply = corpus.env.reply(state.task, corpus.env.shortest(state.task))
+                replies.append(reply)
+                if reply.success:
+                    break
+            made = [n for n, reply in enumerate(replies) if progress_of(reply.text)]
+            assert future.success is bool(replies[-1].success) and future.text.startswith(head(replies[0].text))
+            assert distance(future.text) == min(made, default=float("inf")) if made != [] else distance(future.text) > HORIZON
+
+    def test_a_verdict_is_yes_only_where_progress_is_near_and_nothing_speaks_against_the_command(self, examples):
+        reasons = set()
+        for example in examples["evaluate"]:
+            futures = [line.split(". ", 1)[1] for line in example.prompt[-1].content.splitlines()[1:]]
+            critique = parse_critique(example.answer)
+            if critique.optimal:
+                assert min(map(distance, futures)) <= 1
+            else:
+                reasons.add(critique.reason)
+                assert critique.reason != "nothing comes of it." or min(map(distance, futures)) > 1
+                assert critique.fix != example.prompt[-2].content
+        assert len(reasons) >= 7
+
+    def test_advice_and_play_know_nothing_of_any_house(self, examples):
+        """A fix is any command without a flaw: from a room with nothing in it that is going to one of the seven others."""
+        empty = [e for e in examples["evaluate"] if ": nothing. keys none." in e.prompt[-3].content and len(e.prompt) > 3]
+        fixes = Counter(fix for e in empty if (fix := parse_critique(e.answer).fix))
+        assert set(fixes) <= {f"go {room}" for room in ROOMS} and max(fixes.values()) / sum(fixes.values()) < 0.3
+
+
 def test_words_of_the_world_are_single_tokens(chat):
     for word in (" dog", " alive", " left", " SUCCESS", "Optimal", "Future", " few"):
         assert len(chat.tokenizer.encode(word, add_special_tokens=False)) == 1, word
 
 
 def test_the_shipped_model_fits_its_card(engine, chat, model_path):
-    player = Player(engine, chat, HELD_OUT_SEED)
+    player = Player(TWENTY_QUESTIONS, engine, chat, HELD_OUT_SEED)
     figures = measure_roles(player, examples=1500)
     assert figures["backup: exact"] >= 0.9 and figures["refine: exact"] >= 0.9
     assert min(value for name, value in figures.items() if name.endswith("parses")) >= 0.95
-    assert player.play(256, player.act) <= 0.25
-    assert player.play(256, player.suggest) >= 0.88  # 0.9 of 512 games on the card
+    assert player.play(256, player.act)["games won"] <= 0.25
+    assert player.play(256, player.suggest)["games won"] >= 0.88  # 0.9 of 512 games on the card
     assert (Path(model_path) / "MODEL_CARD.md").is_file()

@@ -13,22 +13,14 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rllib_nlac.envs.text_house import TextHouse
-from rllib_nlac.envs.twenty_questions import TwentyQuestions
-from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.tiny.corpus import Corpus, Example
-from rllib_nlac.tiny.text_house import TextHouseCorpus
-from rllib_nlac.tiny.twenty_questions import TwentyQuestionsCorpus
+from rllib_nlac.tiny.worlds import WORLDS, World
 
-WORLD: dict[str, Any] = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
-HOUSE: dict[str, Any] = {"brief": True, "memory": True, "max_turns": 20}
-FOLDERS = {"twenty_questions": "model", "text_house": "house_model"}  # of each world's shipped model
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -36,13 +28,6 @@ CHAT_TEMPLATE = (
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CONTEXT = 512
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def make_corpus(seed: int, world: str = "twenty_questions") -> Corpus:
-    """The stream of examples that a world's model is trained on; another seed gives held-out ones."""
-    if world == "text_house":
-        return TextHouseCorpus(TextHouse(**HOUSE), load_prompts("compact", "TextHouse"), seed)
-    return TwentyQuestionsCorpus(TwentyQuestions(**WORLD), load_prompts("compact", "TwentyQuestions"), seed)
 
 
 def train_tokenizer(corpus: Corpus, examples: int = 4000) -> PreTrainedTokenizerFast:
@@ -196,13 +181,13 @@ def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak
 
 
 def build(
-    out: Path, world: str, steps: int, batch_size: int = 64, peak_lr: float = 3e-3, seed: int = 0, init: Path | None = None
+    out: Path, world: World, steps: int, batch_size: int = 64, peak_lr: float = 3e-3, seed: int = 0, init: Path | None = None
 ) -> None:
     """Trains tokenizer and model and writes them to ``out`` in the Hugging Face format.
 
     Args:
         out: The folder to write.
-        world: What it is about, a key of ``FOLDERS``.
+        world: What it is about.
         steps: Optimizer steps.
         batch_size: Examples per step.
         peak_lr: Of both optimizers.
@@ -210,7 +195,7 @@ def build(
         init: A folder to go on from, with its tokenizer, instead of starting from scratch.
     """
     if init is None:
-        tokenizer = train_tokenizer(make_corpus(seed, world))
+        tokenizer = train_tokenizer(world.corpus(seed))
         model = make_model(tokenizer, seed)
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
@@ -221,22 +206,22 @@ def build(
     # in place of the saved one, and a model trained with the other never saw its users' tokens for a number.
     tokenizer = AutoTokenizer.from_pretrained(out) if init is None else AutoTokenizer.from_pretrained(init)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
-    data = batches(make_corpus(seed + 1, world), Encoder(tokenizer), batch_size, tokenizer.pad_token_id)
+    data = batches(world.corpus(seed + 1), Encoder(tokenizer), batch_size, tokenizer.pad_token_id)
     train(model, data, steps, peak_lr)
     model.save_pretrained(out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", choices=sorted(FOLDERS), default="twenty_questions")
+    parser.add_argument("--world", choices=sorted(WORLDS), default="twenty_questions")
     parser.add_argument("--out", type=Path, help="the folder to write; the shipped model's own, where it is not given")
     parser.add_argument("--init", type=Path, help="go on from this model instead of starting from scratch")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    out = arguments.out or Path(__file__).parent / FOLDERS[arguments.world]
-    build(out, arguments.world, arguments.steps, peak_lr=arguments.lr, seed=arguments.seed, init=arguments.init)
+    world = WORLDS[arguments.world]
+    build(arguments.out or world.folder, world, arguments.steps, peak_lr=arguments.lr, seed=arguments.seed, init=arguments.init)
 
 
 if __name__ == "__main__":

@@ -155,6 +155,10 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
         return replace(state, position=played.position, last=last, turns_left=state.turns_left - 1)
 
     def move(self, state: State) -> Move | None:
+        at, house = state.position, state.task.house
+        chests = [chest for chest, room in enumerate(house.chest_rooms) if room == at.room]
+        if at.keys and chests and self.rng.random() < 0.2:  # whether it fits, was tried before, or is open already
+            return "try", self.rng.choice(sorted(at.keys)), self.rng.choice(chests)
         return self.skilled_move(state, self.rng.choice((0.0, 0.0, 0.9)))
 
     def skilled_move(self, state: State, skill: float) -> Move | None:

@@ -1,0 +1,301 @@
+"""NLAC beside its ablations and baselines, from one base model each world: ``make compare``, or
+
+    python -m benchmarks.compare [--quick] [--worlds WORLD ...] [--methods METHOD ...] [--seeds N] [--parallel N]
+    python -m benchmarks.compare --search           # the small search that chose each method's settings
+    python -m benchmarks.compare --report           # only put together what is there
+
+``compare.yaml`` says what is compared. Each cell (a method on a world with a seed) is an experiment file of its own that
+``rllib train`` runs through Tune, below ``results/compare``; an interrupted command goes on where it stopped. What counts are
+evaluations on tasks and seeds of their own. Writes ``compare.csv``, a picture of the learning curves of each world (against
+episodes, generated tokens and wall-clock; mean and range over seeds), and the tables as Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllib_nlac.progress import evaluated, lookup
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent / "tuned_examples"
+SEARCH_SEED = 1000  # never among the reported ones
+COLUMNS = ("world", "method", "seed", "episodes", "success", "evaluation", "first_subgoal", "generated_tokens", "seconds")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run.
+
+    Attributes:
+        world: Name of the world in the plan.
+        method: Name of the method, with the candidate's number in a search.
+        seed: Of everything in it.
+        experiment: What ``rllib train`` runs.
+    """
+
+    world: str
+    method: str
+    seed: int
+    experiment: dict[str, Any] = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.world} {self.method} {self.seed}".lower())
+
+
+class Plan:
+    """What ``compare.yaml`` says.
+
+    Args:
+        path: The file: ``worlds``, ``methods``, ``runs`` and ``quick``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+        self.worlds: dict[str, dict[str, Any]] = self._plan["worlds"]
+        self.methods: dict[str, dict[str, Any]] = self._plan["methods"]
+
+    def cells(self, runs: str, worlds: Sequence[str], methods: Sequence[str], seeds: int | None) -> list[Cell]:
+        """The cells of "runs" or "quick", those of other worlds and methods left out."""
+        cells = [
+            self.cell(world, method, seed)
+            for run in self._plan[runs]
+            for seed in range(seeds or run["seeds"])
+            for world in run["worlds"]
+            for method in run["methods"]
+            if (not worlds or world in worlds) and (not methods or method in methods)
+        ]
+        return list({cell.name: cell for cell in cells}.values())
+
+    def search_cells(self, worlds: Sequence[str], methods: Sequence[str]) -> list[Cell]:
+        """As many candidates for each method on the world that its search names."""
+        return [
+            self.cell(world, method, SEARCH_SEED, candidate, number, settings["search"]["episodes"])
+            for method, settings in self.methods.items()
+            if "search" in settings and (not methods or method in methods)
+            for world in settings["search"]["worlds"]
+            if not worlds or world in worlds
+            for number, candidate in enumerate(settings["search"]["candidates"], start=1)
+        ]
+
+    def cell(
+        self, world: str, method: str, seed: int, candidate: dict[str, Any] | None = None, number: int = 0,
+        episodes: int | None = None,
+    ) -> Cell:  # fmt: skip
+        """A method's tuned example, in another world where that is one, with the changes that the plan names."""
+        place, settings = self.worlds[world], self.methods[method]
+        (experiment,) = yaml.safe_load((EXAMPLES / f"twenty_questions_{settings['file']}.yaml").read_text()).values()
+        chosen = settings.get("chosen", {}).get(place.get("like", world), {})
+        config = {
+            **experiment["config"], **place.get("config", {}), **settings.get("on", {}).get(place.get("like", world), {}),
+            **chosen, **settings.get("config", {}), **(candidate or {}), "seed": seed, "num_cpus_for_main_process": 1,
+        }  # fmt: skip
+        config["env_config"] = {**config["env_config"], **settings.get("env_config", {})}
+        stop = experiment["stop"]
+        if "evaluation_interval" in config:  # all but prompting alone
+            per_iteration = config.get("episodes_per_iteration") or (
+                config["train_batch_size_per_learner"] / config["env_config"]["max_turns"]
+            )
+            config["evaluation_interval"] = max(1, round(place["evaluate_every"] / per_iteration))
+            stop = {"env_runners/num_episodes_lifetime": episodes or place["episodes"]}
+        experiment = {
+            **experiment, "env": place.get("env", experiment["env"]), "stop": stop, "config": config,
+            "checkpoint_config": {"checkpoint_frequency": 8, "num_to_keep": 1},
+        }  # fmt: skip
+        return Cell(world, f"{method} #{number}" if number else method, seed, experiment)
+
+
+def run(cell: Cell, folder: Path) -> None:
+    """Trains one cell to its end, from the last checkpoint where it was begun."""
+    if is_done(cell, folder):
+        return
+    file = folder / f"{cell.name}.yaml"
+    file.write_text(yaml.safe_dump({cell.name: cell.experiment}, sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", "rllib_nlac.cli", "train", "file", str(file), "--storage-path", str(folder)]
+    if list((folder / cell.name).glob("*/checkpoint_*")):
+        command.append("--resume")
+    with (folder / f"{cell.name}.log").open("a") as log:
+        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    state = "done" if is_done(cell, folder) else f"FAILED, see {folder / cell.name}.log"
+    last = next((row for row in reversed(rows_of(cell, folder)) if row["evaluation"] is not None), None)
+    print(f"{cell.world:18s} {cell.method:32s} seed {cell.seed}  {state}" + (
+        f": {last['evaluation']:.3f} after {last['episodes']} episodes" if last else ""), flush=True)  # fmt: skip
+
+
+def is_done(cell: Cell, folder: Path) -> bool:
+    """Whether the run has reached its end, by its own experiment file."""
+    file, results = folder / f"{cell.name}.yaml", list(_results(cell, folder))
+    if not results or not file.is_file():
+        return False
+    if yaml.safe_load(file.read_text()) != {cell.name: json.loads(json.dumps(cell.experiment))}:
+        raise SystemExit(f"{file} is of another plan: remove it and {folder / cell.name}, or choose another --out")
+    return any((lookup(results[-1], key) or 0) >= limit for key, limit in cell.experiment["stop"].items())
+
+
+def rows_of(cell: Cell, folder: Path) -> list[Row]:
+    """A row for each iteration."""
+    rows, tokens = [], 0.0
+    for result in _results(cell, folder):
+        tokens += _number(lookup(result, "env_runners/num_generated_tokens"))
+        tokens += _number(lookup(result, "language_stages/num_generated_tokens"))
+        evaluation = evaluated(result)
+        if "evaluation_interval" not in cell.experiment["config"]:
+            evaluation = lookup(result, "env_runners/success_rate")
+        subgoal = lookup(result, "evaluation/env_runners/subgoals/chest_1") if evaluation is not None else None
+        rows.append({
+            "world": cell.world, "method": cell.method, "seed": cell.seed,
+            "episodes": int(_number(lookup(result, "env_runners/num_episodes_lifetime"))),
+            "success": lookup(result, "env_runners/success_rate"), "evaluation": evaluation, "first_subgoal": subgoal,
+            "generated_tokens": int(tokens), "seconds": result["time_total_s"],
+        })  # fmt: skip
+    return rows
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
+def _results(cell: Cell, folder: Path) -> Iterator[dict]:
+    files = sorted((folder / cell.name).glob("*/result.json"))
+    by_iteration = {}
+    for line in files[-1].read_text().splitlines() if files else ():
+        result = json.loads(line)
+        by_iteration[result["training_iteration"]] = result  # a resumed run repeats what came after its checkpoint
+    yield from (by_iteration[number] for number in sorted(by_iteration))
+
+
+def evaluations(rows: Iterable[Row]) -> dict[int, list[Row]]:
+    """The rows that hold an evaluation, by seed."""
+    by_seed: dict[int, list[Row]] = {}
+    for row in rows:
+        if row["evaluation"] is not None:
+            by_seed.setdefault(row["seed"], []).append(row)
+    return by_seed
+
+
+def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
+    """One world as Markdown. Episodes to the goal are the first evaluation's that reaches it, seed by seed."""
+    place = plan.worlds[world]
+    goal, has_subgoals = place["goal"], any(row["first_subgoal"] is not None for row in rows if row["world"] == world)
+    head = ["method", f"episodes to {goal}", "episodes", "success, each seed", "mean", "kept of best"]
+    head += ["first sub-goal"] if has_subgoals else []
+    head += ["generated tokens", "seconds"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for method in dict.fromkeys(row["method"] for row in rows if row["world"] == world):
+        by_seed = evaluations(row for row in rows if row["world"] == world and row["method"] == method)
+        if not by_seed:
+            continue
+        last = [curve[-1] for curve in by_seed.values()]
+        first = [next((row["episodes"] for row in curve if row["evaluation"] >= goal), None) for curve in by_seed.values()]
+        kept = statistics.mean(c[-1]["evaluation"] / max(max(r["evaluation"] for r in c), 1e-9) for c in by_seed.values())
+        fields = [
+            method, ", ".join("-" if n is None else str(n) for n in first),
+            f"{statistics.mean(row['episodes'] for row in last):.0f}", ", ".join(f"{row['evaluation']:.3f}" for row in last),
+            f"{statistics.mean(row['evaluation'] for row in last):.3f}", f"{kept:.2f}",
+        ]  # fmt: skip
+        if has_subgoals:
+            known = [row["first_subgoal"] for row in last if row["first_subgoal"] is not None]
+            fields.append(f"{statistics.mean(known):.3f}" if known else "")
+        fields += [f"{statistics.mean(row[key] for row in last):,.0f}" for key in ("generated_tokens", "seconds")]
+        lines.append(f"| {' | '.join(fields)} |")
+    return "\n".join(lines)
+
+
+def plot(rows: Sequence[Row], plan: Plan, world: str, path: Path) -> None:
+    """Evaluation success against episodes, tokens and seconds: mean over seeds as a line, their range as a band."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 3, figsize=(15, 4.6), sharey=True)
+    methods = [m for m in dict.fromkeys(row["method"] for row in rows if row["world"] == world) if m != "base model"]
+    labels = {"episodes": "training episodes", "generated_tokens": "generated tokens", "seconds": "seconds"}
+    for panel, (key, label) in zip(panels, labels.items(), strict=True):
+        for number, method in enumerate(methods):
+            by_seed = evaluations(row for row in rows if row["world"] == world and row["method"] == method)
+            if not by_seed:
+                continue
+            points = [[curve[i] for curve in by_seed.values()] for i in range(min(map(len, by_seed.values())))]
+            x = [statistics.mean(row[key] for row in point) for point in points]
+            values = [[row["evaluation"] for row in point] for point in points]
+            style = "-" if method.startswith("NLAC") else "--"
+            colour = plt.get_cmap("tab20")(number % 20)
+            panel.plot(x, list(map(statistics.mean, values)), style, marker="o", ms=3, label=method, color=colour)
+            panel.fill_between(x, list(map(min, values)), list(map(max, values)), alpha=0.12, color=colour)
+        panel.set(xlabel=label, ylim=(0, 1), xscale="log")
+        panel.grid(alpha=0.3)
+    panels[0].set(ylabel="success in evaluation")
+    panels[0].set_title(plan.worlds[world]["title"], loc="left")
+    panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def report(cells: Sequence[Cell], plan: Plan, folder: Path) -> None:
+    """CSV, pictures and tables of all that has been run."""
+    rows = [row for cell in cells for row in rows_of(cell, folder)]
+    with (folder / "compare.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    parts = []
+    for world in dict.fromkeys(row["world"] for row in rows):
+        plot(rows, plan, world, folder / f"{world}.png")
+        parts.append(f"### {plan.worlds[world]['title']}\n\n{table(rows, plan, world)}\n")
+    (folder / "compare.md").write_text("\n".join(parts), encoding="utf-8")
+    print("\n".join(parts))
+    print(f"Written: {folder}/compare.csv, compare.md and a picture of each world.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", type=Path, default=HERE / "compare.yaml")
+    parser.add_argument("--quick", action="store_true", help="the shorter comparison")
+    parser.add_argument("--search", action="store_true", help="search settings, the same number of runs for every method")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--worlds", nargs="*", default=[], metavar="WORLD")
+    parser.add_argument("--methods", nargs="*", default=[], metavar="METHOD")
+    parser.add_argument("--seeds", type=int, help="instead of the plan's")
+    parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 1)), help="runs side by side, a thread each")
+    parser.add_argument("--out", type=Path, default=Path("results/compare"))
+    arguments = parser.parse_args()
+    plan, folder = Plan(arguments.plan), arguments.out.absolute()
+    for known, asked in ((plan.worlds, arguments.worlds), (plan.methods, arguments.methods)):
+        for name in asked:
+            if name not in known:
+                parser.error(f"{name!r} is not in {arguments.plan}; there are {', '.join(known)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.search:
+        folder /= "search"
+        folder.mkdir(exist_ok=True)
+        cells = plan.search_cells(arguments.worlds, arguments.methods)
+    else:
+        cells = plan.cells("quick" if arguments.quick else "runs", arguments.worlds, arguments.methods, arguments.seeds)
+    if not arguments.report:
+        missing = [cell for cell in cells if not is_done(cell, folder)]
+        print(f"{len(cells)} runs, of which {len(cells) - len(missing)} are there already; {arguments.parallel} at a time")
+        with ThreadPoolExecutor(arguments.parallel) as pool:
+            list(pool.map(lambda cell: run(cell, folder), missing))
+    report(cells, plan, folder)
+
+
+if __name__ == "__main__":
+    main()

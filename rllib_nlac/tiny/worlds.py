@@ -1,0 +1,64 @@
+"""The little worlds that this package ships a small base model for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rllib_nlac.envs.text_house import TextHouse
+from rllib_nlac.envs.twenty_questions import TwentyQuestions
+from rllib_nlac.language.prompts import PromptSet, load_prompts
+from rllib_nlac.tiny.corpus import Corpus
+from rllib_nlac.tiny.text_house import TextHouseCorpus
+from rllib_nlac.tiny.twenty_questions import TwentyQuestionsCorpus
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class World:
+    """A world and its model.
+
+    Attributes:
+        name: Of the world, as the command lines take it.
+        env: Registered name of its environment.
+        env_config: The world's size.
+        history_turns: How much of a dialogue the model sees; None is all.
+        make_env: The environment's class.
+        make_corpus: The corpus's class, which takes an environment, prompts and a seed.
+        folder: Where the shipped model is.
+    """
+
+    name: str
+    env: str
+    env_config: dict[str, Any]
+    history_turns: int | None
+    make_env: Callable[..., Any]
+    make_corpus: Callable[[Any, PromptSet, int], Corpus]
+    folder: Path
+
+    def known_part(self, answer: str) -> str:
+        """What of an answer the prompt determines: an advice that was drawn at random is left out."""
+        return answer.partition("\nFix: ")[0] if self is TEXT_HOUSE else answer
+
+    @property
+    def prompts(self) -> PromptSet:
+        """The wording that the model was trained on."""
+        return load_prompts("compact", self.env)
+
+    def corpus(self, seed: int) -> Corpus:
+        """The stream of examples that the model is trained on; another seed gives held-out ones."""
+        return self.make_corpus(self.make_env(**self.env_config), self.prompts, seed)
+
+
+TWENTY_QUESTIONS = World(
+    "twenty_questions", "TwentyQuestions", {"num_objects": 16, "num_attributes": 8, "max_turns": 6}, None,
+    TwentyQuestions, TwentyQuestionsCorpus, HERE / "model",
+)  # fmt: skip
+TEXT_HOUSE = World(
+    "text_house", "TextHouse", {"depth": 2, "brief": True, "memory": True, "max_turns": 20}, 1,
+    TextHouse, TextHouseCorpus, HERE / "house_model",
+)  # fmt: skip
+WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE)}
