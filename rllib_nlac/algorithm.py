@@ -75,7 +75,7 @@ class LanguageAlgorithm(Algorithm):
         self.num_learner_restarts = self._updates_since_snapshot = 0
         self.weight_version = 0
         self._take_snapshot()
-        if getattr(self.config, "judge_weights", None) == Weights.INITIAL:
+        if Weights.INITIAL in (getattr(self.config, "judge_weights", None), getattr(self.config, "backup_weights", None)):
             self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
         self.sync_weights()
 

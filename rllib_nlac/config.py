@@ -40,6 +40,7 @@ class RolesConfig(LanguageAlgorithmConfig):
         # training(...)
         self.tau = 0.01
         self.judge_weights = "target"
+        self.backup_weights = "target"
         self.train_on_yes = "success"
         self.critic_loss_coeff = 1.0
         self.policy_loss_coeff = 1.0
@@ -79,6 +80,7 @@ class RolesConfig(LanguageAlgorithmConfig):
         self,
         *,
         judge_weights: str | None = NotProvided,
+        backup_weights: str | None = NotProvided,
         train_on_yes: str | None = NotProvided,
         critic_loss_coeff: float | None = NotProvided,
         policy_loss_coeff: float | None = NotProvided,
@@ -90,6 +92,8 @@ class RolesConfig(LanguageAlgorithmConfig):
             judge_weights: Which weights criticise and refine: "target", "policy", or "initial", those that the run began
                 with. Neither role is trained, and under moving weights both forget; the initial ones cost an engine a third
                 set in its host's memory.
+            backup_weights: Which weights write the Bellman target from reply, reward and d': "target", as in the paper, or
+                "initial". d' itself always comes from the target's.
             train_on_yes: When an action of verdict yes is trained on: "success", "always" or "never".
             critic_loss_coeff: Weight of L1; 0 freezes the critic's training.
             policy_loss_coeff: Weight of L2.
@@ -113,6 +117,7 @@ class RolesConfig(LanguageAlgorithmConfig):
             reasoning=Sampling(self.max_reasoning_tokens, 0.0) if self.correct_reasoning else None,
             action_format=self.action_format,
             judge=Weights(self.judge_weights),
+            backup_weights=Weights(self.backup_weights),
             train_on_yes=self.train_on_yes,
         )
 
@@ -124,6 +129,7 @@ class RolesConfig(LanguageAlgorithmConfig):
         for key in ("future", "backup", "critique", "refine"):
             self._check(getattr(self, f"{key}_temperature") >= 0, f"{key}_temperature", "must not be negative")
         self._check(self.tau is not None, "tau", "must be a number: the backup is made under the target weights")
+        self._check_choice("backup_weights", "target", "initial")
         self._check_choice("judge_weights", "target", "policy", "initial")
         self._check_choice("train_on_yes", "success", "always", "never")
 

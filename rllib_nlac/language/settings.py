@@ -32,6 +32,7 @@ class StageSettings:
         action_format: "plain" or "react".
         judge: Which weights criticise and refine. The target's drift more slowly than the policy's, and let all three
             waves run with two swaps of weights.
+        backup_weights: Which weights write y; d' comes from the target's in any case.
         critic_input: Which futures the evaluator sees: "predicted"; or, as ablations, "permuted" ones of other
             transitions, or "constant", the same failure for all, which leaves nothing but distillation of the fixes.
         fresh_actions: Whether the policy's own action of today is improved instead of the stored one.
@@ -49,6 +50,7 @@ class StageSettings:
     num_refinements: int = 1
     action_format: str = "plain"
     judge: Weights = Weights.TARGET
+    backup_weights: Weights = Weights.TARGET
     critic_input: str = "predicted"
     fresh_actions: bool = False
     verify_refinements: bool = False

@@ -82,7 +82,7 @@ def backup_stage(
         steps = [chains[i][-1 - depth] for i in due]
         answers = yield Ask(
             [backup.target_prompt(prompts[i], step, later[i]) for i, step in zip(due, steps, strict=True)],
-            settings.backup, Weights.TARGET,
+            settings.backup, settings.backup_weights,
         )  # fmt: skip
         for i, step, answer in zip(due, steps, answers, strict=True):
             targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i])

@@ -56,6 +56,7 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
     """
 
     ROLES = {"policy": 0.08, "predict": 0.17, "backup": 0.30, "evaluate": 0.40, "refine": 0.05}
+    FUTURES = (1, 1, 2, 4, 8)
     ENV = "TextHouse"
 
     def __init__(self, env: TextHouse, prompts: PromptSet, seed: int) -> None:
