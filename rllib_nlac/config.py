@@ -250,7 +250,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
         """Sets NLAC's own hyper-parameters.
 
         ``train_batch_size_per_learner`` counts the transitions sampled per iteration, ``minibatch_size`` those of one
-        gradient step.
+        gradient step, and ``num_epochs`` how often each target and refinement is trained on: gradient steps cost little beside
+        the generation of what they learn from.
 
         Args:
             num_futures: k, futures that the evaluator sees for each action.

@@ -138,14 +138,14 @@ class NLAC(ReplayAlgorithm):
     def sequences_of(
         self, sample: ReplaySample, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
     ) -> list[TrainingSequence]:
-        """At most one critic and one policy sequence per transition, importance-weighted.
+        """At most one critic and one policy sequence per transition and epoch, importance-weighted.
 
         Each loss is the mean over its sequences of a minibatch, times its coefficient.
         """
         sequences: list[TrainingSequence] = []
-        size = self.config.minibatch_size
-        for minibatch, start in enumerate(range(0, len(targets), size)):
-            members = range(start, min(start + size, len(targets)))
+        size, count = self.config.minibatch_size, len(targets)
+        orders = [range(count), *(self.rng.permutation(count).tolist() for _ in range(self.config.num_epochs - 1))]
+        for minibatch, members in enumerate(order[start : start + size] for order in orders for start in range(0, count, size)):
             critic = [(i, g) for i in members if (g := targets[i].generation) and self.config.critic_loss_coeff]
             policy = [(i, g) for i in members if (g := refinements[i].generation) and self.config.policy_loss_coeff]
             for item, answer in critic:

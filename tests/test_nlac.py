@@ -136,6 +136,24 @@ def test_coefficients_scale_a_loss_and_0_switches_it_off(algorithm):
     assert {role for role, _ in plain} == {CRITIC, POLICY}
 
 
+def test_each_epoch_trains_on_every_transition_once(algorithm):
+    algorithm.train()
+    sample = algorithm.local_replay_buffer.sample_transitions(50, beta=0.0)
+    targets, refinements, _ = algorithm.stages.run(sample.transitions)
+    once = [(s.role, s.item, s.answer_ids) for s in algorithm.sequences_of(sample, targets, refinements)]
+    algorithm.config._is_frozen = False
+    algorithm.config.num_epochs = 3
+    sequences = algorithm.sequences_of(sample, targets, refinements)
+    steps = range(math.ceil(50 / algorithm.config.minibatch_size))
+    for epoch in range(3):
+        numbers = [epoch * len(steps) + step for step in steps]
+        own = [s for s in sequences if s.minibatch in numbers]
+        assert sorted((s.role, s.item, s.answer_ids) for s in own) == sorted(once)
+        for number in numbers:
+            assert sum(s.weight for s in own if s.minibatch == number and s.role == CRITIC) == pytest.approx(1.0)
+    assert len({tuple(s.item for s in sequences if s.minibatch == number) for number in (0, len(steps), 2 * len(steps))}) == 3
+
+
 @pytest.mark.parametrize(
     "ablation",
     [

@@ -151,11 +151,13 @@ class TestHouse:
         for example in examples["evaluate"]:
             futures = [line.split(". ", 1)[1] for line in example.prompt[-1].content.splitlines()[1:]]
             critique = parse_critique(example.answer)
+            near = [future for future in futures if distance(future) <= 1]
+            hopeful = 4 * len(near) >= len(futures) or any("opens" in future for future in near)
             if critique.optimal:
-                assert min(map(distance, futures)) <= 1
+                assert hopeful
             else:
                 reasons.add(critique.reason)
-                assert critique.reason != "nothing comes of it." or min(map(distance, futures)) > 1
+                assert critique.reason != "nothing comes of it." or not hopeful
                 assert critique.fix != example.prompt[-2].content
         assert len(reasons) >= 7
 

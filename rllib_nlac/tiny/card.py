@@ -161,8 +161,9 @@ learner ever meets, with the loss on the answers alone:
 
 - predict: the futures of the base policy's own play in a house of which next to nothing is known;
 - backup: exact rewriting of reply and next future; what is not reached within four commands expires;
-- evaluate: no to a command that the last observation speaks against, else yes where a future sees progress (a key, a chest)
-  by this command or the next. The fix is **any command that nothing in view speaks against**: no knowledge of any house;
+- evaluate: no to a command that the last observation speaks against, else yes where any future sees a chest open, or one in
+  four a key taken, by this command or the next. The fix is **any command that nothing in view speaks against**: no knowledge
+  of any house;
 - refine: the fix of the critique;
 - policy: mostly the same commands that nothing speaks against, and every fifth time any command. No example is good play.
 

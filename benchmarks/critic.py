@@ -1,0 +1,108 @@
+"""How well a trained critic predicts, beside the one that the run began with: ``python -m benchmarks.critic CHECKPOINT``.
+
+The checkpoint's policy plays; of its turns some are drawn, and both critics say of each k futures. Success: the share of
+futures that predict it, against what the episode came to (area under the ROC curve, Brier score, and that of a predictor that
+always says the mean). In the text house also progress: how often a future names the next key or chest, of the turns within
+whose next four commands there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
+
+import numpy as np
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from safetensors.torch import load_file
+
+from rllib_nlac.language.critique import future_prompt, read_futures
+from rllib_nlac.nlac import NLAC
+from rllib_nlac.replay.buffer import transition_at
+from rllib_nlac.tiny.text_house import HORIZON, distance, next_of, progress_of
+from rllib_nlac.types import Future, Request, Transition, Weights
+
+
+def futures_of(algorithm: NLAC, transitions: Sequence[Transition], k: int, weights: Weights) -> list[tuple[Future, ...]]:
+    """k futures of every transition, those that parse."""
+    prompts = algorithm.stages.prompts_for(str(algorithm.config.env))
+    room = algorithm.config.max_future_tokens
+    requests = [
+        Request(algorithm.chat.prompt_ids(future_prompt(prompts, t.state, t.action), room=room), room, seed=number * k + i)
+        for number, t in enumerate(transitions)
+        for i in range(k)
+    ]
+    said = [(g, algorithm.chat.decode(g.token_ids)) for g in algorithm.engine.generate(requests, weights)]
+    return [read_futures(said[i : i + k]) for i in range(0, len(said), k)]
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Probability that a success is scored above a failure, ties counted half; NaN where there is only one kind."""
+    good, bad = scores[labels], scores[~labels]
+    if not len(good) or not len(bad):
+        return float("nan")
+    difference = good[:, None] - bad[None, :]
+    return float((difference > 0).mean() + 0.5 * (difference == 0).mean())
+
+
+def next_progress(steps: Sequence[Transition]) -> str | None:
+    """What a perfect future would name, in the words of the corpus: "now" for the immediate reply, else name and number."""
+    for number, step in enumerate(steps[: HORIZON + 1]):
+        if made := progress_of(step.observation):
+            return made if number == 0 else f"{made} later"
+    return None
+
+
+def named(future: Future) -> str:
+    """What a future names, in the same form."""
+    return next_of(future.text) if distance(future.text) == 0 else f"{next_of(future.text)} later"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--k", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    algorithm = Algorithm.from_checkpoint(str(arguments.checkpoint.absolute()))
+    assert isinstance(algorithm, NLAC)
+    episodes = algorithm.env_runner.sample_tasks(range(arguments.episodes))
+    every = [[transition_at(str(algorithm.config.env), episode, t, 0) for t in range(len(episode))] for episode in episodes]
+    rng = np.random.default_rng(arguments.seed)
+    places = [(e, t) for e, steps in enumerate(every) for t in range(len(steps))]
+    drawn = [places[i] for i in rng.permutation(len(places))[: arguments.pairs]]
+    transitions = [every[e][t] for e, t in drawn]
+    labels = np.array([t.episode_success for t in transitions])
+    algorithm.engine.set_weights(Weights.INITIAL, 0, load_file(str(Path(algorithm.config.model_path) / "model.safetensors")))
+    constant = labels.mean()
+    print(f"{len(transitions)} turns of {len(episodes)} episodes, {constant:.3f} of them in won ones, k = {arguments.k}")
+    print(f"Brier score of always saying {constant:.3f}: {constant * (1 - constant):.3f}")
+    for name, weights in (("trained", Weights.POLICY), ("initial", Weights.INITIAL)):
+        futures = futures_of(algorithm, transitions, arguments.k, weights)
+        scores = np.array([statistics.mean(f.success for f in fs) if fs else constant for fs in futures])
+        line = f"{name:8s} AUC {auc(scores, labels):.3f}  Brier {((scores - labels) ** 2).mean():.3f}"
+        if str(algorithm.config.env) == "TextHouse":
+            truths = [next_progress(every[e][t:]) for e, t in drawn]
+            hits = [
+                statistics.mean(named(f) == truth for f in fs) if fs else 0.0
+                for truth, fs in zip(truths, futures, strict=True)
+                if truth
+            ]
+            line += f"  next progress named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""
+        print(line, flush=True)
+    algorithm.stop()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The comparison: its plan, what it reads from runs, and one real cell by its command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from benchmarks.compare import HERE, Cell, Plan, evaluations, is_done, rows_of, table
+from rllib_nlac.experiment import load_experiments
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return Plan(HERE / "compare.yaml")
+
+
+@pytest.mark.parametrize("runs", ["runs", "quick"])
+def test_every_cell_is_an_experiment_that_rllib_train_takes(plan, runs, tmp_path, ray_session):
+    cells = plan.cells(runs, [], [], seeds=1)
+    assert cells and len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        (tmp_path / "cell.yaml").write_text(yaml.safe_dump({cell.name: cell.experiment}))
+        (experiment,) = load_experiments(tmp_path / "cell.yaml")
+        assert experiment.name == cell.name and experiment.config["seed"] == cell.seed
+
+
+def test_methods_of_a_world_share_model_task_and_episodes(plan):
+    for world in plan.worlds:
+        cells = [cell for cell in plan.cells("runs", [world], [], seeds=1) if cell.method != "base model"]
+        for key in ("env_config", "language_model", "history_turns", "prompts"):
+            values = [json.dumps(cell.experiment["config"].get(key)) for cell in cells if "bonus" not in cell.method]
+            assert len(set(values)) <= 1, (world, key)
+        assert len({json.dumps(cell.experiment["stop"]) for cell in cells}) <= 1
+
+
+def test_the_main_cells_have_five_seeds_and_no_cell_has_less_than_three(plan):
+    seeds: dict[tuple[str, str], int] = {}
+    for cell in plan.cells("runs", [], [], None):
+        seeds[cell.world, cell.method] = seeds.get((cell.world, cell.method), 0) + 1
+    assert all(count >= 3 for (_, method), count in seeds.items() if method != "base model")
+    for world in ("twenty_questions", "house_1"):
+        assert min(seeds[world, "NLAC"], seeds[world, "PPO (RLlib)"]) >= 5
+
+
+def test_every_method_gets_the_same_search(plan):
+    searches = {name: method["search"] for name, method in plan.methods.items() if "search" in method}
+    assert {"NLAC", "PPO (RLlib)", "GRPO", "RFT"} <= set(searches)
+    assert len({(len(s["candidates"]), s["episodes"], *s["worlds"]) for s in searches.values()}) == 1
+    for name, search in searches.items():
+        for world, chosen in plan.methods[name].get("chosen", {}).items():
+            assert chosen in search["candidates"], (name, world)
+
+
+def result(iteration: int, episodes: int, success: float, interval: int = 2) -> dict:
+    return {
+        "training_iteration": iteration, "time_total_s": 10.0 * iteration, "config": {"evaluation_interval": interval},
+        "env_runners": {"num_episodes_lifetime": episodes, "success_rate": success, "num_generated_tokens": 100},
+        "language_stages": {"num_generated_tokens": 10},
+        "evaluation": {"env_runners": {"success_rate": success / 2, "subgoals": {"chest_1": success}}},
+    }  # fmt: skip
+
+
+def write(folder, cell: Cell, results: list[dict]) -> None:
+    (folder / cell.name / "trial").mkdir(parents=True, exist_ok=True)
+    (folder / cell.name / "trial" / "result.json").write_text("\n".join(map(json.dumps, results)))
+    (folder / f"{cell.name}.yaml").write_text(yaml.safe_dump({cell.name: cell.experiment}))
+
+
+EXPERIMENT = {"config": {"evaluation_interval": 2}, "stop": {"env_runners/num_episodes_lifetime": 128}}
+
+
+def test_rows_hold_fresh_evaluations_only_and_a_resumed_iteration_once(tmp_path):
+    cell = Cell("house_1", "NLAC", 0, EXPERIMENT)
+    write(tmp_path, cell, [result(1, 32, 0.2), result(2, 64, 0.4), result(2, 64, 0.5), result(3, 96, 0.6)])
+    rows = rows_of(cell, tmp_path)
+    assert [row["evaluation"] for row in rows] == [None, 0.25, None] and rows[1]["first_subgoal"] == 0.5
+    assert [row["generated_tokens"] for row in rows] == [110, 220, 330]
+    assert not is_done(cell, tmp_path)
+    write(tmp_path, cell, [result(4, 128, 0.6)])
+    assert is_done(cell, tmp_path)
+    with pytest.raises(SystemExit, match="is of another plan"):
+        is_done(Cell("house_1", "NLAC", 0, {**EXPERIMENT, "stop": {"training_iteration": 9}}), tmp_path)
+
+
+def test_the_table_says_when_each_seed_reached_the_goal_and_what_is_left_of_the_best(plan, tmp_path):
+    rows = []
+    for seed, (early, late) in enumerate([(0.8, 0.4), (1.0, 1.0)]):
+        cell = Cell("twenty_questions", "NLAC", seed, EXPERIMENT)
+        write(tmp_path, cell, [result(2, 64, 2 * early), result(4, 128, 2 * late)])
+        rows += rows_of(cell, tmp_path)
+    assert {seed: len(found) for seed, found in evaluations(rows).items()} == {0: 2, 1: 2}
+    line = table(rows, plan, "twenty_questions").splitlines()[-1]
+    assert line.startswith("| NLAC | 64, 64 | 128 | 0.400, 1.000 | 0.700 | 0.75 |")
+
+
+def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path):
+    config = {"episodes_per_iteration": 16, "evaluation_duration": 16}
+    config |= {"train_batch_size_per_learner": 32, "minibatch_size": 32}
+    plan = {
+        "worlds": {"small": {"title": "Small", "episodes": 16, "evaluate_every": 16, "goal": 0.5, "config": config}},
+        "methods": {"NLAC": {"file": "nlac"}},
+        "runs": [{"worlds": ["small"], "methods": ["NLAC"], "seeds": 1}],
+    }  # fmt: skip
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    command = [sys.executable, "-m", "benchmarks.compare", "--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path)]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert first.returncode == 0 and "small" in first.stdout and ": 0." in first.stdout, first.stdout + first.stderr
+    with (tmp_path / "compare.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["method"] == "NLAC" and row["episodes"] == "16" and 0 <= float(row["evaluation"]) <= 1
+    assert (tmp_path / "small.png").is_file() and "| NLAC |" in (tmp_path / "compare.md").read_text()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "1 runs, of which 1 are there already" in again.stdout
