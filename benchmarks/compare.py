@@ -74,7 +74,7 @@ class Plan:
     def cells(self, runs: str, worlds: Sequence[str], methods: Sequence[str], seeds: int | None) -> list[Cell]:
         """The cells of "runs" or "quick", those of other worlds and methods left out."""
         cells = [
-            self.cell(world, method, seed)
+            self.cell(world, method, seed, episodes=run.get("episodes"))
             for run in self._plan[runs]
             for seed in range(seeds or run["seeds"])
             for world in run["worlds"]
@@ -283,9 +283,10 @@ def main() -> None:
             if name not in known:
                 parser.error(f"{name!r} is not in {arguments.plan}; there are {', '.join(known)}")
     folder.mkdir(parents=True, exist_ok=True)
-    if arguments.search:
-        folder /= "search"
+    if arguments.search or arguments.quick:
+        folder /= "search" if arguments.search else "quick"
         folder.mkdir(exist_ok=True)
+    if arguments.search:
         cells = plan.search_cells(arguments.worlds, arguments.methods)
     else:
         cells = plan.cells("quick" if arguments.quick else "runs", arguments.worlds, arguments.methods, arguments.seeds)

@@ -58,7 +58,7 @@ TWENTY_QUESTIONS = World(
     TwentyQuestions, TwentyQuestionsCorpus, HERE / "model",
 )  # fmt: skip
 TEXT_HOUSE = World(
-    "text_house", "TextHouse", {"depth": 2, "brief": True, "memory": True, "max_turns": 20}, 1,
+    "text_house", "TextHouse", {"depth": 2, "brief": True, "memory": True, "max_turns": 30}, 1,
     TextHouse, TextHouseCorpus, HERE / "house_model",
 )  # fmt: skip
 WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE)}
