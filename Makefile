@@ -8,13 +8,14 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint bench clean
+.PHONY: help install quickstart test lint bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make test        install, then run all tests"
 	@echo "make lint        ruff and mypy"
-	@echo "make bench       figures of engine, NLAC and its ablations (about half an hour; python -m benchmarks.learning: all)"
+	@echo "make bench       figures of the engine and of the environments (three minutes)"
+	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: about an hour on two cores; all: a day)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 
 install: $(INSTALLED)
@@ -44,7 +45,10 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.engine
-	@$(BIN)/python -m benchmarks.learning --methods NLAC "NLAC, critic frozen" "NLAC, futures permuted" "NLAC, distillation only"
+	@$(BIN)/python -m benchmarks.environments
+
+compare: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.compare $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) results build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -100,24 +100,29 @@ class Plan:
     ) -> Cell:  # fmt: skip
         """A method's tuned example, in another world where that is one, with the changes that the plan names."""
         place, settings = self.worlds[world], self.methods[method]
-        (experiment,) = yaml.safe_load((EXAMPLES / f"twenty_questions_{settings['file']}.yaml").read_text()).values()
-        chosen = settings.get("chosen", {}).get(place.get("like", world), {})
+        kind = place.get("like", world)
+        examples = [EXAMPLES / f"{name}_{settings['file']}.yaml" for name in (kind, "twenty_questions")]
+        (experiment,) = yaml.safe_load(next(path for path in examples if path.is_file()).read_text()).values()
+        chosen = settings.get("chosen", {}).get(kind, {})
         config = {
-            **experiment["config"], **place.get("config", {}), **settings.get("on", {}).get(place.get("like", world), {}),
-            **chosen, **settings.get("config", {}), **(candidate or {}), "seed": seed, "num_cpus_for_main_process": 1,
+            **experiment["config"], **place.get("config", {}), **chosen, **settings.get("config", {}), **(candidate or {}),
+            "seed": seed, "num_cpus_for_main_process": 1,
         }  # fmt: skip
-        config["env_config"] = {**config["env_config"], **settings.get("env_config", {})}
+        if "env_config" in settings:
+            config["env_config"] = {**config["env_config"], **settings["env_config"]}
         stop = experiment["stop"]
-        if "evaluation_interval" in config:  # all but prompting alone
+        if "evaluation_interval" in config and "own_stop" not in settings:  # all but prompting alone and logged dialogues
             per_iteration = config.get("episodes_per_iteration") or (
                 config["train_batch_size_per_learner"] / config["env_config"]["max_turns"]
             )
             config["evaluation_interval"] = max(1, round(place["evaluate_every"] / per_iteration))
             stop = {"env_runners/num_episodes_lifetime": episodes or place["episodes"]}
         experiment = {
-            **experiment, "env": place.get("env", experiment["env"]), "stop": stop, "config": config,
-            "checkpoint_config": {"checkpoint_frequency": 8, "num_to_keep": 1},
+            **experiment, "stop": stop, "config": config,
+            "checkpoint_config": {"checkpoint_frequency": 8, "num_to_keep": 1, "checkpoint_at_end": True},
         }  # fmt: skip
+        if "env" in place:
+            experiment["env"] = place["env"]
         return Cell(world, f"{method} #{number}" if number else method, seed, experiment)
 
 
