@@ -53,7 +53,7 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def next_progress(steps: Sequence[Transition]) -> str | None:
-    """What a perfect future would name, in the words of the corpus: "now" for the immediate reply, else name and number."""
+    """What a perfect future would name, within its horizon; "... later" where it is not the immediate reply. None: nothing."""
     for number, step in enumerate(steps[: HORIZON + 1]):
         if made := progress_of(step.observation):
             return made if number == 0 else f"{made} later"

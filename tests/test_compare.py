@@ -7,11 +7,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 
 from benchmarks.compare import HERE, Cell, Plan, evaluations, is_done, rows_of, table
+from benchmarks.critic import auc, named, next_progress
 from rllib_nlac.experiment import load_experiments
+from rllib_nlac.types import Future, Generation, Transition
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +122,28 @@ def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path):
     assert (tmp_path / "small.png").is_file() and "| NLAC |" in (tmp_path / "compare.md").read_text()
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "1 runs, of which 1 are there already" in again.stdout
+
+
+def test_auc_is_the_chance_that_a_success_is_scored_above_a_failure():
+    labels = np.array([True, True, False, False])
+    assert auc(np.array([0.9, 0.8, 0.2, 0.1]), labels) == 1.0
+    assert auc(np.array([0.9, 0.1, 0.9, 0.1]), labels) == 0.5
+    assert auc(np.array([0.5, 0.5, 0.5, 0.5]), labels) == 0.5
+    assert auc(np.array([0.8, 0.2, 0.5, 0.1]), labels) == 0.75
+    assert np.isnan(auc(np.array([0.1, 0.2]), np.array([True, True])))
+
+
+def test_a_future_names_the_progress_that_the_episode_then_makes():
+    def steps(*replies: str) -> list[Transition]:
+        nothing = Generation((), (), np.zeros(0, np.float32), True, 0)
+        return [Transition(0, "TextHouse", (), "a", nothing, reply, 0.0, False, False, False, 0.0) for reply in replies]
+
+    later = steps("hall: nothing. keys none.", "no key. hall: nothing.", "blue taken. hall: nothing. keys blue.")
+    assert next_progress(later) == "blue taken later" and next_progress(later[2:]) == "blue taken"
+    assert next_progress(steps(*["locked."] * 9, "oak opens: crown.")) is None
+    for text, says in (
+        ("hall: nothing, then blue taken in two. FAILURE", "blue taken later"),
+        ("oak opens: crown. SUCCESS", "oak opens"),
+        ("hall: blue key, then nothing. FAILURE", "nothing later"),
+    ):
+        assert named(Future(text, text.endswith("SUCCESS"))) == says
