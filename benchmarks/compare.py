@@ -177,9 +177,10 @@ def _number(value: Any) -> float:
 
 
 def _results(cell: Cell, folder: Path) -> Iterator[dict]:
-    files = sorted((folder / cell.name).glob("*/result.json"))
+    # A run that was interrupted before its first checkpoint began again in a folder of its own.
+    latest = max((folder / cell.name).glob("*/result.json"), key=lambda file: file.stat().st_mtime, default=None)
     by_iteration = {}
-    for line in files[-1].read_text().splitlines() if files else ():
+    for line in latest.read_text().splitlines() if latest else ():
         result = json.loads(line)
         by_iteration[result["training_iteration"]] = result  # a resumed run repeats what came after its checkpoint
     yield from (by_iteration[number] for number in sorted(by_iteration))
@@ -304,6 +305,8 @@ def main() -> None:
         with ThreadPoolExecutor(arguments.parallel) as pool:
             list(pool.map(lambda cell: run(cell, folder), missing))
     report(cells, plan, folder)
+    if not arguments.report and (failed := [cell.name for cell in cells if not is_done(cell, folder)]):
+        raise SystemExit(f"{len(failed)} runs failed, first {folder / failed[0]}.log; the same command tries them again")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 
@@ -91,6 +92,15 @@ def test_rows_hold_fresh_evaluations_only_and_a_resumed_iteration_once(tmp_path)
     assert is_done(cell, tmp_path)
     with pytest.raises(SystemExit, match="is of another plan"):
         is_done(Cell("house_1", "NLAC", 0, {**EXPERIMENT, "stop": {"training_iteration": 9}}), tmp_path)
+
+
+def test_of_two_beginnings_the_later_one_counts(tmp_path):
+    cell = Cell("house_1", "NLAC", 0, EXPERIMENT)
+    write(tmp_path, cell, [result(2, 64, 0.2)])
+    (tmp_path / cell.name / "trial").rename(tmp_path / cell.name / "zzz")  # Tune's names do not sort by time
+    os.utime(tmp_path / cell.name / "zzz" / "result.json", (0, 0))
+    write(tmp_path, cell, [result(2, 64, 0.8)])
+    assert rows_of(cell, tmp_path)[0]["evaluation"] == 0.4
 
 
 def test_the_table_says_when_each_seed_reached_the_goal_and_what_is_left_of_the_best(plan, tmp_path):
