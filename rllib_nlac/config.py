@@ -89,9 +89,9 @@ class RolesConfig(LanguageAlgorithmConfig):
         """Sets what is learned from the critic's words.
 
         Args:
-            judge_weights: Which weights criticise and refine: "target", "policy", or "initial", those that the run began
-                with. Neither role is trained, and under moving weights both forget; the initial ones cost an engine a third
-                set in its host's memory.
+            judge_weights: Which weights criticise and refine: "target", "policy", or "initial", those of ``language_model`` as
+                it was before training. Neither role is trained, and under moving weights both forget; the initial ones cost
+                an engine a third set in its host's memory.
             backup_weights: Which weights write the Bellman target from reply, reward and d': "target", as in the paper, or
                 "initial". d' itself always comes from the target's.
             train_on_yes: When an action of verdict yes is trained on: "success", "always" or "never".

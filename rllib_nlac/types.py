@@ -37,7 +37,7 @@ def dialogue_after(
 
 
 class Weights(StrEnum):
-    """Which weights answer a request: the policy's, θ, the target's, θ̄, or those that the run began with."""
+    """Which weights answer a request: the policy's, θ, the target's, θ̄, or those of the untrained model."""
 
     POLICY = "policy"
     TARGET = "target"

@@ -119,7 +119,7 @@ def measure_roles(player: Player, examples: int) -> dict[str, float]:
     return figures
 
 
-def card(world: World, model: str, figures: dict[str, float]) -> str:
+def card(world: World, model: str, games: int, figures: dict[str, float]) -> str:
     """The model card, as Markdown."""
     config = AutoConfig.from_pretrained(model)
     rows = "\n".join(f"| {name} | {value:.3f} |" for name, value in figures.items())
@@ -135,8 +135,8 @@ for an instruction-tuned LLM where there is no GPU. It is no language model of g
 |---|---|
 {rows}
 
-Printed by `python -m rllib_nlac.tiny.card --world {world.name}`: 512 games each, sampled at temperature 1 (roles but predict:
-greedy), and held-out examples of another seed.
+Printed by `python -m rllib_nlac.tiny.card --world {world.name}`: {games} games each, sampled at temperature 1 (roles but
+predict: greedy), and held-out examples of another seed.
 
 {ORIGIN[world.name]}"""
 
@@ -180,8 +180,8 @@ suggestions, with backup .902 and refine .986 exact; the default of 5,000 steps 
 """,
     "text_house": """## How these weights came about
 2,200 steps of `python -m rllib_nlac.tiny.build --world text_house` (12 minutes on two cores), and then, because the rule for
-chests in the evaluator's role had changed, 600 steps more: `--init FOLDER --steps 600 --lr 0.0015 --seed 50` (4 minutes). What
-the default number of steps gives in one go has not been measured.
+chests in the evaluator's role had changed, 600 steps more: `--init FOLDER --steps 600 --lr 0.0015 --seed 50` (4 minutes), both
+with episodes of 20 commands, where the world has 30 now. What the default number of steps gives in one go has not been measured.
 """,
 }
 
@@ -197,7 +197,7 @@ def main() -> None:
     figures = measure(world, str(model), arguments.games)
     for name, value in figures.items():
         print(f"{name:45s} {value:.3f}")
-    (model / "MODEL_CARD.md").write_text(card(world, str(model), figures), encoding="utf-8")
+    (model / "MODEL_CARD.md").write_text(card(world, str(model), arguments.games, figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

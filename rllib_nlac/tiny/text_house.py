@@ -194,7 +194,7 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
         return kind, (ROOMS if kind == "go" else COLOURS).index(first), -1
 
     def messages(self, state: State) -> tuple[Message, ...]:
-        opening = self.prompts.state(self.env.out_of_turns, state.opening)
+        opening = self.prompts.state("", state.opening)
         return opening if state.last is None else dialogue_after(opening, *state.last)
 
 
