@@ -14,8 +14,8 @@ help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make test        install, then run all tests"
 	@echo "make lint        ruff and mypy"
-	@echo "make bench       figures of the engine and of the environments (three minutes)"
-	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: about an hour on two cores; all: a day)"
+	@echo "make bench       figures of the engine and of the environments"
+	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 
 install: $(INSTALLED)
