@@ -181,7 +181,8 @@ suggestions, with backup .902 and refine .986 exact; the default of 5,000 steps 
     "text_house": """## How these weights came about
 2,200 steps of `python -m rllib_nlac.tiny.build --world text_house` (12 minutes on two cores), and then, because the rule for
 chests in the evaluator's role had changed, 600 steps more: `--init FOLDER --steps 600 --lr 0.0015 --seed 50` (4 minutes), both
-with episodes of 20 commands, where the world has 30 now. What the default number of steps gives in one go has not been measured.
+with episodes of 20 commands, where the world has 30 now. What the default number of steps gives in one go has not been
+measured.
 """,
 }
 
