@@ -41,7 +41,6 @@ from rllib_nlac.offline.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector
 from rllib_nlac.sampling.engines import make_engine
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
-from rllib_nlac.types import Weights
 
 STATE = "nlac"  # key of our part of a checkpoint
 Result = TypeVar("Result")
@@ -75,8 +74,6 @@ class LanguageAlgorithm(Algorithm):
         self.num_learner_restarts = self._updates_since_snapshot = 0
         self.weight_version = 0
         self._take_snapshot()
-        if Weights.INITIAL in (getattr(self.config, "judge_weights", None), getattr(self.config, "backup_weights", None)):
-            self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
         self.sync_weights()
 
     def _make_collector(self) -> Collector | None:
@@ -102,7 +99,9 @@ class LanguageAlgorithm(Algorithm):
         raise NotImplementedError
 
     def make_stages(self, kind: type[LanguageStages] = LanguageStages) -> LanguageStages:
-        """The waves of generation of an algorithm whose critic speaks."""
+        """The waves of generation of an algorithm whose critic speaks; called before anything is learned or restored."""
+        if self.config.stage_settings.uses_initial_weights:
+            self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
         prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
         return kind(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
 

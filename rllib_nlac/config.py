@@ -41,6 +41,7 @@ class RolesConfig(LanguageAlgorithmConfig):
         self.tau = 0.01
         self.judge_weights = "target"
         self.backup_weights = "target"
+        self.future_weights = "policy"
         self.train_on_yes = "success"
         self.critic_loss_coeff = 1.0
         self.policy_loss_coeff = 1.0
@@ -81,6 +82,7 @@ class RolesConfig(LanguageAlgorithmConfig):
         *,
         judge_weights: str | None = NotProvided,
         backup_weights: str | None = NotProvided,
+        future_weights: str | None = NotProvided,
         train_on_yes: str | None = NotProvided,
         critic_loss_coeff: float | None = NotProvided,
         policy_loss_coeff: float | None = NotProvided,
@@ -93,9 +95,12 @@ class RolesConfig(LanguageAlgorithmConfig):
                 it was before training. Neither role is trained, and under moving weights both forget; the initial ones cost
                 an engine a third set in its host's memory.
             backup_weights: Which weights write the Bellman target from reply, reward and d': "target", as in the paper, or
-                "initial". d' itself always comes from the target's.
+                "initial".
+            future_weights: Which weights predict: "policy" (with d' from the target's, as in the paper), or "initial", which
+                with ``critic_loss_coeff: 0`` is a critic that stays what it was.
             train_on_yes: When an action of verdict yes is trained on: "success", "always" or "never".
-            critic_loss_coeff: Weight of L1; 0 freezes the critic's training.
+            critic_loss_coeff: Weight of L1; at 0 the critic is not trained, though the policy's loss still moves the weights
+                that they share.
             policy_loss_coeff: Weight of L2.
 
         Returns:
@@ -118,6 +123,7 @@ class RolesConfig(LanguageAlgorithmConfig):
             action_format=self.action_format,
             judge=Weights(self.judge_weights),
             backup_weights=Weights(self.backup_weights),
+            future_weights=Weights(self.future_weights),
             train_on_yes=self.train_on_yes,
         )
 
@@ -130,6 +136,7 @@ class RolesConfig(LanguageAlgorithmConfig):
             self._check(getattr(self, f"{key}_temperature") >= 0, f"{key}_temperature", "must not be negative")
         self._check(self.tau is not None, "tau", "must be a number: the backup is made under the target weights")
         self._check_choice("backup_weights", "target", "initial")
+        self._check_choice("future_weights", "policy", "initial")
         self._check_choice("judge_weights", "target", "policy", "initial")
         self._check_choice("train_on_yes", "success", "always", "never")
 

@@ -157,7 +157,8 @@ def test_each_epoch_trains_on_every_transition_once(algorithm):
 @pytest.mark.parametrize(
     "ablation",
     [
-        {"critic_loss_coeff": 0.0}, {"num_refinements": 0}, {"n_step": 100}, {"tau": 1.0}, {"num_futures": 3},
+        {"critic_loss_coeff": 0.0, "future_weights": "initial"}, {"num_refinements": 0}, {"n_step": 100}, {"tau": 1.0},
+        {"num_futures": 3},
         {"num_refinements": 2}, {"replay_buffer_config": {"alpha": 0.0}}, {"critic_input": "permuted"},
         {"fresh_actions": True, "verify_refinements": True, "judge_weights": "initial"},
     ],

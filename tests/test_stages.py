@@ -309,3 +309,10 @@ def test_the_initial_weights_criticise_and_refine_where_they_are_asked_to(make):
     stages.run([transition()])
     roles = {last_message(p).split(".")[0]: weights for weights, prompts in engine.calls for p in prompts}
     assert roles["Evaluate"] is roles["Refine"] is Weights.INITIAL and roles["Backup"] is Weights.TARGET
+
+
+def test_a_frozen_critics_futures_all_come_from_the_initial_weights(make):
+    engine, stages = make(script(), future_weights=Weights.INITIAL)
+    stages.run([transition()])
+    predicted = [weights for weights, prompts in engine.calls for p in prompts if last_message(p).startswith("Predict")]
+    assert predicted == [Weights.INITIAL] * 2  # d and d'

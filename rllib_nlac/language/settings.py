@@ -32,7 +32,8 @@ class StageSettings:
         action_format: "plain" or "react".
         judge: Which weights criticise and refine. The target's drift more slowly than the policy's, and let all three
             waves run with two swaps of weights.
-        backup_weights: Which weights write y; d' comes from the target's in any case.
+        backup_weights: Which weights write y.
+        future_weights: Which weights predict d and d': the policy's and the target's (POLICY), or the initial ones (INITIAL).
         critic_input: Which futures the evaluator sees: "predicted"; or, as ablations, "permuted" ones of other
             transitions, or "constant", the same failure for all, which leaves nothing but distillation of the fixes.
         fresh_actions: Whether the policy's own action of today is improved instead of the stored one.
@@ -51,7 +52,13 @@ class StageSettings:
     action_format: str = "plain"
     judge: Weights = Weights.TARGET
     backup_weights: Weights = Weights.TARGET
+    future_weights: Weights = Weights.POLICY
     critic_input: str = "predicted"
     fresh_actions: bool = False
     verify_refinements: bool = False
     train_on_yes: str = "success"
+
+    @property
+    def uses_initial_weights(self) -> bool:
+        """Whether any role is answered by the weights that the run began with."""
+        return Weights.INITIAL in (self.judge, self.backup_weights, self.future_weights)

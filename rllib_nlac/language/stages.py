@@ -71,7 +71,7 @@ def backup_stage(
     next_actions = [answer[1] if answer else None for answer in answers]
     answers = yield Ask(
         [backup.next_future_prompt(p, t, a) for p, t, a in zip(prompts, ends, next_actions, strict=True)],
-        settings.future, Weights.TARGET,
+        settings.future, Weights.INITIAL if settings.future_weights is Weights.INITIAL else Weights.TARGET,
     )  # fmt: skip
     next_futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
 
@@ -117,7 +117,7 @@ def improvement_stage(
             answers = yield Ask(
                 [critique.future_prompt(p, t.state, a) if a is not None else None
                  for p, t, a in zip(prompts, transitions, actions, strict=True) for _ in range(k)],
-                settings.future, Weights.POLICY,
+                settings.future, settings.future_weights,
             )  # fmt: skip
             parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(count)]
             report.counts["unparsed_future"] += k * sum(a is not None for a in actions) - sum(map(len, parsed))
