@@ -64,9 +64,11 @@ class Plan:
 
     Args:
         path: The file: ``worlds``, ``methods``, ``runs`` and ``quick``.
+        models: Where the models are built that a world names and the package does not ship.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, models: Path) -> None:
+        self.models = models.absolute()
         self._plan = yaml.safe_load(path.read_text(encoding="utf-8"))
         self.worlds: dict[str, dict[str, Any]] = self._plan["worlds"]
         self.methods: dict[str, dict[str, Any]] = self._plan["methods"]
@@ -105,8 +107,8 @@ class Plan:
         (experiment,) = yaml.safe_load(next(path for path in examples if path.is_file()).read_text()).values()
         chosen = settings.get("chosen", {}).get(kind, {})
         config = {
-            **experiment["config"], **place.get("config", {}), **chosen, **settings.get("config", {}), **(candidate or {}),
-            "seed": seed, "num_cpus_for_main_process": 1,
+            **experiment["config"], **place.get("config", {}), **settings.get("by_world", {}).get(kind, {}), **chosen,
+            **settings.get("config", {}), **(candidate or {}), "seed": seed, "num_cpus_for_main_process": 1,
         }  # fmt: skip
         if "env_config" in settings:
             config["env_config"] = {**config["env_config"], **settings["env_config"]}
@@ -123,7 +125,19 @@ class Plan:
         }  # fmt: skip
         if "env" in place:
             experiment["env"] = place["env"]
+        if "build" in place:
+            config["language_model"] = str(self.models / world)
         return Cell(world, f"{method} #{number}" if number else method, seed, experiment)
+
+
+def build(plan: Plan, world: str) -> None:
+    """The model of a world that asks for one of its own, unless it is there."""
+    recipe, out = plan.worlds[world].get("build"), plan.models / world
+    if recipe and not (out / "built").exists():
+        print(f"{world}: building its model, a few minutes, once", flush=True)
+        options = [f"--{key}={value}" for key, value in recipe.items()]
+        subprocess.run([sys.executable, "-m", "rllib_nlac.tiny.build", *options, f"--out={out}"], check=True, cwd=HERE.parent)
+        (out / "built").touch()
 
 
 def run(cell: Cell, folder: Path) -> None:
@@ -286,7 +300,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 1)), help="runs side by side, a thread each")
     parser.add_argument("--out", type=Path, default=Path("results/compare"))
     arguments = parser.parse_args()
-    plan, folder = Plan(arguments.plan), arguments.out.absolute()
+    plan, folder = Plan(arguments.plan, arguments.out / "models"), arguments.out.absolute()
     for known, asked in ((plan.worlds, arguments.worlds), (plan.methods, arguments.methods)):
         for name in asked:
             if name not in known:
@@ -302,6 +316,8 @@ def main() -> None:
     if not arguments.report:
         missing = [cell for cell in cells if not is_done(cell, folder)]
         print(f"{len(cells)} runs, of which {len(cells) - len(missing)} are there already; {arguments.parallel} at a time")
+        for world in dict.fromkeys(cell.world for cell in missing):
+            build(plan, world)
         with ThreadPoolExecutor(arguments.parallel) as pool:
             list(pool.map(lambda cell: run(cell, folder), missing))
     report(cells, plan, folder)

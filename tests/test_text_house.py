@@ -139,12 +139,12 @@ def test_a_bonus_is_paid_for_each_chest_on_the_way_and_for_no_other():
 
 
 def test_with_a_memory_the_last_observation_sums_up_the_dialogue():
-    """Room, what is in it, keys in hand and failed tries here are a function of the position, not of the way to it."""
+    """Room, what is in it, keys in hand, open chests and failed tries here are a function of the position, not of the way."""
     env = TextHouse(depth=2, house=1, memory=True, brief=True)
     env.reset(seed=0)
     for action in ("go library", "take blue", "go hall", "try blue oak", "go kitchen"):
         said = env.step(action)[0]
-    assert said == "kitchen: stone chest, black key. keys blue, yellow. tried none."
+    assert said == "kitchen: stone chest, black key. keys blue, yellow. open oak. tried none."
     env.reset(seed=0)
     for action in ("go library", "take blue", "take blue", "go hall", "what", "try blue oak", "go hall", "go kitchen"):
         again = env.step(action)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import statistics
 from collections import Counter
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from rllib_nlac.envs.twenty_questions import candidates_after
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.tiny.card import HELD_OUT_SEED, Player, measure_roles
 from rllib_nlac.tiny.text_house import HORIZON, TextHouseCorpus, distance, head, one_later, progress_of
-from rllib_nlac.tiny.twenty_questions import TwentyQuestionsCorpus
-from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS
+from rllib_nlac.tiny.twenty_questions import State, TwentyQuestionsCorpus
+from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS, WORLDS
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,26 @@ def test_a_refinement_is_the_fix_of_its_critique(examples):
     for example in examples["refine"]:
         critique = parse_critique(example.prompt[-1].content.removeprefix("Refine.\n"))
         assert example.answer == (critique.fix or example.prompt[-2].content)
+
+
+@pytest.mark.parametrize("advice", ["strong", "common_sense", "random"])
+def test_advice_is_as_good_as_its_world_says(advice):
+    world = WORLDS[TWENTY_QUESTIONS.name if advice == "strong" else f"twenty_questions_{advice}_advice"]
+    corpus = world.corpus(12)
+    table, best, flawless = corpus.table, [], []
+    for example in itertools.islice((e for e in corpus if e.role == "evaluate"), 1500):
+        fix = parse_critique(example.answer).fix
+        if not fix:
+            continue
+        so_far = dialogue(example.prompt[:-2])
+        candidates = candidates_after(table, so_far)
+        best.append(fix == table.say(table.best(candidates, 6 - len(so_far))))
+        kinds = {table.say(m): m for m in [("guess", i) for i in range(16)] + [("ask", i) for i in range(8)]}
+        moves = tuple((kinds.get(said), reply) for said, reply in so_far)
+        flawless.append(corpus.flaw(State(0, moves, candidates), kinds[fix]) is None)
+    expected = {"strong": (1.0, 1.0), "common_sense": (0.3, 0.97), "random": (0.05, 0.25)}[advice]
+    assert statistics.mean(best) == pytest.approx(expected[0], abs=0.15)
+    assert statistics.mean(flawless) == pytest.approx(expected[1], abs=0.15)
 
 
 class TestHouse:

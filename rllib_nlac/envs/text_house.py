@@ -27,14 +27,15 @@ FULL = {
     "no key": "There is no {} key here.", "not held": "You do not have the {} key.", "no chest": "There is no {} chest here.",
     "open": "The {} chest is open already.", "locked": "The {} key does not fit the {} chest.",
     "opens": "The {} chest opens. You take {}.", "one": "One chest and one key at a time.", "what": "That is no command.",
-    "memory": "{} Keys: {}. Failed here: {}.", "try": "{} on {}", "none": "none",
+    "memory": "{} Keys: {}. Opened: {}. Failed here: {}.", "try": "{} on {}", "none": "none",
     "go": "go to the {}", "take": "take the {} key", "use": "open the {1} chest with the {0} key",
 }  # fmt: skip
 BRIEF = {
     "goal": "Find {}.", "room": "{}: {}.", "chest": "{} chest", "key": "{} key", "thing": "{}", "nothing": "nothing",
     "opened": "open {} chest", "taken": "{} taken.", "held": "held.", "no key": "no key.", "not held": "no key.",
     "no chest": "no chest.", "open": "open.", "locked": "locked.", "opens": "{} opens: {}.", "one": "what.", "what": "what.",
-    "memory": "{} keys {}. tried {}.", "try": "{} {}", "none": "none", "go": "go {}", "take": "take {}", "use": "try {} {}",
+    "memory": "{} keys {}. open {}. tried {}.", "try": "{} {}", "none": "none",
+    "go": "go {}", "take": "take {}", "use": "try {} {}",
 }  # fmt: skip
 
 
@@ -117,8 +118,9 @@ class TextHouse(TextEnv[HouseTask]):
         vary_goal: Another treasure of the house every episode, instead of the deepest one.
         brief: Texts of as few words as possible, for very small models; commands may be as short: "go cellar", "take red",
             "try red oak". The goal then stands in the first observation only, as it does in the other form too.
-        memory: Observations end with the room, the keys in hand and the tries at its chests that failed, so that the last
-            one sums up the dialogue and ``history_turns: 1`` loses nothing but what other rooms hold.
+        memory: Observations end with the room, the keys in hand, the chests that are open and the tries at this room's
+            chests that failed, so that the last one sums up the dialogue: ``history_turns: 1`` then loses nothing but what
+            other rooms hold and which keys failed there.
         bonus: A hand-made reward for every chest on the way, for baselines that need one; 0 pays for the treasure alone.
         max_turns: Commands per episode.
         split: With ``house: None``, houses of "train" and "eval" are different ones.
@@ -238,10 +240,13 @@ class TextHouse(TextEnv[HouseTask]):
         if not looked:
             text = f"{text} {self._look(house)}"
         at = self.position
-        held = ", ".join(COLOURS[key] for key in sorted(at.keys)) or self._say("none")
+        held, opened = (
+            ", ".join(names[index] for index in sorted(of)) or self._say("none")
+            for names, of in ((COLOURS, at.keys), (MATERIALS, at.open))
+        )
         here = [(key, chest) for key, chest in dict.fromkeys(at.failed) if house.chest_rooms[chest] == at.room]
         tries = [self._say("try", COLOURS[key], MATERIALS[chest]) for key, chest in here]
-        return self._say("memory", text, held, ", ".join(tries) or self._say("none"))
+        return self._say("memory", text, held, opened, ", ".join(tries) or self._say("none"))
 
     def _info(self) -> dict:
         info = super()._info()

@@ -221,7 +221,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     world = WORLDS[arguments.world]
-    build(arguments.out or world.folder, world, arguments.steps, peak_lr=arguments.lr, seed=arguments.seed, init=arguments.init)
+    out = arguments.out or world.folder
+    if out is None:
+        parser.error(f"--out is needed: no model of {world.name} is shipped")
+    build(out, world, arguments.steps, peak_lr=arguments.lr, seed=arguments.seed, init=arguments.init)
 
 
 if __name__ == "__main__":

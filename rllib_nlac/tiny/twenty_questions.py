@@ -44,14 +44,16 @@ class TwentyQuestionsCorpus(Corpus[State, Move, Played]):
         env: The world, with its table and turn limit.
         prompts: The wording of the roles.
         seed: Same seed, same examples.
+        advice: What the critique knows. "strong": common sense, and the greedy best move as the fix. "common sense": the fix
+            is any move that common sense holds nothing against. "random": nothing but what the futures say, and any fix.
     """
 
     ROLES = {"policy": 0.05, "predict": 0.13, "backup": 0.26, "evaluate": 0.40, "refine": 0.05, "fact": 0.02, "left": 0.09}
     ENV = "TwentyQuestions"
 
-    def __init__(self, env: TwentyQuestions, prompts: PromptSet, seed: int) -> None:
+    def __init__(self, env: TwentyQuestions, prompts: PromptSet, seed: int, advice: str = "strong") -> None:
         super().__init__(prompts, seed)
-        self.env = env
+        self.env, self.advice = env, advice
         self.table: ObjectTable = env.table
         self._opening = prompts.state(env.system_prompt, env.begin(0))
 
@@ -70,12 +72,22 @@ class TwentyQuestionsCorpus(Corpus[State, Move, Played]):
     # What the roles know.
 
     def critique(self, state: State, move: Move | None, futures: list[Future]) -> str:
-        """Judges a move by what is known and by the futures, and names the greedy move where it falls short."""
-        flaw = self.flaw(state, move)
+        """Judges a move by what is known and by the futures, and names another where it falls short."""
+        flaw = self.flaw(state, move) if self.advice != "random" else None
         if flaw is None and 2 * sum(future.success for future in futures) >= len(futures):
             return "Optimal: Yes\nReason: it leads to success."
-        best = self.table.best(state.candidates, self.turns_left(state))
-        return f"Optimal: No\nReason: {flaw or 'it leads to failure'}.\nFix: {self.table.say(best)}"
+        return f"Optimal: No\nReason: {flaw or 'it leads to failure'}.\nFix: {self.table.say(self.fix(state, move))}"
+
+    def fix(self, state: State, move: Move | None) -> Move:
+        """Another move than this one, as good as the advice knows."""
+        if self.advice == "strong":
+            return self.table.best(state.candidates, self.turns_left(state))
+        moves: list[Move] = [("guess", index) for index in range(len(self.table.objects))]
+        moves += [("ask", index) for index in range(len(self.table.attributes))]
+        moves = [other for other in moves if other != move]
+        if self.advice == "common sense":
+            moves = [other for other in moves if self.flaw(state, other) is None] or moves
+        return self.rng.choice(moves)
 
     def flaw(self, state: State, move: Move | None) -> str | None:
         """What common sense holds against a move, whatever follows it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class World:
         history_turns: How much of a dialogue the model sees; None is all.
         make_env: The environment's class.
         make_corpus: The corpus's class, which takes an environment, prompts and a seed.
-        folder: Where the shipped model is.
+        folder: Where the shipped model is, if there is one.
         advice_is_random: Whether its evaluator's fixes are drawn at random, and no answer to be exact about.
     """
 
@@ -38,7 +39,7 @@ class World:
     history_turns: int | None
     make_env: Callable[..., Any]
     make_corpus: Callable[[Any, PromptSet, int], Corpus]
-    folder: Path
+    folder: Path | None
     advice_is_random: bool = False
 
     def known_part(self, answer: str) -> str:
@@ -63,4 +64,13 @@ TEXT_HOUSE = World(
     "text_house", "TextHouse", {"depth": 2, "brief": True, "memory": True, "max_turns": 30}, 1,
     TextHouse, TextHouseCorpus, HERE / "house_model", advice_is_random=True,
 )  # fmt: skip
-WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE)}
+
+# The same game, and critiques that know less; their models go on from the shipped one, benchmarks/compare.yaml says how.
+WEAKER = [
+    replace(
+        TWENTY_QUESTIONS, name=f"twenty_questions_{advice.replace(' ', '_')}_advice", folder=None, advice_is_random=True,
+        make_corpus=functools.partial(TwentyQuestionsCorpus, advice=advice),
+    )
+    for advice in ("common sense", "random")
+]  # fmt: skip
+WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE, *WEAKER)}
