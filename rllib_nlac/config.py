@@ -242,6 +242,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         self.critic_input = "predicted"
         self.fresh_actions = False
         self.verify_refinements = False
+        self.rejected_weight = 0.0
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
@@ -252,6 +253,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         critic_input: str | None = NotProvided,
         fresh_actions: bool | None = NotProvided,
         verify_refinements: bool | None = NotProvided,
+        rejected_weight: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets NLAC's own hyper-parameters.
@@ -268,6 +270,9 @@ class NLACConfig(ReplayConfig, RolesConfig):
                 one more wave of generation.
             verify_refinements: Whether a refined action is judged, too, and learned only with verdict yes. For models whose
                 advice is weak.
+            rejected_weight: How much an action that was judged so and rejected counts in the policy's loss. 0 leaves the policy
+                as it is where the critic knows nothing good, 1 is not to verify at all; a little of it keeps the policy trying
+                the advice there.
 
         Returns:
             This updated config.
@@ -281,6 +286,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         return replace(
             super().stage_settings, num_futures=self.num_futures, num_refinements=self.num_refinements,
             critic_input=self.critic_input, fresh_actions=self.fresh_actions, verify_refinements=self.verify_refinements,
+            rejected_weight=self.rejected_weight,
         )  # fmt: skip
 
     @override(AlgorithmConfig)
@@ -288,4 +294,5 @@ class NLACConfig(ReplayConfig, RolesConfig):
         super().validate()
         self._check(self.num_futures >= 1, "num_futures", "must be at least 1")
         self._check(self.num_refinements >= 0, "num_refinements", "must not be negative")
+        self._check(0 <= self.rejected_weight <= 1, "rejected_weight", "must be between 0 and 1")
         self._check_choice("critic_input", "predicted", "permuted", "constant")

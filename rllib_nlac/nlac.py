@@ -140,7 +140,7 @@ class NLAC(ReplayAlgorithm):
     ) -> list[TrainingSequence]:
         """At most one critic and one policy sequence per transition and epoch, importance-weighted.
 
-        Each loss is the mean over its sequences of a minibatch, times its coefficient.
+        Each loss is the mean over its sequences of a minibatch, weighted as the refinements say, times its coefficient.
         """
         sequences: list[TrainingSequence] = []
         size, count = self.config.minibatch_size, len(targets)
@@ -148,6 +148,7 @@ class NLAC(ReplayAlgorithm):
         for minibatch, members in enumerate(order[start : start + size] for order in orders for start in range(0, count, size)):
             critic = [(i, g) for i in members if (g := targets[i].generation) and self.config.critic_loss_coeff]
             policy = [(i, g) for i in members if (g := refinements[i].generation) and self.config.policy_loss_coeff]
+            total = sum(refinements[item].weight for item, _ in policy)
             for item, answer in critic:
                 ids = self.stages.predict_ids(sample.transitions[item])
                 weight = self.config.critic_loss_coeff * float(sample.weights[item]) / len(critic)
@@ -155,7 +156,7 @@ class NLAC(ReplayAlgorithm):
             for item, answer in policy:
                 # The prompt is the one that the engine saw when it sampled the stored action.
                 ids = sample.transitions[item].generation.prompt_ids
-                weight = self.config.policy_loss_coeff * float(sample.weights[item]) / len(policy)
+                weight = self.config.policy_loss_coeff * float(sample.weights[item]) * refinements[item].weight / total
                 sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, item, minibatch, weight))
         return sequences
 

@@ -193,6 +193,7 @@ class Refinement:
         generation: The ids to train the policy on, None where this item's L2 is dropped.
         kept: Whether ``action`` equals the stored one.
         reason: Why L2 is trained or dropped, one of ``Refinement.REASONS``.
+        weight: Of this item among its minibatch's.
     """
 
     REASONS = (
@@ -207,3 +208,4 @@ class Refinement:
     generation: Generation | None
     kept: bool
     reason: str
+    weight: float = 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,6 +137,20 @@ def test_coefficients_scale_a_loss_and_0_switches_it_off(algorithm):
     assert {role for role, _ in plain} == {CRITIC, POLICY}
 
 
+def test_a_refinement_of_little_weight_counts_little_in_its_minibatch(algorithm):
+    algorithm.train()
+    sample = algorithm.local_replay_buffer.sample_transitions(20, beta=0.0)
+    targets, refinements, _ = algorithm.stages.run(sample.transitions)
+    light = {i for i, r in enumerate(refinements) if r.generation} - {0, 3, 7}
+    refinements = [replace(r, weight=0.25) if i in light else r for i, r in enumerate(refinements)]
+    weights = {s.item: s.weight for s in algorithm.sequences_of(sample, targets, refinements) if s.role == POLICY}
+    heavy = next(item for item in weights if item not in light)
+    for item in light:
+        relative = sample.weights[item] / sample.weights[heavy]
+        assert weights[item] == pytest.approx(0.25 * relative * weights[heavy], rel=1e-5)
+    assert sum(weight / sample.weights[item] for item, weight in weights.items()) == pytest.approx(1.0, rel=1e-5)
+
+
 def test_each_epoch_trains_on_every_transition_once(algorithm):
     algorithm.train()
     sample = algorithm.local_replay_buffer.sample_transitions(50, beta=0.0)
@@ -179,8 +194,6 @@ def test_a_run_survives_an_iteration_in_which_nothing_parses(algorithm, broken):
     generate = algorithm.engine.generate
 
     def garbage(requests, weights=Weights.POLICY):
-        from dataclasses import replace
-
         return [replace(g, token_ids=ids, logprobs=np.zeros(len(ids), np.float32)) for g in generate(requests, weights)]
 
     algorithm.engine.generate = garbage

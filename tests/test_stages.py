@@ -302,6 +302,10 @@ def test_a_refined_action_that_is_verified_is_learned_with_a_yes_only(make, seco
     assert len(predicted) == 2  # k futures of its own
     _, stages = make(answer, verify_refinements=False)
     assert stages.run([transition()])[1][0].reason == "refined"
+    _, stages = make(answer, verify_refinements=True, rejected_weight=0.1)
+    _, (weighted,), _ = stages.run([transition()])
+    assert weighted.reason == reason and weighted.generation is not None
+    assert weighted.weight == (1.0 if reason == "refined" else 0.1)
 
 
 def test_the_initial_weights_criticise_and_refine_where_they_are_asked_to(make):

@@ -34,6 +34,7 @@ def decide(
     train_on_yes: str,
     asked: bool = True,
     rejected: bool = False,
+    rejected_weight: float = 0.0,
 ) -> Refinement:
     """What the policy learns from one transition, if anything.
 
@@ -45,11 +46,12 @@ def decide(
         train_on_yes: "success", "always" or "never"; see ``StageSettings``.
         asked: Whether a refinement was asked for at all.
         rejected: Whether the refined action did not find the evaluator's yes, where that was asked for.
+        rejected_weight: How much it counts then.
     """
 
-    def outcome(reason: str, generation: Generation | None, action: str | None) -> Refinement:
+    def outcome(reason: str, generation: Generation | None, action: str | None, weight: float = 1.0) -> Refinement:
         kept = action is not None and action.strip() == transition.action.strip()
-        return Refinement(transition, futures, critique, action, generation, kept, reason)
+        return Refinement(transition, futures, critique, action, generation, kept, reason, weight)
 
     if not futures:
         return outcome("unparsed_future", None, None)
@@ -62,5 +64,5 @@ def decide(
         return outcome("unparsed_action" if asked else "not_refined", None, None)
     generation, action = refined
     if rejected:
-        return outcome("rejected", None, action)
+        return outcome("rejected", generation if rejected_weight else None, action, rejected_weight)
     return outcome("kept" if action.strip() == transition.action.strip() else "refined", generation, action)

@@ -38,6 +38,7 @@ class StageSettings:
             transitions, or "constant", the same failure for all, which leaves nothing but distillation of the fixes.
         fresh_actions: Whether the policy's own action of today is improved instead of the stored one.
         verify_refinements: Whether a refined action must find the evaluator's yes, too.
+        rejected_weight: How much one that does not find it counts in the policy's loss.
         train_on_yes: When a kept action of verdict yes is trained on: "success" (its predicted outcome), "always", "never".
     """
 
@@ -56,6 +57,7 @@ class StageSettings:
     critic_input: str = "predicted"
     fresh_actions: bool = False
     verify_refinements: bool = False
+    rejected_weight: float = 0.0
     train_on_yes: str = "success"
 
     @property

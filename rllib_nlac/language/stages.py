@@ -172,7 +172,7 @@ def improvement_stage(
             (g, chat.decode(g.token_ids)) if g is not None else answer for g, answer in zip(generations, refined, strict=True)
         ]
     refinements = [
-        refine.decide(t, d, c, a, settings.train_on_yes, asked=rounds > 0, rejected=r)
+        refine.decide(t, d, c, a, settings.train_on_yes, rounds > 0, r, settings.rejected_weight)
         for t, d, c, a, r in zip(transitions, seen_first, critiques_first, refined, rejected, strict=True)
     ]
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
