@@ -243,6 +243,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         self.fresh_actions = False
         self.verify_refinements = False
         self.rejected_weight = 0.0
+        self.num_policy_epochs: int | None = None
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
@@ -254,6 +255,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         fresh_actions: bool | None = NotProvided,
         verify_refinements: bool | None = NotProvided,
         rejected_weight: float | None = NotProvided,
+        num_policy_epochs: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets NLAC's own hyper-parameters.
@@ -273,6 +275,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
             rejected_weight: How much an action that was judged so and rejected counts in the policy's loss. 0 leaves the policy
                 as it is where the critic knows nothing good, 1 is not to verify at all; a little of it keeps the policy trying
                 the advice there.
+            num_policy_epochs: In so many of the ``num_epochs`` passes, the last ones, the policy is trained, too; None is all.
+                A critic has facts to learn, which takes more passes than to imitate an action.
 
         Returns:
             This updated config.
@@ -294,5 +298,9 @@ class NLACConfig(ReplayConfig, RolesConfig):
         super().validate()
         self._check(self.num_futures >= 1, "num_futures", "must be at least 1")
         self._check(self.num_refinements >= 0, "num_refinements", "must not be negative")
+        self._check(
+            self.num_policy_epochs is None or 0 <= self.num_policy_epochs <= self.num_epochs,
+            "num_policy_epochs", f"must be between 0 and num_epochs, which is {self.num_epochs}",
+        )  # fmt: skip
         self._check(0 <= self.rejected_weight <= 1, "rejected_weight", "must be between 0 and 1")
         self._check_choice("critic_input", "predicted", "permuted", "constant")

@@ -138,16 +138,19 @@ class NLAC(ReplayAlgorithm):
     def sequences_of(
         self, sample: ReplaySample, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
     ) -> list[TrainingSequence]:
-        """At most one critic and one policy sequence per transition and epoch, importance-weighted.
+        """At most one critic and one policy sequence per transition and epoch, importance-weighted; see ``num_policy_epochs``.
 
         Each loss is the mean over its sequences of a minibatch, weighted as the refinements say, times its coefficient.
         """
         sequences: list[TrainingSequence] = []
-        size, count = self.config.minibatch_size, len(targets)
-        orders = [range(count), *(self.rng.permutation(count).tolist() for _ in range(self.config.num_epochs - 1))]
-        for minibatch, members in enumerate(order[start : start + size] for order in orders for start in range(0, count, size)):
+        size, count, epochs = self.config.minibatch_size, len(targets), self.config.num_epochs
+        critic_only = epochs - (epochs if self.config.num_policy_epochs is None else self.config.num_policy_epochs)
+        orders = [range(count), *(self.rng.permutation(count).tolist() for _ in range(epochs - 1))]
+        steps = [(epoch, order[start : start + size]) for epoch, order in enumerate(orders) for start in range(0, count, size)]
+        for minibatch, (epoch, members) in enumerate(steps):
             critic = [(i, g) for i in members if (g := targets[i].generation) and self.config.critic_loss_coeff]
             policy = [(i, g) for i in members if (g := refinements[i].generation) and self.config.policy_loss_coeff]
+            policy = policy if epoch >= critic_only else []
             total = sum(refinements[item].weight for item, _ in policy)
             for item, answer in critic:
                 ids = self.stages.predict_ids(sample.transitions[item])

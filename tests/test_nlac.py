@@ -169,11 +169,26 @@ def test_each_epoch_trains_on_every_transition_once(algorithm):
     assert len({tuple(s.item for s in sequences if s.minibatch == number) for number in (0, len(steps), 2 * len(steps))}) == 3
 
 
+def test_the_policy_is_trained_in_the_last_epochs_only_where_it_has_fewer(algorithm):
+    algorithm.train()
+    sample = algorithm.local_replay_buffer.sample_transitions(50, beta=0.0)
+    targets, refinements, _ = algorithm.stages.run(sample.transitions)
+    once = algorithm.sequences_of(sample, targets, refinements)
+    algorithm.config._is_frozen = False
+    algorithm.config.num_epochs, algorithm.config.num_policy_epochs = 3, 1
+    sequences = algorithm.sequences_of(sample, targets, refinements)
+    steps = math.ceil(50 / algorithm.config.minibatch_size)
+    for role, epochs in ((CRITIC, {0, 1, 2}), (POLICY, {2})):
+        own = [s for s in sequences if s.role == role]
+        assert {s.minibatch // steps for s in own} == epochs
+        assert len(own) == len(epochs) * sum(s.role == role for s in once)
+
+
 @pytest.mark.parametrize(
     "ablation",
     [
         {"critic_loss_coeff": 0.0, "future_weights": "initial"}, {"num_refinements": 0}, {"n_step": 100}, {"tau": 1.0},
-        {"num_futures": 3},
+        {"num_futures": 3}, {"critic_loss_coeff": 0.0, "num_epochs": 2, "num_policy_epochs": 1},
         {"num_refinements": 2}, {"replay_buffer_config": {"alpha": 0.0}}, {"critic_input": "permuted"},
         {"fresh_actions": True, "verify_refinements": True, "judge_weights": "initial"},
     ],
