@@ -243,6 +243,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         self.fresh_actions = False
         self.verify_refinements = False
         self.rejected_weight = 0.0
+        self.judged_fraction = 1.0
         self.num_policy_epochs: int | None = None
 
     @override(AlgorithmConfig)
@@ -255,6 +256,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         fresh_actions: bool | None = NotProvided,
         verify_refinements: bool | None = NotProvided,
         rejected_weight: float | None = NotProvided,
+        judged_fraction: float | None = NotProvided,
         num_policy_epochs: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
@@ -275,6 +277,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
             rejected_weight: How much an action that was judged so and rejected counts in the policy's loss. 0 leaves the policy
                 as it is where the critic knows nothing good, 1 is not to verify at all; a little of it keeps the policy trying
                 the advice there.
+            judged_fraction: Share of the sampled transitions whose actions are judged and refined; the others teach the critic
+                alone, which costs a third of the generation or less. Below 1 the replay priorities are those of the critic.
             num_policy_epochs: In so many of the ``num_epochs`` passes, the last ones, the policy is trained, too; None is all.
                 A critic has facts to learn, which takes more passes than to imitate an action.
 
@@ -290,7 +294,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         return replace(
             super().stage_settings, num_futures=self.num_futures, num_refinements=self.num_refinements,
             critic_input=self.critic_input, fresh_actions=self.fresh_actions, verify_refinements=self.verify_refinements,
-            rejected_weight=self.rejected_weight,
+            rejected_weight=self.rejected_weight, judged_fraction=self.judged_fraction,
         )  # fmt: skip
 
     @override(AlgorithmConfig)
@@ -302,5 +306,6 @@ class NLACConfig(ReplayConfig, RolesConfig):
             self.num_policy_epochs is None or 0 <= self.num_policy_epochs <= self.num_epochs,
             "num_policy_epochs", f"must be between 0 and num_epochs, which is {self.num_epochs}",
         )  # fmt: skip
+        self._check(0 < self.judged_fraction <= 1, "judged_fraction", "must be above 0 and at most 1")
         self._check(0 <= self.rejected_weight <= 1, "rejected_weight", "must be between 0 and 1")
         self._check_choice("critic_input", "predicted", "permuted", "constant")

@@ -24,7 +24,7 @@ def log_stages(
     metrics: MetricsLogger, report: StageReport, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
 ) -> None:
     """Verdicts, refinements, parse failures, tokens and time of the language stages."""
-    count = len(refinements)
+    count = len(refinements) - sum(r.reason == "not_judged" for r in refinements)
     judged = [refinement for refinement in refinements if refinement.critique]
     predicted = [refinement for refinement in refinements if refinement.futures]
     rates = {
@@ -33,7 +33,11 @@ def log_stages(
         "target_success_rate": _share([t for t in targets if t.future], lambda t: t.future.success),
         "refinement_changed_rate": sum(r.generation is not None and not r.kept for r in refinements) / count,
         "policy_trained_rate": sum(r.generation is not None for r in refinements) / count,
-        **{f"{reason}_rate": report.counts[f"refinement_{reason}"] / count for reason in Refinement.REASONS},
+        **{
+            f"{reason}_rate": report.counts[f"refinement_{reason}"] / count
+            for reason in Refinement.REASONS
+            if reason != "not_judged"
+        },
         "unparsed_target_rate": _share(targets, lambda t: t.future is None),
     }
     for name, value in rates.items():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
@@ -129,7 +130,8 @@ class NLAC(ReplayAlgorithm):
             return  # nothing parsed; the counts say what
         losses = self.learn(sequences, count=len(sample.transitions))
         with self.metrics.log_time((TIMERS, REPLAY_BUFFER_UPDATE_PRIOS_TIMER)):
-            self.local_replay_buffer.update_priorities_of(sample.nodes, priorities(losses[CRITIC], losses[POLICY]))
+            of_policy = losses[POLICY] if self.config.judged_fraction == 1 else np.full(len(targets), np.nan)
+            self.local_replay_buffer.update_priorities_of(sample.nodes, priorities(losses[CRITIC], of_policy))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
 
         # 8. The new weights go to every engine.

@@ -197,7 +197,7 @@ class Refinement:
     """
 
     REASONS = (
-        "refined", "kept", "yes_success", "yes_skipped", "not_refined", "rejected",
+        "refined", "kept", "yes_success", "yes_skipped", "not_refined", "rejected", "not_judged",
         "unparsed_future", "unparsed_critique", "unparsed_action",
     )  # fmt: skip
 

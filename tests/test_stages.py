@@ -308,6 +308,17 @@ def test_a_refined_action_that_is_verified_is_learned_with_a_yes_only(make, seco
     assert weighted.weight == (1.0 if reason == "refined" else 0.1)
 
 
+@pytest.mark.parametrize(("fraction", "judged"), [(1.0, range(10)), (0.25, (0, 4, 8)), (0.01, (0,))])
+def test_a_fraction_is_judged_spread_over_the_batch_and_all_get_targets(make, fraction, judged):
+    engine, stages = make(script(), judged_fraction=fraction)
+    targets, refinements, _ = stages.run([transition(id=number) for number in range(10)])
+    assert [i for i, r in enumerate(refinements) if r.reason == "refined"] == list(judged)
+    assert all(r.reason == "not_judged" and r.generation is None for i, r in enumerate(refinements) if i not in judged)
+    assert [r.transition.id for r in refinements] == list(range(10)) and all(t.generation for t in targets)
+    asked = [last_message(p).split(".")[0] for _, prompts in engine.calls for p in prompts]
+    assert asked.count("Evaluate") == asked.count("Refine") == len(judged) and asked.count("Backup") == 10
+
+
 def test_the_initial_weights_criticise_and_refine_where_they_are_asked_to(make):
     engine, stages = make(script(), judge=Weights.INITIAL)
     stages.run([transition()])

@@ -39,6 +39,7 @@ class StageSettings:
         fresh_actions: Whether the policy's own action of today is improved instead of the stored one.
         verify_refinements: Whether a refined action must find the evaluator's yes, too.
         rejected_weight: How much one that does not find it counts in the policy's loss.
+        judged_fraction: Share of a batch whose actions are judged and refined; the rest teaches the critic alone.
         train_on_yes: When a kept action of verdict yes is trained on: "success" (its predicted outcome), "always", "never".
     """
 
@@ -58,6 +59,7 @@ class StageSettings:
     fresh_actions: bool = False
     verify_refinements: bool = False
     rejected_weight: float = 0.0
+    judged_fraction: float = 1.0
     train_on_yes: str = "success"
 
     @property

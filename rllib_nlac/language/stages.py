@@ -11,6 +11,8 @@ A further round of refinement (m > 1), a longer backup (n > 1), fresh actions an
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -230,7 +232,16 @@ class LanguageStages:
         """
         report = StageReport()
         stale = self._without_target(transitions, target_version, report)
-        new, refinements = self.drive(report, self.backup(stale, report), self.improvement(transitions, report))
+        share = self.settings.judged_fraction  # spread evenly, so that every minibatch has its part
+        judged = [math.ceil((i + 1) * share) > math.ceil(i * share) for i in range(len(transitions))]
+        new, refined = self.drive(
+            report, self.backup(stale, report), self.improvement(list(itertools.compress(transitions, judged)), report)
+        )
+        rest = iter(refined)
+        refinements = [
+            next(rest) if is_judged else Refinement(t, (), None, None, None, False, "not_judged")
+            for t, is_judged in zip(transitions, judged, strict=True)
+        ]
         return self._with_cached(transitions, new), refinements, report
 
     def backup(self, transitions: Sequence[Transition], report: StageReport) -> Stage[list[BellmanTarget]]:
