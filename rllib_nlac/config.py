@@ -238,6 +238,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
 
         super().__init__(algo_class=algo_class or NLAC)
         self.num_futures = 1
+        self.num_next_actions = 1
         self.num_refinements = 1
         self.critic_input = "predicted"
         self.fresh_actions = False
@@ -251,6 +252,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         self,
         *,
         num_futures: int | None = NotProvided,
+        num_next_actions: int | None = NotProvided,
         num_refinements: int | None = NotProvided,
         critic_input: str | None = NotProvided,
         fresh_actions: bool | None = NotProvided,
@@ -268,6 +270,9 @@ class NLACConfig(ReplayConfig, RolesConfig):
 
         Args:
             num_futures: k, futures that the evaluator sees for each action.
+            num_next_actions: So many actions a' of the policy's are considered in s', and the backup follows the first whose
+                predicted future the evaluator approves of: with 1 the target describes the policy as it is, with more the one
+                that it is about to become. Costs so many futures and critiques for each target.
             num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the critic accepts.
             critic_input: "predicted" futures; "permuted" or "constant" ones are ablations.
             fresh_actions: Whether the current policy's own action in s is judged and refined, instead of the stored one. Costs
@@ -292,7 +297,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
     @property
     def stage_settings(self) -> StageSettings:
         return replace(
-            super().stage_settings, num_futures=self.num_futures, num_refinements=self.num_refinements,
+            super().stage_settings, num_futures=self.num_futures, num_next_actions=self.num_next_actions,
+            num_refinements=self.num_refinements,
             critic_input=self.critic_input, fresh_actions=self.fresh_actions, verify_refinements=self.verify_refinements,
             rejected_weight=self.rejected_weight, judged_fraction=self.judged_fraction,
         )  # fmt: skip
@@ -301,6 +307,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
     def validate(self) -> None:
         super().validate()
         self._check(self.num_futures >= 1, "num_futures", "must be at least 1")
+        self._check(self.num_next_actions >= 1, "num_next_actions", "must be at least 1")
         self._check(self.num_refinements >= 0, "num_refinements", "must not be negative")
         self._check(
             self.num_policy_epochs is None or 0 <= self.num_policy_epochs <= self.num_epochs,

@@ -308,6 +308,29 @@ def test_a_refined_action_that_is_verified_is_learned_with_a_yes_only(make, seco
     assert weighted.weight == (1.0 if reason == "refined" else 0.1)
 
 
+@pytest.mark.parametrize("good", [None, 0, 2])
+def test_of_several_next_actions_the_backup_follows_the_first_that_is_approved_of(make, good):
+    """Each a' is told apart by its number, d' by that of its a'; without a yes the backup rests on the first."""
+    drawn = iter(range(100))
+
+    def answer(prompt: str, weights: Weights) -> str | None:
+        role = prompt.rsplit("<|user|>", 1)[-1]
+        action = prompt.rsplit("<|assistant|>", 2)[-2].split("<|end|>")[0]
+        if role.startswith("Predict.") and action.startswith("Next"):
+            return f"Future: {action}. FAILURE"
+        if role.startswith("Evaluate.") and action.startswith("Next"):
+            return YES if action == f"Next {good}?" else NO
+        if role.startswith(("Predict.", "Evaluate.", "Refine.", "Backup.")):
+            return script()(prompt, weights)
+        return f"Next {next(drawn)}?"
+
+    engine, stages = make(answer, num_next_actions=3)
+    (target,), _, _ = stages.run([transition()])
+    assert target.next_action == f"Next {good or 0}?" and f"Next {good or 0}?" in target.next_future
+    (backup,) = [p for _, prompts in engine.calls for p in prompts if last_message(p).startswith("Backup.")]
+    assert f"Next {good or 0}?" in last_message(backup)
+
+
 @pytest.mark.parametrize(("fraction", "judged"), [(1.0, range(10)), (0.25, (0, 4, 8)), (0.01, (0,))])
 def test_a_fraction_is_judged_spread_over_the_batch_and_all_get_targets(make, fraction, judged):
     engine, stages = make(script(), judged_fraction=fraction)

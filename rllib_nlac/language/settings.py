@@ -28,6 +28,7 @@ class StageSettings:
         refine: Sampling of a_r.
         reasoning: Sampling of a rewritten reasoning; None trains on reasoning as it was sampled.
         num_futures: k, futures per critique.
+        num_next_actions: a' that the backup draws in s'; it follows the first whose d' finds the evaluator's yes.
         num_refinements: m, rounds of critique and refinement; 0 asks for a critique and never for a refinement.
         action_format: "plain" or "react".
         judge: Which weights criticise and refine. The target's drift more slowly than the policy's, and let all three
@@ -50,6 +51,7 @@ class StageSettings:
     refine: Sampling
     reasoning: Sampling | None = None
     num_futures: int = 1
+    num_next_actions: int = 1
     num_refinements: int = 1
     action_format: str = "plain"
     judge: Weights = Weights.TARGET

@@ -6,7 +6,7 @@
 
 The two columns are two generators, ``backup_stage`` and ``improvement_stage``: each is read from top to bottom and yields
 what it asks of the model, and ``LanguageStages.drive`` answers what several of them ask at the same time in one call.
-A further round of refinement (m > 1), a longer backup (n > 1), fresh actions and verification just yield more often.
+A further round of refinement (m > 1), a longer backup (n > 1), several a', fresh actions and verification yield more often.
 """
 
 from __future__ import annotations
@@ -69,13 +69,7 @@ def backup_stage(
     """y of every transition. With n steps, y of the last of them first, and each earlier one rests on the next one's."""
     chains = [(t, *t.following) for t in transitions]
     ends = [chain[-1] for chain in chains]
-    answers = yield Ask([backup.next_action_prompt(t) for t in ends], settings.action, Weights.POLICY)
-    next_actions = [answer[1] if answer else None for answer in answers]
-    answers = yield Ask(
-        [backup.next_future_prompt(p, t, a) for p, t, a in zip(prompts, ends, next_actions, strict=True)],
-        settings.future, Weights.INITIAL if settings.future_weights is Weights.INITIAL else Weights.TARGET,
-    )  # fmt: skip
-    next_futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
+    next_actions, next_futures = yield from _continuation(ends, prompts, settings)
 
     later: list[Future | None] = list(next_futures)
     targets: list[BellmanTarget] = [backup.read_target(t, None, None, None) for t in transitions]
@@ -95,6 +89,34 @@ def backup_stage(
         targets = [replace(t, generation=g or t.generation) for t, g in zip(targets, generations, strict=True)]
     report.counts["unparsed_target"] += sum(target.generation is None for target in targets)
     return targets
+
+
+def _continuation(
+    ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings
+) -> Stage[tuple[list[str | None], list[Future | None]]]:
+    """a' and d' behind every transition; of several a', the first whose d' the evaluator approves of, or else the first."""
+    k = settings.num_next_actions
+    states = [(p, t) for p, t in zip(prompts, ends, strict=True) for _ in range(k)]
+    answers = yield Ask([backup.next_action_prompt(t) for _, t in states], settings.action, Weights.POLICY)
+    actions = [answer[1] if answer else None for answer in answers]
+    answers = yield Ask(
+        [backup.next_future_prompt(p, t, a) for (p, t), a in zip(states, actions, strict=True)],
+        settings.future, Weights.INITIAL if settings.future_weights is Weights.INITIAL else Weights.TARGET,
+    )  # fmt: skip
+    futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
+    if k == 1:
+        return actions, futures
+    answers = yield Ask(
+        [critique.evaluate_prompt(p, t.next_state, a, [d]) if a is not None and d else None
+         for (p, t), a, d in zip(states, actions, futures, strict=True)],
+        settings.critique, settings.judge,
+    )  # fmt: skip
+    approved = [bool((verdict := critique.read_critique(answer)) and verdict.optimal) for answer in answers]
+    chosen = []
+    for start in range(0, len(states), k):
+        known = [i for i in range(start, start + k) if futures[i]] or [start]
+        chosen.append(next((i for i in known if approved[i]), known[0]))
+    return [actions[i] for i in chosen], [futures[i] for i in chosen]
 
 
 def improvement_stage(
