@@ -148,9 +148,7 @@ class TestHouse:
                 assert ", then" not in answer and answer.endswith("SUCCESS") is ("Reward: 1" in shown)
                 continue
             next_future = re.search(r"Next: (.*) Reward:", shown)[1]
-            progress = one_later(next_future)
-            success = next_future.endswith("SUCCESS") and progress != "nothing"
-            assert answer == f"{head(reply)}, then {progress}. {'SUCCESS' if success else 'FAILURE'}"
+            assert answer == f"{head(reply)}, then {one_later(next_future)}. {next_future.split()[-1]}"
             seen.add(answer.rsplit(". ")[-2].split()[-1])
         assert seen >= {"one", "two", "three", "four", "nothing"}
 
@@ -168,9 +166,8 @@ class TestHouse:
                 if reply.success:
                     break
             made = [n for n, reply in enumerate(replies) if progress_of(reply.text)]
+            assert future.success is bool(replies[-1].success) and future.text.startswith(head(replies[0].text))
             first = min(made, default=HORIZON + 1)
-            assert future.success is (bool(replies[-1].success) and first <= HORIZON)
-            assert future.text.startswith(head(replies[0].text))
             assert distance(future.text) == (first if first <= HORIZON else float("inf"))
 
     def test_a_verdict_is_yes_only_where_progress_is_near_and_nothing_speaks_against_the_command(self, examples):
@@ -178,8 +175,7 @@ class TestHouse:
         for example in examples["evaluate"]:
             futures = [line.split(". ", 1)[1] for line in example.prompt[-1].content.splitlines()[1:]]
             critique = parse_critique(example.answer)
-            goes = example.prompt[-2].content.startswith("go ")
-            near = [future for future in futures if distance(future) <= goes]
+            near = [future for future in futures if distance(future) <= 1]
             hopeful = 4 * len(near) >= len(futures) or any("opens" in future for future in near)
             if critique.optimal:
                 assert hopeful

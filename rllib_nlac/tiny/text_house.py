@@ -3,9 +3,8 @@ here is how houses work, not what is in one. Play and advice are equally weak: a
 
 A future reads ``library: blue key, then blue taken in two. FAILURE``: the immediate reply, then the next progress (a key
 taken, a chest opened) and in how many commands, or ``nothing``, then the outcome. The backup counts on by one what d' says
-and drops what would be more than ``HORIZON`` commands away, a success with it. So a progress that nobody ever makes dies out,
-however often it was only imagined, while a real one is put in again by every real reply: the textual discount that makes the
-backup contract.
+and drops what would be more than ``HORIZON`` commands away. So a progress that nobody ever makes dies out, however often it
+was only imagined, while a real one is put in again by every real reply: the textual discount that makes the backup contract.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rllib_nlac.types import Future, Message, dialogue_after
 Move = tuple[str, int, int]
 NUMBERS = ("now", "one", "two", "three", "four")
 HORIZON = len(NUMBERS) - 1
-SOON = 1  # an evaluator's patience with a way: progress by the command after it; any other command must make it itself
+SOON = 1  # an evaluator's patience: progress by this command or by the next
 HOPE = 4  # one future in so many must see a key; any one that sees a chest open will do, since most keys fit none
 NOTHING = "nothing"
 LEARNERS_HOUSES = 2_000_000  # seeds below it are left to reinforcement learning
@@ -71,7 +70,7 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
     def critique(self, state: State, move: Move | None, futures: list[Future]) -> str:
         """Yes where a future is hopeful enough and nothing speaks against the command; else advises at random."""
         flaw = self.flaw(state, move)
-        if flaw is None and is_hopeful([future.text for future in futures], SOON if move and move[0] == "go" else 0):
+        if flaw is None and is_hopeful([future.text for future in futures]):
             return "Optimal: Yes\nReason: it makes progress."
         fix = self.say(self.rng.choice([m for m in self.sensible_moves(state) if m != move]))
         return f"Optimal: No\nReason: {flaw or 'nothing comes of it'}.\nFix: {fix}"
@@ -120,12 +119,10 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
                 break  # random play wins about one game in a thousand
         if first.ended:
             return Future(self.ending(first), first.won)
-        won = played.won and progress != NOTHING
-        return Future(f"{head(first.reply)}, then {progress}. {outcome(won)}", won)
+        return Future(f"{head(first.reply)}, then {progress}. {outcome(played.won)}", played.won)
 
     def compose(self, played: Played, next_future: Future) -> str:
-        progress = one_later(next_future.text)
-        return f"{head(played.reply)}, then {progress}. {outcome(next_future.success and progress != NOTHING)}"
+        return f"{head(played.reply)}, then {one_later(next_future.text)}. {outcome(next_future.success)}"
 
     def ending(self, played: Played) -> str:
         return f"{head(played.reply)}. {outcome(played.won)}"
@@ -222,9 +219,9 @@ def one_later(future: str) -> str:
     return f"{what} in {NUMBERS[NUMBERS.index(number) + 1]}" if number in NUMBERS[1:-1] and what else NOTHING
 
 
-def is_hopeful(futures: Sequence[str], patience: int) -> bool:
-    """Whether a command is worth trying: any future sees a chest open within ``patience``, or one in ``HOPE`` a key taken."""
-    near = [future for future in futures if distance(future) <= patience]
+def is_hopeful(futures: Sequence[str]) -> bool:
+    """Whether a command is worth trying: any future sees a chest open soon, or one in ``HOPE`` a key taken."""
+    near = [future for future in futures if distance(future) <= SOON]
     return any(next_of(future).endswith(" opens") for future in near) or (near != [] and HOPE * len(near) >= len(futures))
 
 
