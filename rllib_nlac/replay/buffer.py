@@ -78,7 +78,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
 
     @override(PrioritizedEpisodeReplayBuffer)
     def add(self, episodes: Sequence[SingleAgentEpisode], weight: float | None = None) -> None:
-        """Keeps whole episodes; new transitions get the largest priority of the latest update, 1 before any."""
+        """Keeps whole episodes; new transitions get the largest priority seen so far."""
         for episode in episodes:
             if not episode.is_done:
                 raise ValueError(f"episode {episode.id_} has not ended, and only whole episodes can be replayed")
@@ -134,8 +134,6 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         """Sets the priorities of sampled transitions, before the exponent α; where one was drawn twice the last counts."""
         self._last_sampled_indices = list(nodes)
         super().update_priorities(np.asarray(priorities, np.float64))
-        # RLlib's largest never falls. Losses do, and new transitions would crowd out what was hard to learn.
-        self._max_priority = float(np.max(priorities, initial=1e-6))
 
     @property
     def mean_priority(self) -> float:
@@ -167,14 +165,13 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         if former.alpha:  # uniform replay kept none: all are as important as new ones
             priorities = np.array([former._sum_segment[node] for *_, node in former._indices]) ** (1 / former.alpha)
         super().__init__(capacity=self.capacity, alpha=self.alpha or 1e-12)
-        self._num_episodes_evicted = former._num_episodes_evicted
+        self._num_episodes_evicted, self._max_priority = former._num_episodes_evicted, former._max_priority
         self.sampled_timesteps, self._num_timesteps_added = former.sampled_timesteps, 0
         of_step = {(index, t): priority for (index, t, _), priority in zip(former._indices, priorities, strict=True)}
         for episode in former.episodes:
             super().add([episode])
         nodes = {node: of_step[index, t] for index, t, node in self._indices}
         self.update_priorities_of(list(nodes), np.array(list(nodes.values())))
-        self._max_priority = former._max_priority
 
     def save(self, folder: Path) -> None:
         """Writes everything into a new folder; episodes that a former call wrote are linked, not written again."""
