@@ -105,7 +105,7 @@ class Plan:
         kind = place.get("like", world)
         examples = [EXAMPLES / f"{name}_{settings['file']}.yaml" for name in (kind, "twenty_questions")]
         (experiment,) = yaml.safe_load(next(path for path in examples if path.is_file()).read_text()).values()
-        chosen = settings.get("chosen", {}).get(kind, {})
+        chosen = settings.get("chosen", {}).get(kind, {}) if candidate is None else {}
         config = {
             **experiment["config"], **place.get("config", {}), **settings.get("by_world", {}).get(kind, {}), **chosen,
             **settings.get("config", {}), **(candidate or {}), "seed": seed, "num_cpus_for_main_process": 1,

@@ -69,6 +69,14 @@ def test_every_method_gets_the_same_search(plan):
             assert chosen in search["candidates"], (name, world)
 
 
+def test_a_candidate_does_not_depend_on_what_was_chosen(plan, monkeypatch):
+    before = {cell.name: cell.experiment for cell in plan.search_cells([], ["PPO (RLlib)"])}
+    monkeypatch.setitem(plan.methods["PPO (RLlib)"], "chosen", {"twenty_questions": {"lr": 9.0, "num_epochs": 99}})
+    assert {cell.name: cell.experiment for cell in plan.search_cells([], ["PPO (RLlib)"])} == before
+    (cell,) = plan.cells("quick", ["twenty_questions"], ["PPO (RLlib)"], seeds=1)
+    assert cell.experiment["config"]["lr"] == 9.0
+
+
 def result(iteration: int, episodes: int, success: float, interval: int = 2) -> dict:
     return {
         "training_iteration": iteration, "time_total_s": 10.0 * iteration, "config": {"evaluation_interval": interval},
