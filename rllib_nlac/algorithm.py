@@ -99,7 +99,10 @@ class LanguageAlgorithm(Algorithm):
         raise NotImplementedError
 
     def make_stages(self, kind: type[LanguageStages] = LanguageStages) -> LanguageStages:
-        """The waves of generation of an algorithm whose critic speaks; called before anything is learned or restored."""
+        """The waves of generation of an algorithm whose critic speaks.
+
+        Where a role is answered by the initial weights the engine is given them here: before anything is learned or restored.
+        """
         if self.config.stage_settings.uses_initial_weights:
             self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
         prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))

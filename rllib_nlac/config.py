@@ -279,9 +279,9 @@ class NLACConfig(ReplayConfig, RolesConfig):
                 one more wave of generation.
             verify_refinements: Whether a refined action is judged, too, and learned only with verdict yes. For models whose
                 advice is weak.
-            rejected_weight: How much an action that was judged so and rejected counts in the policy's loss. 0 leaves the policy
-                as it is where the critic knows nothing good, 1 is not to verify at all; a little of it keeps the policy trying
-                the advice there.
+            rejected_weight: With ``verify_refinements``, how much an action that was rejected counts in the policy's loss. 0
+                leaves the policy as it is where the critic knows nothing good, 1 is not to verify at all; a little of it keeps
+                the policy trying the advice there.
             judged_fraction: Share of the sampled transitions whose actions are judged and refined; the others teach the critic
                 alone, which costs a third of the generation or less. Below 1 the replay priorities are those of the critic.
             num_policy_epochs: In so many of the ``num_epochs`` passes, the last ones, the policy is trained, too; None is all.

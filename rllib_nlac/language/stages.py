@@ -95,8 +95,8 @@ def _continuation(
     ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings
 ) -> Stage[tuple[list[str | None], list[Future | None]]]:
     """a' and d' behind every transition; of several a', the first whose d' the evaluator approves of, or else the first."""
-    k = settings.num_next_actions
-    states = [(p, t) for p, t in zip(prompts, ends, strict=True) for _ in range(k)]
+    count = settings.num_next_actions
+    states = [(p, t) for p, t in zip(prompts, ends, strict=True) for _ in range(count)]
     answers = yield Ask([backup.next_action_prompt(t) for _, t in states], settings.action, Weights.POLICY)
     actions = [answer[1] if answer else None for answer in answers]
     answers = yield Ask(
@@ -104,19 +104,29 @@ def _continuation(
         settings.future, Weights.INITIAL if settings.future_weights is Weights.INITIAL else Weights.TARGET,
     )  # fmt: skip
     futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
-    if k == 1:
+    if count == 1:
         return actions, futures
+    verdicts = yield from _critiques(
+        [p for p, _ in states], [t.next_state for _, t in states], actions, [(d,) if d else () for d in futures], settings
+    )
+    chosen = []
+    for start in range(0, len(states), count):
+        known = [i for i in range(start, start + count) if futures[i]] or [start]
+        chosen.append(next((i for i in known if (verdict := verdicts[i]) and verdict.optimal), known[0]))
+    return [actions[i] for i in chosen], [futures[i] for i in chosen]
+
+
+def _critiques(
+    prompts: Sequence[PromptSet], states: Sequence[tuple[Message, ...]], actions: Sequence[str | None],
+    futures: Sequence[Sequence[Future]], settings: StageSettings,
+) -> Stage[list[Critique | None]]:  # fmt: skip
+    """What the evaluator says of each action, given its futures; None where there is no action or no future."""
     answers = yield Ask(
-        [critique.evaluate_prompt(p, t.next_state, a, [d]) if a is not None and d else None
-         for (p, t), a, d in zip(states, actions, futures, strict=True)],
+        [critique.evaluate_prompt(p, s, a, d) if a is not None else None
+         for p, s, a, d in zip(prompts, states, actions, futures, strict=True)],
         settings.critique, settings.judge,
     )  # fmt: skip
-    approved = [bool((verdict := critique.read_critique(answer)) and verdict.optimal) for answer in answers]
-    chosen = []
-    for start in range(0, len(states), k):
-        known = [i for i in range(start, start + k) if futures[i]] or [start]
-        chosen.append(next((i for i in known if approved[i]), known[0]))
-    return [actions[i] for i in chosen], [futures[i] for i in chosen]
+    return [critique.read_critique(answer) for answer in answers]
 
 
 def improvement_stage(
@@ -146,12 +156,7 @@ def improvement_stage(
             parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(count)]
             report.counts["unparsed_future"] += k * sum(a is not None for a in actions) - sum(map(len, parsed))
         seen = critique.evaluator_input(parsed, settings.critic_input, rng)
-        answers = yield Ask(
-            [critique.evaluate_prompt(p, t.state, a, d) if a is not None else None
-             for p, t, a, d in zip(prompts, transitions, actions, seen, strict=True)],
-            settings.critique, settings.judge,
-        )  # fmt: skip
-        return seen, [critique.read_critique(answer) for answer in answers]
+        return seen, (yield from _critiques(prompts, [t.state for t in transitions], actions, seen, settings))
 
     k, rounds = settings.num_futures, settings.num_refinements
     count = len(transitions)
