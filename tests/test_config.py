@@ -28,6 +28,11 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
     [
         ("num_futures", 0, "num_futures is 0 and must be at least 1"),
         ("num_refinements", -1, "must not be negative"),
+        ("num_next_actions", 0, "num_next_actions is 0 and must be at least 1"),
+        ("judged_fraction", 0.0, "must be above 0 and at most 1"),
+        ("rejected_weight", 1.5, "must be between 0 and 1"),
+        ("num_policy_epochs", 2, "must be between 0 and num_epochs, which is 1"),
+        ("future_weights", "target", "future_weights"),
         ("episodes_per_iteration", 0, "must be at least 1"),
         ("tau", 1.5, "between 0"),
         ("zero_stage", 4, "0, 1, 2 or 3"),

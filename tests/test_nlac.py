@@ -12,8 +12,10 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rllib_nlac import nlac as nlac_module
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.learner.losses import priorities
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
@@ -149,6 +151,19 @@ def test_a_refinement_of_little_weight_counts_little_in_its_minibatch(algorithm)
         relative = sample.weights[item] / sample.weights[heavy]
         assert weights[item] == pytest.approx(0.25 * relative * weights[heavy], rel=1e-5)
     assert sum(weight / sample.weights[item] for item, weight in weights.items()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_where_a_part_is_judged_the_priorities_are_the_critics(small, ray_session, lent_engine, monkeypatch):
+    """Else what happened to be judged would be drawn more often."""
+    algorithm = small.training(judged_fraction=0.5).build_algo()
+    seen = []
+    monkeypatch.setattr(nlac_module, "priorities", lambda *losses: seen.append(losses) or priorities(*losses))
+    try:
+        algorithm.train()
+    finally:
+        algorithm.stop()
+    ((critic, policy),) = seen
+    assert np.isnan(policy).all() and np.isfinite(critic).any()
 
 
 def test_each_epoch_trains_on_every_transition_once(algorithm):
