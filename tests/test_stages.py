@@ -162,6 +162,36 @@ def test_a_later_yes_keeps_the_former_rounds_action(make):
     assert refinements[0].action == "Is it alive?" and refinements[0].generation is not None
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_refined_action_that_was_approved_of_is_not_judged_again(make, verify):
+    """Each further question could only turn the yes into a no, and costs k futures and a critique."""
+    verdicts = iter([NO, YES, NO, NO])
+    engine, stages = make(
+        lambda prompt, w: next(verdicts) if last_message(prompt).startswith("Evaluate.") else script()(prompt, w),
+        num_refinements=4, verify_refinements=verify,
+    )  # fmt: skip
+    _, (refinement,), _ = stages.run([transition()])
+    asked = [last_message(p).split(".")[0] for _, ps in engine.calls for p in ps]
+    assert (asked.count("Evaluate"), asked.count("Refine")) == (2, 1)
+    assert (refinement.action, refinement.reason) == ("Is it alive?", "refined") and refinement.generation is not None
+
+
+def test_only_what_no_round_approved_of_is_verified(make):
+    """Two transitions: one finds its yes in the second round, the other in none."""
+
+    def answer(prompt: str, weights: Weights) -> str | None:
+        if last_message(prompt).startswith("Evaluate."):
+            return YES if "Is it alive?" in prompt.split("Evaluate.")[0] else NO
+        if last_message(prompt).startswith("Refine."):
+            return "Is it alive?" if "Is it big?" in prompt else "Can it fly?"
+        return script()(prompt, weights)
+
+    _, stages = make(answer, num_refinements=2, verify_refinements=True)
+    _, (found, not_found), _ = stages.run([transition(1), transition(2, action="Is it found in water?")])
+    assert (found.action, found.reason) == ("Is it alive?", "refined")
+    assert (not_found.action, not_found.reason) == ("Can it fly?", "rejected")
+
+
 class TestWhatThePolicyLearns:
     def run(self, make, answer, item=None, **settings):
         _, stages = make(answer, **settings)

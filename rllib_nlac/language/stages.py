@@ -133,7 +133,7 @@ def improvement_stage(
     transitions: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, chat: Chat, report: StageReport,
     rng: np.random.Generator, futures: Sequence[tuple[Future, ...]] | None = None,
 ) -> Stage[list[Refinement]]:  # fmt: skip
-    """Critique and refinement of every transition's action, m rounds.
+    """Critique and refinement of every transition's action, up to m rounds: as many as it takes to find the evaluator's yes.
 
     Args:
         transitions: The batch.
@@ -171,15 +171,18 @@ def improvement_stage(
     advice: list[Critique | None] = [None] * count  # the critique behind each refined action
     seen_first: list[tuple[Future, ...]] = []
     critiques_first: list[Critique | None] = []
+    accepted = [False] * count  # refined actions that the evaluator approved of in a later round; it is not asked again
     for number in range(max(rounds, 1)):
-        seen, critiques = yield from judge(actions, futures if number == 0 else None)
+        seen, critiques = yield from judge(_but(accepted, actions), futures if number == 0 else None)
         if number == 0:
             seen_first, critiques_first = seen, critiques
+        else:
+            accepted = [done or bool(c and c.optimal) for done, c in zip(accepted, critiques, strict=True)]
         if rounds == 0:
             break
         answers = yield Ask(
             [refine.refine_prompt(p, t.state, a, c) if a is not None else None
-             for p, t, a, c in zip(prompts, transitions, actions, critiques, strict=True)],
+             for p, t, a, c in zip(prompts, transitions, _but(accepted, actions), critiques, strict=True)],
             settings.refine, settings.judge,
         )  # fmt: skip
         # Where a later round has nothing better to offer, the former round's action stands.
@@ -189,8 +192,11 @@ def improvement_stage(
         actions = [answer[1] if answer else None for answer in refined]
     rejected = [False] * count
     if settings.verify_refinements and any(refined):
-        _, verdicts = yield from judge(actions)
-        rejected = [a is not None and not (c and c.optimal) for a, c in zip(actions, verdicts, strict=True)]
+        _, verdicts = yield from judge(_but(accepted, actions))
+        rejected = [
+            a is not None and not done and not (c and c.optimal)
+            for a, done, c in zip(actions, accepted, verdicts, strict=True)
+        ]  # fmt: skip
     if settings.reasoning is not None:
         thoughts = [
             reasoning.action_thought(p, t.state, answer, c, chat)
@@ -206,6 +212,11 @@ def improvement_stage(
     ]
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
     return refinements
+
+
+def _but(accepted: Sequence[bool], actions: Sequence[str | None]) -> list[str | None]:
+    """The actions that are still to be judged."""
+    return [None if done else action for done, action in zip(accepted, actions, strict=True)]
 
 
 def _corrected(
