@@ -107,6 +107,21 @@ def test_advice_is_as_good_as_its_world_says(advice):
     assert statistics.mean(flawless) == pytest.approx(expected[1], abs=0.15)
 
 
+def test_some_sense_is_the_policys_alone():
+    """Three moves in ten are drawn among those that common sense holds nothing against; the other roles stay what they were."""
+    flawless = {}
+    for name in ("twenty_questions", "twenty_questions_some_sense"):
+        corpus, count = WORLDS[name].corpus(12), 0
+        kinds = {corpus.say(move): move for move in corpus.moves()}
+        for example in itertools.islice((e for e in corpus if e.role == "policy"), 600):
+            so_far = [(a.content, o.content) for a, o in zip(example.prompt[1::2], example.prompt[2::2], strict=True)]
+            moves = tuple((kinds.get(said), reply) for said, reply in so_far)
+            count += corpus.flaw(State(0, moves, candidates_after(corpus.table, so_far)), kinds[example.answer]) is None
+        flawless[name] = count / 600
+    random = flawless["twenty_questions"]
+    assert flawless["twenty_questions_some_sense"] == pytest.approx(0.3 + 0.7 * random, abs=0.06) and random < 0.4
+
+
 class TestHouse:
     """The text house's corpus: futures that count on and expire, and a critique that knows no house."""
 

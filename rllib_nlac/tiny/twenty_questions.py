@@ -46,16 +46,25 @@ class TwentyQuestionsCorpus(Corpus[State, Move, Played]):
         seed: Same seed, same examples.
         advice: What the critique knows. "strong": common sense, and the greedy best move as the fix. "common sense": the fix
             is any move that common sense holds nothing against. "random": nothing but what the futures say, and any fix.
+        sense: Share of the policy's examples that are moves common sense holds nothing against; the others are random.
     """
 
     ROLES = {"policy": 0.05, "predict": 0.13, "backup": 0.26, "evaluate": 0.40, "refine": 0.05, "fact": 0.02, "left": 0.09}
     ENV = "TwentyQuestions"
 
-    def __init__(self, env: TwentyQuestions, prompts: PromptSet, seed: int, advice: str = "strong") -> None:
+    def __init__(
+        self, env: TwentyQuestions, prompts: PromptSet, seed: int, advice: str = "strong", sense: float = 0.0
+    ) -> None:  # fmt: skip
         super().__init__(prompts, seed)
-        self.env, self.advice = env, advice
+        self.env, self.advice, self.sense = env, advice, sense
         self.table: ObjectTable = env.table
         self._opening = prompts.state(env.system_prompt, env.begin(0))
+
+    def policy(self) -> Example:
+        if not self.sense or self.rng.random() >= self.sense:
+            return super().policy()
+        state = self.state()
+        return Example("policy", self.messages(state), self.say(self.rng.choice(self.sensible_moves(state))))
 
     # Two roles more, for what the others rest on.
 
@@ -79,15 +88,20 @@ class TwentyQuestionsCorpus(Corpus[State, Move, Played]):
         return f"Optimal: No\nReason: {flaw or 'it leads to failure'}.\nFix: {self.table.say(self.fix(state, move))}"
 
     def fix(self, state: State, move: Move | None) -> Move:
-        """Another move than this one, as good as the advice knows."""
+        """A move to make instead, as good as the advice knows."""
         if self.advice == "strong":
             return self.table.best(state.candidates, self.turns_left(state))
-        moves: list[Move] = [("guess", index) for index in range(len(self.table.objects))]
-        moves += [("ask", index) for index in range(len(self.table.attributes))]
-        moves = [other for other in moves if other != move]
-        if self.advice == "common sense":
-            moves = [other for other in moves if self.flaw(state, other) is None] or moves
-        return self.rng.choice(moves)
+        moves = self.sensible_moves(state) if self.advice == "common sense" else self.moves()
+        return self.rng.choice([other for other in moves if other != move] or self.moves())
+
+    def moves(self) -> list[Move]:
+        """All of them: a guess at every object, a question about every attribute."""
+        guesses: list[Move] = [("guess", index) for index in range(len(self.table.objects))]
+        return guesses + [("ask", index) for index in range(len(self.table.attributes))]
+
+    def sensible_moves(self, state: State) -> list[Move]:
+        """Those that common sense holds nothing against; some object always fits, so there is one."""
+        return [move for move in self.moves() if self.flaw(state, move) is None]
 
     def flaw(self, state: State, move: Move | None) -> str | None:
         """What common sense holds against a move, whatever follows it."""

@@ -65,12 +65,16 @@ TEXT_HOUSE = World(
     TextHouse, TextHouseCorpus, HERE / "house_model", advice_is_random=True,
 )  # fmt: skip
 
-# The same game, and critiques that know less; their models go on from the shipped one, benchmarks/compare.yaml says how.
-WEAKER = [
+# The same game with other knowledge; their models go on from the shipped one, benchmarks/compare.yaml says how.
+VARIANTS = [
     replace(
-        TWENTY_QUESTIONS, name=f"twenty_questions_{advice.replace(' ', '_')}_advice", folder=None, advice_is_random=True,
-        make_corpus=functools.partial(TwentyQuestionsCorpus, advice=advice),
+        TWENTY_QUESTIONS, name=f"twenty_questions_{name}", folder=None, advice_is_random="advice" in changes,
+        make_corpus=functools.partial(TwentyQuestionsCorpus, **changes),
     )
-    for advice in ("common sense", "random")
+    for name, changes in (
+        ("common_sense_advice", {"advice": "common sense"}),
+        ("random_advice", {"advice": "random"}),
+        ("some_sense", {"sense": 0.3}),
+    )
 ]  # fmt: skip
-WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE, *WEAKER)}
+WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE, *VARIANTS)}
