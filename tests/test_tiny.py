@@ -107,8 +107,8 @@ def test_advice_is_as_good_as_its_world_says(advice):
     assert statistics.mean(flawless) == pytest.approx(expected[1], abs=0.15)
 
 
-def test_some_sense_is_the_policys_alone():
-    """Three moves in ten are drawn among those that common sense holds nothing against; the other roles stay what they were."""
+def test_a_base_with_some_sense_plays_three_moves_in_ten_with_it():
+    """They are drawn among those that common sense holds nothing against."""
     flawless = {}
     for name in ("twenty_questions", "twenty_questions_some_sense"):
         corpus, count = WORLDS[name].corpus(12), 0

@@ -100,7 +100,7 @@ class TwentyQuestionsCorpus(Corpus[State, Move, Played]):
         return guesses + [("ask", index) for index in range(len(self.table.attributes))]
 
     def sensible_moves(self, state: State) -> list[Move]:
-        """Those that common sense holds nothing against; some object always fits, so there is one."""
+        """Those that common sense holds nothing against: a question while many objects fit, a guess after that."""
         return [move for move in self.moves() if self.flaw(state, move) is None]
 
     def flaw(self, state: State, move: Move | None) -> str | None:
