@@ -159,7 +159,8 @@ lacks. The comparison in the README shows how much of it needs a critic.
 Only on sequences that `rllib_nlac/tiny/text_house.py` generates about random houses one to three locks deep, none of which a
 learner ever meets, with the loss on the answers alone:
 
-- predict: the futures of the base policy's own play in a house of which next to nothing is known;
+- predict: the futures of the base policy's own play in a house of which next to nothing is known. Some of the dialogues and
+  commands before them are a skilled hand's, who tries the key that fits: the model hopes for more than random play finds;
 - backup: exact rewriting of reply and next future; what is not reached within four commands expires;
 - evaluate: no to a command that the last observation speaks against, else yes where any future sees a chest open, or one in
   four a key taken, by this command or the next. The fix is **any command that nothing in view speaks against**: no knowledge
