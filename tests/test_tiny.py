@@ -18,7 +18,7 @@ from rllib_nlac.envs.text_house import ROOMS
 from rllib_nlac.envs.twenty_questions import candidates_after
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.tiny.card import HELD_OUT_SEED, Player, measure_roles
-from rllib_nlac.tiny.text_house import HORIZON, TextHouseCorpus, distance, head, one_later, progress_of
+from rllib_nlac.tiny.text_house import HORIZON, SENSE, HousesByHeart, TextHouseCorpus, distance, head, one_later, progress_of
 from rllib_nlac.tiny.twenty_questions import State, TwentyQuestionsCorpus
 from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS, WORLDS
 
@@ -199,6 +199,24 @@ class TestHouse:
                 assert critique.reason != "nothing comes of it." or not hopeful
                 assert critique.fix != example.prompt[-2].content
         assert len(reasons) >= 7
+
+    def test_houses_by_heart_stay_for_a_while_and_come_anew_at_last(self, monkeypatch):
+        monkeypatch.setattr(HousesByHeart, "STATES_PER_HOUSE", 10)
+        monkeypatch.setattr(HousesByHeart, "STATES_BY_HEART", 30)
+        corpus = WORLDS["text_house_by_heart"].corpus(0)
+        houses = [corpus.state().task.house for _ in range(60)]
+        assert [len(set(houses[start : start + 10])) for start in range(0, 30, 10)] == [1, 1, 1]
+        assert len(set(houses[:30])) == 3 and len(set(houses[31:])) == 29
+
+    def test_play_takes_and_tries_before_it_walks_on(self):
+        """By the odds that SENSE names, and every fifth time at random."""
+        corpus = TEXT_HOUSE.corpus(0)
+        state = next(s for s in iter(corpus.state, None) if {m[0] for m in corpus.sensible_moves(s)} == set(SENSE))
+        moves = corpus.sensible_moves(state)
+        odds = Counter({kind: SENSE[kind] * sum(m[0] == kind for m in moves) for kind in SENSE})
+        played = Counter(move[0] for move in (corpus.any_of(moves) for _ in range(4000)))
+        for kind in SENSE:
+            assert played[kind] / 4000 == pytest.approx(odds[kind] / odds.total(), abs=0.04)
 
     def test_advice_and_play_know_nothing_of_any_house(self, examples):
         """A fix is any command without a flaw: from a room with nothing in it that is going to one of the seven others."""

@@ -1,5 +1,6 @@
 """The text house as a little world. Houses are random, and none of them is ever seen by a learner: what a model knows from
-here is how houses work, not what is in one. Play and advice are equally weak: any command that nothing in view speaks against.
+here is how houses work, not what is in one. Play and advice are equally weak: any command that nothing in view speaks against,
+taking what is there and trying what is held before walking on.
 
 A future reads ``library: blue key, then blue taken in two. FAILURE``: the immediate reply, then the next progress (a key
 taken, a chest opened) and in how many commands, or ``nothing``, then the outcome. The backup counts on by one what d' says
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rllib_nlac.envs.text_house import COLOURS, MATERIALS, ROOMS, HouseTask, Position, TextHouse, make_house
+from rllib_nlac.envs.text_house import COLOURS, MATERIALS, ROOMS, House, HouseTask, Position, TextHouse, make_house
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.tiny.corpus import NONSENSE, Corpus, outcome
 from rllib_nlac.types import Future, Message, dialogue_after
@@ -24,6 +25,7 @@ HORIZON = len(NUMBERS) - 1
 SOON = 1  # an evaluator's patience: progress by this command or by the next
 HOPE = 4  # one future in so many must see a key; any one that sees a chest open will do, since most keys fit none
 NOTHING = "nothing"
+SENSE = {"go": 1, "take": 3, "try": 2}  # how readily play and advice come to a command of each kind that nothing speaks against
 LEARNERS_HOUSES = 2_000_000  # seeds below it are left to reinforcement learning
 
 
@@ -72,7 +74,7 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
         flaw = self.flaw(state, move)
         if flaw is None and is_hopeful([future.text for future in futures]):
             return "Optimal: Yes\nReason: it makes progress."
-        fix = self.say(self.rng.choice([m for m in self.sensible_moves(state) if m != move]))
+        fix = self.say(self.any_of([m for m in self.sensible_moves(state) if m != move]))
         return f"Optimal: No\nReason: {flaw or 'nothing comes of it'}.\nFix: {fix}"
 
     def flaw(self, state: State, move: Move | None) -> str | None:
@@ -130,8 +132,7 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
     # The episode.
 
     def state(self) -> State:
-        skill, depth = self.skill(), self.rng.choice((1, 2, 3))
-        house = make_house(LEARNERS_HOUSES + self.rng.randrange(10**9), depth)
+        skill, house = self.skill(), self.house()
         task = HouseTask(house, self.rng.randrange(len(MATERIALS)))
         opening = self.env.begin(task)
         state = State(task, self.env.position, opening, None, self.env.max_turns)
@@ -142,6 +143,11 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
                 break
             state = self.after(state, move, played)
         return state
+
+    def house(self) -> House:
+        """The house of the next state: another one each time."""
+        seed, depth = LEARNERS_HOUSES + self.rng.randrange(10**9), self.rng.choice((1, 2, 3))
+        return make_house(seed, depth)
 
     def imagine(self, state: State) -> State:
         return state  # the house was drawn at random, and next to nothing of it has been seen
@@ -173,11 +179,15 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
     def random_move(self, state: State) -> Move:
         """A sensible command, mostly; else any."""
         if self.rng.random() < 0.8:
-            return self.rng.choice(self.sensible_moves(state))
+            return self.any_of(self.sensible_moves(state))
         kind, key = self.rng.choice(("go", "take", "try")), self.rng.randrange(len(COLOURS))
         if kind == "try":
             return "try", key, self.rng.randrange(len(MATERIALS))
         return kind, key if kind == "take" else self.rng.randrange(len(ROOMS)), -1
+
+    def any_of(self, moves: Sequence[Move]) -> Move:
+        """One of several moves, by common sense."""
+        return self.rng.choices(moves, weights=[SENSE[kind] for kind, *_ in moves])[0]
 
     def say(self, move: Move | None) -> str:
         if move is None:
@@ -196,6 +206,27 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
     def messages(self, state: State) -> tuple[Message, ...]:
         opening = self.prompts.state("", state.opening)
         return opening if state.last is None else dialogue_after(opening, *state.last)
+
+
+class HousesByHeart(TextHouseCorpus):
+    """The same in one house after another, each for long enough to be learned, and at last in ever new ones again.
+
+    A model that has had to learn which key fits which chest, over and over, learns it sooner in one house more.
+    """
+
+    ROLES = {"policy": 0.08, "predict": 0.42, "backup": 0.20, "evaluate": 0.25, "refine": 0.05}
+    STATES_PER_HOUSE = 2_800  # some forty gradient steps
+    STATES_BY_HEART = 50_000
+
+    def __init__(self, env: TextHouse, prompts: PromptSet, seed: int) -> None:
+        super().__init__(env, prompts, seed)
+        self._states = 0
+
+    def house(self) -> House:
+        if self._states % self.STATES_PER_HOUSE == 0 or self._states > self.STATES_BY_HEART:
+            self._house = super().house()
+        self._states += 1
+        return self._house
 
 
 def head(reply: str) -> str:

@@ -12,7 +12,7 @@ from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.tiny.corpus import Corpus
-from rllib_nlac.tiny.text_house import TextHouseCorpus
+from rllib_nlac.tiny.text_house import HousesByHeart, TextHouseCorpus
 from rllib_nlac.tiny.twenty_questions import TwentyQuestionsCorpus
 
 HERE = Path(__file__).parent
@@ -77,4 +77,6 @@ VARIANTS = [
         ("some_sense", {"sense": 0.3}),
     )
 ]  # fmt: skip
-WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE, *VARIANTS)}
+# The last lesson of the house's model.
+BY_HEART = replace(TEXT_HOUSE, name="text_house_by_heart", folder=None, make_corpus=HousesByHeart)
+WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE, BY_HEART, *VARIANTS)}
