@@ -274,7 +274,9 @@ class NLACConfig(ReplayConfig, RolesConfig):
                 predicted future the evaluator approves of: with 1 the target describes the policy as it is, with more the one
                 that it is about to become. Costs so many futures and critiques for each target.
             num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the critic accepts.
-            critic_input: "predicted" futures; "permuted" or "constant" ones are ablations.
+            critic_input: What the evaluator reads. "predicted" futures, as in the paper; "backed_up": of the stored action its
+                Bellman target, which knows what really came, and of a refined one what is predicted, so that what an episode
+                has shown is imitated before the critic has learned it. "permuted" or "constant" futures are ablations.
             fresh_actions: Whether the current policy's own action in s is judged and refined, instead of the stored one. Costs
                 one more wave of generation.
             verify_refinements: Whether a refined action is judged, too, and learned only with verdict yes. For models whose
@@ -315,4 +317,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
         )  # fmt: skip
         self._check(0 < self.judged_fraction <= 1, "judged_fraction", "must be above 0 and at most 1")
         self._check(0 <= self.rejected_weight <= 1, "rejected_weight", "must be between 0 and 1")
-        self._check_choice("critic_input", "predicted", "permuted", "constant")
+        self._check_choice("critic_input", "predicted", "backed_up", "permuted", "constant")
+        self._check(
+            self.critic_input != "backed_up" or not self.fresh_actions,
+            "critic_input", "needs the stored actions, of which the targets speak: set fresh_actions to false",
+        )  # fmt: skip

@@ -9,6 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_nlac import search
+from rllib_nlac.baselines.nlql import NLQLConfig
 from rllib_nlac.cli import app
 from rllib_nlac.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
 from rllib_nlac.names import unknown_key
@@ -37,7 +38,7 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("tau", 1.5, "between 0"),
         ("zero_stage", 4, "0, 1, 2 or 3"),
         ("minibatch_size", 4096, "must not exceed train_batch_size_per_learner, 512"),
-        ("critic_input", "random", "one of predicted, permuted, constant"),
+        ("critic_input", "random", "one of predicted, backed_up, permuted, constant"),
         ("train_on_yes", "maybe", "one of success, always, never"),
         ("action_format", "xml", "one of plain, react"),
         ("learner_dtype", "float16", "one of float32, bfloat16"),
@@ -55,6 +56,14 @@ def test_a_wrong_value_names_key_and_fix(config, key, value, complaint):
     setattr(config, key, value)
     with pytest.raises((ValueError, FileNotFoundError), match=complaint):
         config.validate()
+
+
+def test_only_stored_actions_are_judged_by_their_targets(config):
+    config.training(critic_input="backed_up").validate()
+    with pytest.raises(ValueError, match="set fresh_actions to false"):
+        config.training(fresh_actions=True).validate()
+    with pytest.raises(ValueError, match="the candidates are new ones"):
+        NLQLConfig().training(critic_input="backed_up").validate()
 
 
 def test_training_takes_our_keys_and_rllibs(config):

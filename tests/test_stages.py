@@ -278,6 +278,22 @@ def test_permuted_futures_are_those_of_other_transitions(make):
     assert sorted(seen) == sorted(f"{i} FAILURE" for i in range(12)) and seen != [f"{i} FAILURE" for i in range(12)]
 
 
+def test_a_stored_action_is_judged_by_its_target_and_a_refined_one_by_what_is_predicted(make):
+    answers = script(future="Future: a guess. FAILURE", backup="Future: No. what came. FAILURE")
+    engine, stages = make(answers, critic_input="backed_up", verify_refinements=True, num_futures=2)
+    targets, refinements, _ = stages.run([transition(), transition(2, ended=True)])
+    judged = [last_message(p) for _, ps in engine.calls for p in ps if last_message(p).startswith("Evaluate.")]
+    assert judged[:2] == ["Evaluate.\n1. No. what came. FAILURE"] * 2
+    assert judged[2:] == ["Evaluate.\n1. a guess. FAILURE\n2. a guess. FAILURE"] * 2
+    assert [r.futures for r in refinements] == [(target.future,) for target in targets]
+
+
+def test_without_a_target_a_stored_action_is_not_judged(make):
+    _, stages = make(script(backup="many words"), critic_input="backed_up")
+    _, (refinement,), _ = stages.run([transition()])
+    assert refinement.generation is None and refinement.critique is None
+
+
 def test_constant_futures_hide_the_critic(make):
     engine, stages = make(script(), critic_input="constant")
     stages.run([transition()])

@@ -43,6 +43,9 @@ class NLQLConfig(NLACConfig):
     def validate(self) -> None:
         super().validate()
         self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: the best of one teaches nothing")
+        self._check(
+            self.critic_input != "backed_up", "critic_input", "speaks of stored actions, and the candidates are new ones"
+        )
 
 
 class BestOfStages(LanguageStages):

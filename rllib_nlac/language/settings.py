@@ -35,8 +35,9 @@ class StageSettings:
             waves run with two swaps of weights.
         backup_weights: Which weights write y.
         future_weights: Which weights predict d and d': the policy's and the target's (POLICY), or the initial ones (INITIAL).
-        critic_input: Which futures the evaluator sees: "predicted"; or, as ablations, "permuted" ones of other
-            transitions, or "constant", the same failure for all, which leaves nothing but distillation of the fixes.
+        critic_input: Which futures the evaluator sees: "predicted"; "backed_up", y of the stored action, and predicted ones of
+            every other; or, as ablations, "permuted" ones of other transitions, or "constant", the same failure for all, which
+            leaves nothing but distillation of the fixes.
         fresh_actions: Whether the policy's own action of today is improved instead of the stored one.
         verify_refinements: Whether a refined action must find the evaluator's yes, too.
         rejected_weight: How much one that does not find it counts in the policy's loss.

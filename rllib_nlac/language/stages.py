@@ -7,6 +7,7 @@
 The two columns are two generators, ``backup_stage`` and ``improvement_stage``: each is read from top to bottom and yields
 what it asks of the model, and ``LanguageStages.drive`` answers what several of them ask at the same time in one call.
 A further round of refinement (m > 1), a longer backup (n > 1), several a', fresh actions and verification yield more often.
+Where the stored action is judged by its target ("backed_up"), the second begins when the first has ended.
 """
 
 from __future__ import annotations
@@ -272,15 +273,21 @@ class LanguageStages:
         stale = self._without_target(transitions, target_version, report)
         share = self.settings.judged_fraction  # spread evenly, so that every minibatch has its part
         judged = [math.ceil((i + 1) * share) > math.ceil(i * share) for i in range(len(transitions))]
-        new, refined = self.drive(
-            report, self.backup(stale, report), self.improvement(list(itertools.compress(transitions, judged)), report)
-        )
+        chosen = list(itertools.compress(transitions, judged))
+        if self.settings.critic_input == "backed_up":
+            (new,) = self.drive(report, self.backup(stale, report))
+            targets = self._with_cached(transitions, new)
+            known = [(y.future,) if y.future else () for y in itertools.compress(targets, judged)]
+            (refined,) = self.drive(report, self.improvement(chosen, report, known))
+        else:
+            new, refined = self.drive(report, self.backup(stale, report), self.improvement(chosen, report))
+            targets = self._with_cached(transitions, new)
         rest = iter(refined)
         refinements = [
             next(rest) if is_judged else Refinement(t, (), None, None, None, False, "not_judged")
             for t, is_judged in zip(transitions, judged, strict=True)
         ]
-        return self._with_cached(transitions, new), refinements, report
+        return targets, refinements, report
 
     def backup(self, transitions: Sequence[Transition], report: StageReport) -> Stage[list[BellmanTarget]]:
         """``backup_stage`` with these settings."""
