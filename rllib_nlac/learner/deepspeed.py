@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+LARGEST_BUCKET = 500_000_000  # DeepSpeed's default
+
 
 class DeepSpeedTrainer:
     """A model, its optimizer and the gradient step, in a DeepSpeed engine.
@@ -33,7 +35,11 @@ class DeepSpeedTrainer:
         # compiler), which gloo makes unnecessary.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-        self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+        zero = dict(settings.get("zero_optimization", {}))
+        self.zero_stage = int(zero.get("stage", 0))
+        # ZeRO sets a buffer of this many numbers aside, 2 GB by default, and a small model's gradients need no such room.
+        numbers = sum(getattr(p, "ds_numel", p.numel()) for p in lm.parameters())
+        zero.setdefault("reduce_bucket_size", min(LARGEST_BUCKET, numbers))
         self.engine, *_ = deepspeed.initialize(
             model=lm,
             optimizer=optimizer,
@@ -46,6 +52,7 @@ class DeepSpeedTrainer:
                 "zero_force_ds_cpu_optimizer": False,
                 "steps_per_print": 10**9,
                 **settings,
+                "zero_optimization": zero,
             },
         )
 

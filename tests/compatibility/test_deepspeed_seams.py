@@ -13,11 +13,11 @@ from deepspeed.runtime import config as deepspeed_config
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
 
 
-def make(stage: int = 0) -> DeepSpeedTrainer:
+def make(stage: int = 0, **zero: int) -> DeepSpeedTrainer:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return DeepSpeedTrainer(model, optimizer, {"zero_optimization": {"stage": stage}, "gradient_clipping": 0.0})
+    return DeepSpeedTrainer(model, optimizer, {"zero_optimization": {"stage": stage, **zero}, "gradient_clipping": 0.0})
 
 
 def test_the_shared_memory_operator_is_asked_for_by_this_name():
@@ -28,6 +28,12 @@ def test_the_shared_memory_operator_is_asked_for_by_this_name():
 
 def test_unmanaged_accumulation_is_a_key():
     assert deepspeed_config.get_managed_gradient_accumulation({"managed_gradient_accumulation": False}) is False
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_sets_no_more_aside_than_the_model_has_numbers(stage):
+    assert make(stage).engine.optimizer.reduce_bucket_size == 8
+    assert make(stage, reduce_bucket_size=100).engine.optimizer.reduce_bucket_size == 100
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
