@@ -173,10 +173,10 @@ def rows_of(cell: Cell, folder: Path) -> list[Row]:
     for result in _results(cell, folder):
         tokens += _number(lookup(result, "env_runners/num_generated_tokens"))
         tokens += _number(lookup(result, "language_stages/num_generated_tokens"))
-        evaluation = evaluated(result)
+        evaluation, played = evaluated(result), "evaluation/env_runners"
         if "evaluation_interval" not in cell.experiment["config"]:
-            evaluation = lookup(result, "env_runners/success_rate")
-        subgoal = lookup(result, "evaluation/env_runners/subgoals/chest_1") if evaluation is not None else None
+            evaluation, played = lookup(result, "env_runners/success_rate"), "env_runners"
+        subgoal = lookup(result, f"{played}/subgoals/chest_1") if evaluation is not None else None
         rows.append({
             "world": cell.world, "method": cell.method, "seed": cell.seed,
             "episodes": int(_number(lookup(result, "env_runners/num_episodes_lifetime"))),

@@ -108,6 +108,15 @@ def test_rows_hold_fresh_evaluations_only_and_a_resumed_iteration_once(tmp_path)
         is_done(Cell("house_1", "NLAC", 0, {**EXPERIMENT, "stop": {"training_iteration": 9}}), tmp_path)
 
 
+def test_a_model_that_is_only_played_counts_by_its_own_episodes(tmp_path):
+    cell = Cell("house_1", "base model", 0, {"config": {}, "stop": {"training_iteration": 1}})
+    played = result(1, 512, 0.1)
+    played["env_runners"]["subgoals"] = {"chest_1": 0.3}
+    write(tmp_path, cell, [played])
+    (row,) = rows_of(cell, tmp_path)
+    assert (row["evaluation"], row["first_subgoal"]) == (0.1, 0.3)
+
+
 def test_of_two_beginnings_the_later_one_counts(tmp_path):
     cell = Cell("house_1", "NLAC", 0, EXPERIMENT)
     write(tmp_path, cell, [result(2, 64, 0.2)])
