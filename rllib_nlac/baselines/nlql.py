@@ -44,8 +44,9 @@ class NLQLConfig(NLACConfig):
         super().validate()
         self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: the best of one teaches nothing")
         self._check(
-            self.critic_input != "backed_up", "critic_input", "speaks of stored actions, and the candidates are new ones"
-        )
+            self.critic_input != "backed_up",
+            "critic_input", "speaks of stored actions, and the candidates are new ones: set it to predicted",
+        )  # fmt: skip
 
 
 class BestOfStages(LanguageStages):
