@@ -21,6 +21,7 @@ from rllib_nlac.tiny.card import HELD_OUT_SEED, Player, measure_roles
 from rllib_nlac.tiny.text_house import HORIZON, SENSE, HousesByHeart, TextHouseCorpus, distance, head, one_later, progress_of
 from rllib_nlac.tiny.twenty_questions import State, TwentyQuestionsCorpus
 from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS, WORLDS
+from rllib_nlac.types import Future
 
 
 @pytest.fixture(scope="module")
@@ -209,14 +210,18 @@ class TestHouse:
         assert len(set(houses[:30])) == 3 and len(set(houses[31:])) == 29
 
     def test_play_takes_and_tries_before_it_walks_on(self):
-        """By the odds that SENSE names, and every fifth time at random."""
+        """By the odds that SENSE names, and play every fifth time at random."""
         corpus = TEXT_HOUSE.corpus(0)
         state = next(s for s in iter(corpus.state, None) if {m[0] for m in corpus.sensible_moves(s)} == set(SENSE))
         moves = corpus.sensible_moves(state)
         odds = Counter({kind: SENSE[kind] * sum(m[0] == kind for m in moves) for kind in SENSE})
-        played = Counter(move[0] for move in (corpus.any_of(moves) for _ in range(4000)))
+        played = Counter(corpus.random_move(state)[0] for _ in range(4000))
         for kind in SENSE:
-            assert played[kind] / 4000 == pytest.approx(odds[kind] / odds.total(), abs=0.04)
+            assert played[kind] / 4000 == pytest.approx(0.8 * odds[kind] / odds.total() + 0.2 / 3, abs=0.04)
+        nothing = [Future("locked, then nothing. FAILURE", False)]
+        advised = Counter(parse_critique(corpus.critique(state, None, nothing)).fix.split()[0] for _ in range(4000))
+        for kind in SENSE:
+            assert advised[kind] / 4000 == pytest.approx(odds[kind] / odds.total(), abs=0.04)
 
     def test_advice_and_play_know_nothing_of_any_house(self, examples):
         """A fix is any command without a flaw: from a room with nothing in it that is going to one of the seven others."""

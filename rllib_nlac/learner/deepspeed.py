@@ -38,7 +38,7 @@ class DeepSpeedTrainer:
         zero = dict(settings.get("zero_optimization", {}))
         self.zero_stage = int(zero.get("stage", 0))
         # ZeRO sets a buffer of this many numbers aside, 2 GB by default, and a small model's gradients need no such room.
-        numbers = sum(getattr(p, "ds_numel", p.numel()) for p in lm.parameters())
+        numbers = sum(parameter.numel() for parameter in lm.parameters())
         zero.setdefault("reduce_bucket_size", min(LARGEST_BUCKET, numbers))
         self.engine, *_ = deepspeed.initialize(
             model=lm,
