@@ -2,8 +2,8 @@
 
 The checkpoint's policy plays; of its turns some are drawn, and both critics say of each k futures. Success: the share of
 futures that predict it, against what the episode came to (area under the ROC curve, Brier score, and that of a predictor that
-always says the mean). In the text house also progress: how often a future names the next key or chest, of the turns within
-whose next four commands there is one.
+always says the mean). In the text house the same of progress, a key taken or a chest opened, by the command or within the four
+after it, which is as far as its futures look; and how often a future names that key or chest, where there is one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import logging
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -82,24 +82,28 @@ def main() -> None:
     places = [(e, t) for e, steps in enumerate(every) for t in range(len(steps))]
     drawn = [places[i] for i in rng.permutation(len(places))[: arguments.pairs]]
     transitions = [every[e][t] for e, t in drawn]
-    labels = np.array([t.episode_success for t in transitions])
+    outcomes = {"success": np.array([t.episode_success for t in transitions])}
+    says: dict[str, Callable[[Future], bool]] = {"success": lambda future: future.success}
+    truths = [next_progress(every[e][t:]) for e, t in drawn] if str(algorithm.config.env) == "TextHouse" else []
+    if truths:
+        outcomes["progress"] = np.array([truth is not None for truth in truths])
+        says["progress"] = lambda future: distance(future.text) <= HORIZON
     algorithm.engine.set_weights(Weights.INITIAL, 0, load_file(str(Path(algorithm.config.model_path) / "model.safetensors")))
-    constant = labels.mean()
-    print(f"{len(transitions)} turns of {len(episodes)} episodes, {constant:.3f} of them in won ones, k = {arguments.k}")
-    print(f"Brier score of always saying {constant:.3f}: {constant * (1 - constant):.3f}")
+    print(f"{len(transitions)} turns of {len(episodes)} episodes, k = {arguments.k}")
+    for what, labels in outcomes.items():
+        print(f"{what} follows {labels.mean():.3f} of them; to say that always has a Brier score of {labels.var():.3f}")
     for name, weights in (("trained", Weights.POLICY), ("initial", Weights.INITIAL)):
         futures = futures_of(algorithm, transitions, arguments.k, weights)
-        scores = np.array([statistics.mean(f.success for f in fs) if fs else constant for fs in futures])
-        line = f"{name:8s} AUC {auc(scores, labels):.3f}  Brier {((scores - labels) ** 2).mean():.3f}"
-        if str(algorithm.config.env) == "TextHouse":
-            truths = [next_progress(every[e][t:]) for e, t in drawn]
-            hits = [
-                statistics.mean(named(f) == truth for f in fs) if fs else 0.0
-                for truth, fs in zip(truths, futures, strict=True)
-                if truth
-            ]
-            line += f"  next progress named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""
-        print(line, flush=True)
+        line = f"{name:8s}"
+        for what, labels in outcomes.items():
+            scores = np.array([statistics.mean(map(says[what], fs)) if fs else labels.mean() for fs in futures])
+            line += f" {what}: AUC {auc(scores, labels):.3f}  Brier {((scores - labels) ** 2).mean():.3f} "
+        hits = [
+            statistics.mean(named(f) == truth for f in fs) if fs else 0.0
+            for truth, fs in zip(truths, futures, strict=False)
+            if truth
+        ]
+        print(line + (f" named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""), flush=True)
     algorithm.stop()
     ray.shutdown()
 
