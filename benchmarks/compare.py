@@ -86,14 +86,13 @@ class Plan:
         return list({cell.name: cell for cell in cells}.values())
 
     def search_cells(self, worlds: Sequence[str], methods: Sequence[str]) -> list[Cell]:
-        """As many candidates for each method on the world that its search names."""
+        """Every candidate of every method that is searched in a world, each for as many episodes."""
         return [
-            self.cell(world, method, SEARCH_SEED, candidate, number, settings["search"]["episodes"])
-            for method, settings in self.methods.items()
-            if "search" in settings and (not methods or method in methods)
-            for world in settings["search"]["worlds"]
-            if not worlds or world in worlds
-            for number, candidate in enumerate(settings["search"]["candidates"], start=1)
+            self.cell(run["world"], method, SEARCH_SEED, candidate, number, run["episodes"])
+            for run in self._plan["search"]["runs"]
+            for method in run["methods"]
+            for number, candidate in enumerate(self._plan["search"]["candidates"][method], start=1)
+            if (not worlds or run["world"] in worlds) and (not methods or method in methods)
         ]
 
     def cell(
