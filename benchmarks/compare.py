@@ -242,7 +242,7 @@ def plot(rows: Sequence[Row], plan: Plan, world: str, path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import EngFormatter, NullFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     figure, panels = plt.subplots(1, 3, figsize=(15, 4.6), sharey=True)
     methods = [m for m in dict.fromkeys(row["method"] for row in rows if row["world"] == world) if m != "base model"]
@@ -260,6 +260,7 @@ def plot(rows: Sequence[Row], plan: Plan, world: str, path: Path) -> None:
             panel.plot(x, list(map(statistics.mean, values)), style, marker="o", ms=3, label=method, color=colour)
             panel.fill_between(x, list(map(min, values)), list(map(max, values)), alpha=0.12, color=colour)
         panel.set(xlabel=label, ylim=(0, 1), xscale="log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(alpha=0.3)
