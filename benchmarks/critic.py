@@ -98,12 +98,14 @@ def main() -> None:
         for what, labels in outcomes.items():
             scores = np.array([statistics.mean(map(says[what], fs)) if fs else labels.mean() for fs in futures])
             line += f" {what}: AUC {auc(scores, labels):.3f}  Brier {((scores - labels) ** 2).mean():.3f} "
-        hits = [
-            statistics.mean(named(f) == truth for f in fs) if fs else 0.0
-            for truth, fs in zip(truths, futures, strict=False)
-            if truth
-        ]
-        print(line + (f" named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""), flush=True)
+        if truths:
+            hits = [
+                statistics.mean(named(f) == truth for f in fs) if fs else 0.0
+                for truth, fs in zip(truths, futures, strict=True)
+                if truth
+            ]
+            line += f" named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""
+        print(line, flush=True)
     algorithm.stop()
     ray.shutdown()
 
