@@ -34,7 +34,7 @@ from rllib_nlac.progress import evaluated, lookup
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "tuned_examples"
 SEARCH_SEED = 1000  # never among the reported ones
-COLUMNS = ("world", "method", "seed", "episodes", "success", "evaluation", "first_subgoal", "generated_tokens", "seconds")
+COLUMNS = ("world", "method", "seed", "episodes", "success", "evaluation", "subgoals", "generated_tokens", "seconds")
 Row = dict[str, Any]
 
 
@@ -175,11 +175,12 @@ def rows_of(cell: Cell, folder: Path) -> list[Row]:
         evaluation, played = evaluated(result), "evaluation/env_runners"
         if "evaluation_interval" not in cell.experiment["config"]:
             evaluation, played = lookup(result, "env_runners/success_rate"), "env_runners"
-        subgoal = lookup(result, f"{played}/subgoals/chest_1") if evaluation is not None else None
+        subgoals = lookup(result, f"{played}/subgoals") if evaluation is not None else None
         rows.append({
             "world": cell.world, "method": cell.method, "seed": cell.seed,
             "episodes": int(_number(lookup(result, "env_runners/num_episodes_lifetime"))),
-            "success": lookup(result, "env_runners/success_rate"), "evaluation": evaluation, "first_subgoal": subgoal,
+            "success": lookup(result, "env_runners/success_rate"), "evaluation": evaluation,
+            "subgoals": [subgoals[name] for name in sorted(subgoals)] if subgoals else None,
             "generated_tokens": int(tokens), "seconds": result["time_total_s"],
         })  # fmt: skip
     return rows
@@ -209,11 +210,15 @@ def evaluations(rows: Iterable[Row]) -> dict[int, list[Row]]:
 
 
 def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
-    """One world as Markdown. Episodes to the goal are the first evaluation's that reaches it, seed by seed."""
+    """One world as Markdown.
+
+    Episodes to the goal are the first evaluation's that reaches it, seed by seed; sub-goals are the share of episodes that
+    reached the first, the second, and so on, mean over seeds.
+    """
     place = plan.worlds[world]
-    goal, has_subgoals = place["goal"], any(row["first_subgoal"] is not None for row in rows if row["world"] == world)
+    goal, has_subgoals = place["goal"], any(row["subgoals"] for row in rows if row["world"] == world)
     head = ["method", f"episodes to {goal}", "episodes", "success, each seed", "mean", "kept of best"]
-    head += ["first sub-goal"] if has_subgoals else []
+    head += ["sub-goals"] if has_subgoals else []
     head += ["generated tokens", "seconds"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for method in dict.fromkeys(row["method"] for row in rows if row["world"] == world):
@@ -229,8 +234,8 @@ def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
             f"{statistics.mean(row['evaluation'] for row in last):.3f}", f"{kept:.2f}",
         ]  # fmt: skip
         if has_subgoals:
-            known = [row["first_subgoal"] for row in last if row["first_subgoal"] is not None]
-            fields.append(f"{statistics.mean(known):.3f}" if known else "")
+            shares = zip(*(row["subgoals"] for row in last if row["subgoals"]), strict=True)
+            fields.append(" / ".join(f"{statistics.mean(share):.3f}" for share in shares))
         fields += [f"{statistics.mean(row[key] for row in last):,.0f}" for key in ("generated_tokens", "seconds")]
         lines.append(f"| {' | '.join(fields)} |")
     return "\n".join(lines)

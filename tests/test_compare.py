@@ -90,7 +90,7 @@ def result(iteration: int, episodes: int, success: float, interval: int = 2) -> 
         "training_iteration": iteration, "time_total_s": 10.0 * iteration, "config": {"evaluation_interval": interval},
         "env_runners": {"num_episodes_lifetime": episodes, "success_rate": success, "num_generated_tokens": 100},
         "language_stages": {"num_generated_tokens": 10},
-        "evaluation": {"env_runners": {"success_rate": success / 2, "subgoals": {"chest_1": success}}},
+        "evaluation": {"env_runners": {"success_rate": success / 2, "subgoals": {"chest_2": success / 2, "chest_1": success}}},
     }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_rows_hold_fresh_evaluations_only_and_a_resumed_iteration_once(tmp_path)
     cell = Cell("house_1", "NLAC", 0, EXPERIMENT)
     write(tmp_path, cell, [result(1, 32, 0.2), result(2, 64, 0.4), result(2, 64, 0.5), result(3, 96, 0.6)])
     rows = rows_of(cell, tmp_path)
-    assert [row["evaluation"] for row in rows] == [None, 0.25, None] and rows[1]["first_subgoal"] == 0.5
+    assert [row["evaluation"] for row in rows] == [None, 0.25, None] and rows[1]["subgoals"] == [0.5, 0.25]
     assert [row["generated_tokens"] for row in rows] == [110, 220, 330]
     assert not is_done(cell, tmp_path)
     write(tmp_path, cell, [result(4, 128, 0.6)])
@@ -122,7 +122,7 @@ def test_a_model_that_is_only_played_counts_by_its_own_episodes(tmp_path):
     played["env_runners"]["subgoals"] = {"chest_1": 0.3}
     write(tmp_path, cell, [played])
     (row,) = rows_of(cell, tmp_path)
-    assert (row["evaluation"], row["first_subgoal"]) == (0.1, 0.3)
+    assert (row["evaluation"], row["subgoals"]) == (0.1, [0.3])
 
 
 def test_of_two_beginnings_the_later_one_counts(tmp_path):
@@ -142,7 +142,7 @@ def test_the_table_says_when_each_seed_reached_the_goal_and_what_is_left_of_the_
         rows += rows_of(cell, tmp_path)
     assert {seed: len(found) for seed, found in evaluations(rows).items()} == {0: 2, 1: 2}
     line = table(rows, plan, "twenty_questions").splitlines()[-1]
-    assert line.startswith("| NLAC | 64, 64 | 128 | 0.400, 1.000 | 0.700 | 0.75 |")
+    assert line.startswith("| NLAC | 64, 64 | 128 | 0.400, 1.000 | 0.700 | 0.75 | 1.400 / 0.700 |")
 
 
 def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path):
