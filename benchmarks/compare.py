@@ -90,10 +90,14 @@ class Plan:
         return [
             self.cell(run["world"], method, SEARCH_SEED, candidate, number, run["episodes"])
             for run in self._plan["search"]["runs"]
-            for method in run["methods"]
-            for number, candidate in enumerate(self._plan["search"]["candidates"][method], start=1)
+            for method, candidates in self._plan["search"]["candidates"].items()
+            for number, candidate in enumerate(candidates.get(self.kind(run["world"]), []), start=1)
             if (not worlds or run["world"] in worlds) and (not methods or method in methods)
         ]
+
+    def kind(self, world: str) -> str:
+        """The tuned examples that a world goes by, which settings and candidates are for: "twenty_questions", "text_house"."""
+        return self.worlds[world].get("like", world)
 
     def cell(
         self, world: str, method: str, seed: int, candidate: dict[str, Any] | None = None, number: int = 0,
@@ -101,7 +105,7 @@ class Plan:
     ) -> Cell:  # fmt: skip
         """A method's tuned example, in another world where that is one, with the changes that the plan names."""
         place, settings = self.worlds[world], self.methods[method]
-        kind = place.get("like", world)
+        kind = self.kind(world)
         examples = [EXAMPLES / f"{name}_{settings['file']}.yaml" for name in (kind, "twenty_questions")]
         (experiment,) = yaml.safe_load(next(path for path in examples if path.is_file()).read_text()).values()
         chosen = settings.get("chosen", {}).get(kind, {}) if candidate is None else {}

@@ -73,8 +73,9 @@ def test_every_method_gets_the_same_search(plan):
 
 def test_what_was_chosen_was_searched(plan):
     candidates = yaml.safe_load((HERE / "compare.yaml").read_text())["search"]["candidates"]
-    chosen = {name: method["chosen"] for name, method in plan.methods.items() if "chosen" in method}
-    assert chosen and all(choice in candidates[name] for name, worlds in chosen.items() for choice in worlds.values())
+    searched = {plan.methods[name]["file"]: kinds for name, kinds in candidates.items()}
+    chosen = [(method["file"], method["chosen"]) for method in plan.methods.values() if "chosen" in method]
+    assert chosen and all(choice in searched[file][kind] for file, kinds in chosen for kind, choice in kinds.items())
 
 
 def test_a_candidate_does_not_depend_on_what_was_chosen(plan, monkeypatch):
