@@ -63,7 +63,7 @@ class Plan:
     """What ``compare.yaml`` says.
 
     Args:
-        path: The file: ``worlds``, ``methods``, ``runs`` and ``quick``.
+        path: The file: ``worlds``, ``methods``, ``search``, ``runs`` and ``quick``.
         models: Where the models are built that a world names and the package does not ship.
     """
 
