@@ -87,17 +87,19 @@ class Plan:
 
     def search_cells(self, worlds: Sequence[str], methods: Sequence[str]) -> list[Cell]:
         """Every candidate of every method that is searched in a world, each for as many episodes."""
+        search = self._plan["search"]
         return [
             self.cell(run["world"], method, SEARCH_SEED, candidate, number, run["episodes"])
-            for run in self._plan["search"]["runs"]
-            for method, candidates in self._plan["search"]["candidates"].items()
-            for number, candidate in enumerate(candidates.get(self.kind(run["world"]), []), start=1)
+            for run in search["runs"]
+            for method in run["methods"]
+            for number, candidate in enumerate(search["candidates"][method][self.kind(run["world"])], start=1)
             if (not worlds or run["world"] in worlds) and (not methods or method in methods)
         ]
 
     def kind(self, world: str) -> str:
-        """The tuned examples that a world goes by, which settings and candidates are for: "twenty_questions", "text_house"."""
-        return self.worlds[world].get("like", world)
+        """The tuned examples that a world goes by, which candidates are for, and what was chosen where the world itself
+        has no choice: "twenty_questions", "text_house"."""
+        return self.worlds.get(world, {}).get("like", world)
 
     def cell(
         self, world: str, method: str, seed: int, candidate: dict[str, Any] | None = None, number: int = 0,
@@ -108,7 +110,8 @@ class Plan:
         kind = self.kind(world)
         examples = [EXAMPLES / f"{name}_{settings['file']}.yaml" for name in (kind, "twenty_questions")]
         (experiment,) = yaml.safe_load(next(path for path in examples if path.is_file()).read_text()).values()
-        chosen = settings.get("chosen", {}).get(kind, {}) if candidate is None else {}
+        chosen = settings.get("chosen", {})
+        chosen = chosen.get(world, chosen.get(kind, {})) if candidate is None else {}
         config = {
             **experiment["config"], **place.get("config", {}), **settings.get("by_world", {}).get(kind, {}), **chosen,
             **settings.get("config", {}), **(candidate or {}), "seed": seed, "num_cpus_for_main_process": 1,
@@ -121,7 +124,7 @@ class Plan:
                 config["train_batch_size_per_learner"] / config["env_config"]["max_turns"]
             )
             config["evaluation_interval"] = max(1, round(place["evaluate_every"] / per_iteration))
-            stop = {"env_runners/num_episodes_lifetime": episodes or place["episodes"]}
+            stop = {"env_runners/num_episodes_lifetime": (episodes or place["episodes"]) * settings.get("longer", 1)}
         experiment = {
             **experiment, "stop": stop, "config": config,
             "checkpoint_config": {"checkpoint_frequency": 8, "num_to_keep": 1, "checkpoint_at_end": True},

@@ -49,7 +49,14 @@ def test_methods_of_a_world_share_model_task_and_episodes(plan):
         for key in ("env_config", "language_model", "history_turns", "prompts"):
             values = [json.dumps(cell.experiment["config"].get(key)) for cell in cells if "bonus" not in cell.method]
             assert len(set(values)) <= 1, (world, key)
+        cells = [cell for cell in cells if "as long" not in cell.method]
         assert len({json.dumps(cell.experiment["stop"]) for cell in cells}) <= 1
+
+
+def test_a_run_that_is_named_longer_is_and_nothing_else(plan):
+    usual, longer = (plan.cell("some_sense", f"PPO (RLlib){name}", 0).experiment for name in ("", ", four times as long"))
+    key = "env_runners/num_episodes_lifetime"
+    assert longer.pop("stop")[key] == 4 * usual.pop("stop")[key] and longer == usual
 
 
 def test_the_main_cells_have_five_seeds_and_no_cell_has_less_than_three(plan):
@@ -62,20 +69,30 @@ def test_the_main_cells_have_five_seeds_and_no_cell_has_less_than_three(plan):
 
 
 def test_every_method_gets_the_same_search(plan):
-    """Baselines everywhere; NLAC's settings in the house were found by other means."""
+    """Baselines wherever they stand beside NLAC; NLAC's settings in the house were found by other means."""
     searched: dict[str, Counter] = {}
     for cell in plan.search_cells([], []):
         searched.setdefault(cell.world, Counter())[cell.method.partition(" #")[0]] += 1
     baselines = {"PPO (RLlib)": 6, "GRPO": 6, "RFT": 6}
-    assert searched == {"twenty_questions": Counter({"NLAC": 6, **baselines}), "house_1": Counter(baselines)}
-    assert len({(c.world, json.dumps(c.experiment["stop"])) for c in plan.search_cells([], [])}) == len(searched)
+    assert searched.pop("twenty_questions") == Counter({"NLAC": 6, **baselines})
+    assert searched == {"some_sense": Counter(baselines), "house_1": Counter(baselines)}
+    assert len({(c.world, json.dumps(c.experiment["stop"])) for c in plan.search_cells([], [])}) == 3
 
 
 def test_what_was_chosen_was_searched(plan):
     candidates = yaml.safe_load((HERE / "compare.yaml").read_text())["search"]["candidates"]
     searched = {plan.methods[name]["file"]: kinds for name, kinds in candidates.items()}
     chosen = [(method["file"], method["chosen"]) for method in plan.methods.values() if "chosen" in method]
-    assert chosen and all(choice in searched[file][kind] for file, kinds in chosen for kind, choice in kinds.items())
+    assert chosen and all(
+        choice in searched[file][plan.kind(world)] for file, worlds in chosen for world, choice in worlds.items()
+    )
+
+
+def test_a_choice_for_a_world_goes_before_that_for_its_kind(plan, monkeypatch):
+    choices = {"twenty_questions": {"lr": 8.0}, "some_sense": {"lr": 9.0}}
+    monkeypatch.setitem(plan.methods["RFT"], "chosen", choices)
+    worlds = ("twenty_questions", "some_sense", "random_advice")
+    assert [plan.cell(world, "RFT", 0).experiment["config"]["lr"] for world in worlds] == [8.0, 9.0, 8.0]
 
 
 def test_a_candidate_does_not_depend_on_what_was_chosen(plan, monkeypatch):
