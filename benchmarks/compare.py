@@ -156,8 +156,9 @@ def run(cell: Cell, folder: Path) -> None:
     if list((folder / cell.name).glob("*/checkpoint_*")):
         command.append("--resume")
     with (folder / f"{cell.name}.log").open("a") as log:
-        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    state = "done" if is_done(cell, folder) else f"FAILED, see {folder / cell.name}.log"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
+    state = "done" if ended.returncode == 0 and is_done(cell, folder) else f"FAILED, see {folder / cell.name}.log"
     last = next((row for row in reversed(rows_of(cell, folder)) if row["evaluation"] is not None), None)
     print(f"{cell.world:18s} {cell.method:32s} seed {cell.seed}  {state}" + (
         f": {last['evaluation']:.3f} after {last['episodes']} episodes" if last else ""), flush=True)  # fmt: skip

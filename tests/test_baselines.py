@@ -65,7 +65,7 @@ def build(ray_session, lent_engine):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_an_iteration_of_every_baseline(build, name):
+def test_every_baseline_trains_saves_and_goes_on(build, name, tmp_path):
     algorithm = build(CONFIGS[name]())
     assert baselines.algorithms()[name] is type(algorithm)
     results = [algorithm.train() for _ in range(2)]
@@ -75,6 +75,10 @@ def test_an_iteration_of_every_baseline(build, name):
         learned = results[1]["learners"]["default_policy"]
         assert learned["num_gradient_steps"] >= 1 and math.isfinite(learned["gradient_norm"])
         assert results[1]["logprob_gap"] < 1e-3  # the engine plays with the weights of the last sync
+    algorithm.restore_from_path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
+    result = algorithm.train()
+    assert result["training_iteration"] == 3 and result["env_runners"]["num_episodes"] >= 16
+    assert name == "ReAct" or result["logprob_gap"] < 1e-3
 
 
 class TestPolicyGradient:

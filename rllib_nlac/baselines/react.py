@@ -89,7 +89,13 @@ class NoModule(TorchRLModule):
 
 
 class NoLearner(TorchLearner):
-    """RLlib wants a learner; it is never asked for an update."""
+    """RLlib wants a learner; it is never asked for an update, and a checkpoint has nothing of it."""
+
+    def prepare_for_saving(self) -> None:
+        pass
+
+    def get_shard(self) -> None:
+        pass
 
     def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
         raise NotImplementedError("ReAct trains nothing")
@@ -109,4 +115,5 @@ class ReAct(LanguageAlgorithm):
 
     @override(LanguageAlgorithm)
     def sync_weights(self) -> None:
-        """The engine serves the model's own weights from the start."""
+        """The engine serves the model's own weights from the start, which are version 0, also after a restore."""
+        self.weight_version = 0
