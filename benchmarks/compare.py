@@ -97,8 +97,10 @@ class Plan:
         ]
 
     def kind(self, world: str) -> str:
-        """The tuned examples that a world goes by, which candidates are for, and what was chosen where the world itself
-        has no choice: "twenty_questions", "text_house"."""
+        """The tuned examples that a world goes by: "twenty_questions", "text_house".
+
+        Candidates are for a kind, and so is what was chosen, where the world has no choice of its own.
+        """
         return self.worlds.get(world, {}).get("like", world)
 
     def cell(
