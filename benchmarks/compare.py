@@ -3,11 +3,12 @@
     python -m benchmarks.compare [--quick] [--worlds WORLD ...] [--methods METHOD ...] [--seeds N] [--parallel N]
     python -m benchmarks.compare --search           # the small search that chose each method's settings
     python -m benchmarks.compare --report           # only put together what is there
+    python -m benchmarks.compare --rows CSV ...     # the tables of what is kept in docs/, for one
 
 ``compare.yaml`` says what is compared. Each cell (a method on a world with a seed) is an experiment file of its own that
 ``rllib train`` runs through Tune, below ``results/compare``; an interrupted command goes on where it stopped. What counts are
 evaluations on tasks and seeds of their own. Writes ``compare.csv``, a picture of the learning curves of each world (against
-episodes, generated tokens and wall-clock; mean and range over seeds), and the tables as Markdown.
+episodes, generated tokens and wall-clock; mean and range over seeds), and the tables as Markdown: of all worlds, and of each.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Plan:
         self._plan = yaml.safe_load(path.read_text(encoding="utf-8"))
         self.worlds: dict[str, dict[str, Any]] = self._plan["worlds"]
         self.methods: dict[str, dict[str, Any]] = self._plan["methods"]
+        self.summary: list[str] = self._plan.get("summary", [])
 
     def cells(self, runs: str, worlds: Sequence[str], methods: Sequence[str], seeds: int | None) -> list[Cell]:
         """The cells of "runs" or "quick", those of other worlds and methods left out."""
@@ -125,7 +127,8 @@ class Plan:
             per_iteration = config.get("episodes_per_iteration") or (
                 config["train_batch_size_per_learner"] / config["env_config"]["max_turns"]
             )
-            config["evaluation_interval"] = max(1, round(place["evaluate_every"] / per_iteration))
+            every = settings.get("evaluate_every", place["evaluate_every"])
+            config["evaluation_interval"] = max(1, round(every / per_iteration))
             stop = {"env_runners/num_episodes_lifetime": (episodes or place["episodes"]) * settings.get("longer", 1)}
         experiment = {
             **experiment, "stop": stop, "config": config,
@@ -219,6 +222,33 @@ def evaluations(rows: Iterable[Row]) -> dict[int, list[Row]]:
     return by_seed
 
 
+def read_rows(path: Path) -> list[Row]:
+    """What a ``compare.csv`` holds."""
+    kinds = {"seed": int, "episodes": int, "generated_tokens": int, "world": str, "method": str}
+    with path.open(newline="") as file:
+        return [
+            {key: kinds.get(key, json.loads)(value) if value else None for key, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def summary(rows: Sequence[Row], plan: Plan) -> str:
+    """All worlds as Markdown: success of the plan's main methods in the last evaluation, mean and range over seeds."""
+
+    def success(world: str, method: str) -> str:
+        by_seed = evaluations(row for row in rows if row["world"] == world and row["method"] == method)
+        ends = [curve[-1]["evaluation"] for curve in by_seed.values()]
+        spread = f" ({min(ends):.3f} to {max(ends):.3f})" if ends[1:] else ""
+        return f"{statistics.mean(ends):.3f}{spread}" if ends else ""
+
+    methods = [method for method in plan.summary if any(row["method"] == method for row in rows)]
+    lines = [f"| world | episodes | {' | '.join(methods)} |", "|---" * (len(methods) + 2) + "|"]
+    for world in dict.fromkeys(row["world"] for row in rows):
+        fields = [plan.worlds[world]["title"], str(plan.worlds[world]["episodes"])]
+        lines.append(f"| {' | '.join([*fields, *(success(world, method) for method in methods)])} |")
+    return "\n".join(lines)
+
+
 def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
     """One world as Markdown.
 
@@ -287,6 +317,13 @@ def plot(rows: Sequence[Row], plan: Plan, world: str, path: Path) -> None:
     plt.close(figure)
 
 
+def markdown(rows: Sequence[Row], plan: Plan) -> str:
+    """The tables: of all worlds where there are several, and of each."""
+    worlds = list(dict.fromkeys(row["world"] for row in rows))
+    parts = [f"### Success\n\n{summary(rows, plan)}\n"] if worlds[1:] else []
+    return "\n".join([*parts, *(f"### {plan.worlds[world]['title']}\n\n{table(rows, plan, world)}\n" for world in worlds)])
+
+
 def report(cells: Sequence[Cell], plan: Plan, folder: Path) -> None:
     """CSV, pictures and tables of all that has been run."""
     rows = [row for cell in cells for row in rows_of(cell, folder)]
@@ -294,12 +331,10 @@ def report(cells: Sequence[Cell], plan: Plan, folder: Path) -> None:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
-    parts = []
     for world in dict.fromkeys(row["world"] for row in rows):
         plot(rows, plan, world, folder / f"{world}.png")
-        parts.append(f"### {plan.worlds[world]['title']}\n\n{table(rows, plan, world)}\n")
-    (folder / "compare.md").write_text("\n".join(parts), encoding="utf-8")
-    print("\n".join(parts))
+    (folder / "compare.md").write_text(markdown(rows, plan), encoding="utf-8")
+    print(markdown(rows, plan))
     print(f"Written: {folder}/compare.csv, compare.md and a picture of each world.")
 
 
@@ -309,6 +344,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the shorter comparison")
     parser.add_argument("--search", action="store_true", help="search settings, the same number of runs for every method")
     parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--rows", nargs="+", type=Path, metavar="CSV", help="run nothing, and print the tables of these rows")
     parser.add_argument("--worlds", nargs="*", default=[], metavar="WORLD")
     parser.add_argument("--methods", nargs="*", default=[], metavar="METHOD")
     parser.add_argument("--seeds", type=int, help="instead of the plan's")
@@ -320,6 +356,14 @@ def main() -> None:
         for name in asked:
             if name not in known:
                 parser.error(f"{name!r} is not in {arguments.plan}; there are {', '.join(known)}")
+    if arguments.rows:
+        rows = [row for path in arguments.rows for row in read_rows(path)]
+        rows = [row for row in rows if not arguments.worlds or row["world"] in arguments.worlds]
+        rows = [row for row in rows if not arguments.methods or row["method"] in arguments.methods]
+        if others := {row["world"] for row in rows} - plan.worlds.keys():
+            parser.error(f"{arguments.plan} has no {', '.join(sorted(others))}: these are rows of another plan")
+        print(markdown(rows, plan))
+        return
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.search or arguments.quick:
         folder /= "search" if arguments.search else "quick"

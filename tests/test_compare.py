@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.compare import HERE, Cell, Plan, evaluations, is_done, rows_of, table
+from benchmarks.compare import HERE, Cell, Plan, evaluations, is_done, read_rows, report, rows_of, summary, table
 from benchmarks.critic import auc, named, next_progress
 from rllib_nlac.experiment import load_experiments
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Future, Generation, Transition
+
+DOCS = HERE.parent / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +163,32 @@ def test_the_table_says_when_each_seed_reached_the_goal_and_what_is_left_of_the_
     assert {seed: len(found) for seed, found in evaluations(rows).items()} == {0: 2, 1: 2}
     line = table(rows, plan, "twenty_questions").splitlines()[-1]
     assert line.startswith("| NLAC | 64, 64 | 128 | 0.400, 1.000 | 0.700 | 0.75 | 1.400 / 0.700 |")
+
+
+def test_the_table_of_all_worlds_holds_the_main_methods_and_the_range_of_their_seeds(plan, tmp_path):
+    runs = [("house_1", "NLAC", 0, 0.8), ("house_1", "NLAC", 1, 0.4), ("house_1", "RFT", 0, 0.5), ("house_2", "NLAC", 0, 0.6)]
+    runs += [("house_1", "NLAC, verify on", 0, 0.1)]  # none of the main methods
+    cells = [Cell(world, method, seed, EXPERIMENT) for world, method, seed, _ in runs]
+    for cell, (_, _, _, success) in zip(cells, runs, strict=True):
+        write(tmp_path, cell, [result(2, 64, 0.2), result(4, 128, 2 * success)])
+    report(cells, plan, tmp_path)
+    rows = read_rows(tmp_path / "compare.csv")
+    assert rows == [row for cell in cells for row in rows_of(cell, tmp_path)]
+    expected = """\
+| world | episodes | NLAC | RFT |
+|---|---|---|---|
+| Text house 1, two locks deep | 512 | 0.600 (0.400 to 0.800) | 0.500 |
+| Text house 2, two locks deep | 512 | 0.600 |  |"""
+    assert summary(rows, plan) == expected and expected in (tmp_path / "compare.md").read_text()
+
+
+def test_the_documents_tables_are_those_of_the_rows_that_are_kept():
+    plan = Plan(HERE / "compare.yaml", HERE)
+    rows = [row for path in sorted(DOCS.glob("*.csv")) for row in read_rows(path)]
+    assert summary(rows, plan) in (DOCS.parent / "README.md").read_text()
+    document = (DOCS / "comparison.md").read_text()
+    for world in dict.fromkeys(row["world"] for row in rows):
+        assert table(rows, plan, world) in document, world
 
 
 def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path):
