@@ -143,9 +143,9 @@ class TestExperimentFiles:
         with pytest.raises(ExperimentError, match="needs 8 GPUs, and Ray has 0 here"):
             check_resources(large, {"CPU": 64.0})
         (small,) = load_experiments(examples["twenty_questions_nlac"])
-        check_resources(small, {"CPU": 2.0})
-        with pytest.raises(ExperimentError, match="needs 2 CPUs"):
-            check_resources(small, {"CPU": 1.0})
+        check_resources(small, {"CPU": 1.0})
+        with pytest.raises(ExperimentError, match="needs 1 CPUs"):
+            check_resources(small, {"CPU": 0.0})
 
     def test_missing_parts(self, tmp_path):
         with pytest.raises(ExperimentError, match="no experiment file"):
