@@ -213,21 +213,21 @@ def _results(cell: Cell, folder: Path) -> Iterator[dict]:
     yield from (by_iteration[number] for number in sorted(by_iteration))
 
 
-def evaluations(rows: Iterable[Row]) -> dict[int, list[Row]]:
-    """The rows that hold an evaluation, by seed."""
+def evaluations(rows: Iterable[Row], world: str, method: str) -> dict[int, list[Row]]:
+    """A method's rows in a world that hold an evaluation, by seed."""
     by_seed: dict[int, list[Row]] = {}
     for row in rows:
-        if row["evaluation"] is not None:
+        if (row["world"], row["method"]) == (world, method) and row["evaluation"] is not None:
             by_seed.setdefault(row["seed"], []).append(row)
     return by_seed
 
 
 def read_rows(path: Path) -> list[Row]:
     """What a ``compare.csv`` holds."""
-    kinds = {"seed": int, "episodes": int, "generated_tokens": int, "world": str, "method": str}
+    kinds = {"world": str, "method": str, "seed": int, "episodes": int, "generated_tokens": int, "subgoals": json.loads}
     with path.open(newline="") as file:
         return [
-            {key: kinds.get(key, json.loads)(value) if value else None for key, value in row.items()}
+            {key: kinds.get(key, float)(value) if value else None for key, value in row.items()}
             for row in csv.DictReader(file)
         ]
 
@@ -236,8 +236,7 @@ def summary(rows: Sequence[Row], plan: Plan) -> str:
     """All worlds as Markdown: success of the plan's main methods in the last evaluation, mean and range over seeds."""
 
     def success(world: str, method: str) -> str:
-        by_seed = evaluations(row for row in rows if row["world"] == world and row["method"] == method)
-        ends = [curve[-1]["evaluation"] for curve in by_seed.values()]
+        ends = [curve[-1]["evaluation"] for curve in evaluations(rows, world, method).values()]
         spread = f" ({min(ends):.3f} to {max(ends):.3f})" if ends[1:] else ""
         return f"{statistics.mean(ends):.3f}{spread}" if ends else ""
 
@@ -262,7 +261,7 @@ def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
     head += ["generated tokens", "seconds"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for method in dict.fromkeys(row["method"] for row in rows if row["world"] == world):
-        by_seed = evaluations(row for row in rows if row["world"] == world and row["method"] == method)
+        by_seed = evaluations(rows, world, method)
         if not by_seed:
             continue
         last = [curve[-1] for curve in by_seed.values()]
@@ -294,7 +293,7 @@ def plot(rows: Sequence[Row], plan: Plan, world: str, path: Path) -> None:
     labels = {"episodes": "training episodes", "generated_tokens": "generated tokens", "seconds": "seconds"}
     for panel, (key, label) in zip(panels, labels.items(), strict=True):
         for number, method in enumerate(methods):
-            by_seed = evaluations(row for row in rows if row["world"] == world and row["method"] == method)
+            by_seed = evaluations(rows, world, method)
             if not by_seed:
                 continue
             points = [[curve[i] for curve in by_seed.values()] for i in range(min(map(len, by_seed.values())))]
@@ -333,8 +332,9 @@ def report(cells: Sequence[Cell], plan: Plan, folder: Path) -> None:
         writer.writerows(rows)
     for world in dict.fromkeys(row["world"] for row in rows):
         plot(rows, plan, world, folder / f"{world}.png")
-    (folder / "compare.md").write_text(markdown(rows, plan), encoding="utf-8")
-    print(markdown(rows, plan))
+    tables = markdown(rows, plan)
+    (folder / "compare.md").write_text(tables, encoding="utf-8")
+    print(tables)
     print(f"Written: {folder}/compare.csv, compare.md and a picture of each world.")
 
 
@@ -357,11 +357,13 @@ def main() -> None:
             if name not in known:
                 parser.error(f"{name!r} is not in {arguments.plan}; there are {', '.join(known)}")
     if arguments.rows:
+        if missing := [str(path) for path in arguments.rows if not path.is_file()]:
+            parser.error(f"there is no {', '.join(missing)}: a run writes its rows to compare.csv below --out")
         rows = [row for path in arguments.rows for row in read_rows(path)]
         rows = [row for row in rows if not arguments.worlds or row["world"] in arguments.worlds]
         rows = [row for row in rows if not arguments.methods or row["method"] in arguments.methods]
         if others := {row["world"] for row in rows} - plan.worlds.keys():
-            parser.error(f"{arguments.plan} has no {', '.join(sorted(others))}: these are rows of another plan")
+            parser.error(f"{arguments.plan} knows no {', '.join(sorted(others))}: give these rows their own --plan")
         print(markdown(rows, plan))
         return
     folder.mkdir(parents=True, exist_ok=True)

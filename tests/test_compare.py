@@ -160,7 +160,7 @@ def test_the_table_says_when_each_seed_reached_the_goal_and_what_is_left_of_the_
         cell = Cell("twenty_questions", "NLAC", seed, EXPERIMENT)
         write(tmp_path, cell, [result(2, 64, 2 * early), result(4, 128, 2 * late)])
         rows += rows_of(cell, tmp_path)
-    assert {seed: len(found) for seed, found in evaluations(rows).items()} == {0: 2, 1: 2}
+    assert {seed: len(found) for seed, found in evaluations(rows, "twenty_questions", "NLAC").items()} == {0: 2, 1: 2}
     line = table(rows, plan, "twenty_questions").splitlines()[-1]
     assert line.startswith("| NLAC | 64, 64 | 128 | 0.400, 1.000 | 0.700 | 0.75 | 1.400 / 0.700 |")
 
