@@ -227,8 +227,7 @@ def read_rows(path: Path) -> list[Row]:
     kinds = {"world": str, "method": str, "seed": int, "episodes": int, "generated_tokens": int, "subgoals": json.loads}
     with path.open(newline="") as file:
         return [
-            {key: kinds.get(key, float)(value) if value else None for key, value in row.items()}
-            for row in csv.DictReader(file)
+            {key: kinds.get(key, float)(value) if value else None for key, value in row.items()} for row in csv.DictReader(file)
         ]
 
 
