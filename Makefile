@@ -45,6 +45,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.engine
+	@$(BIN)/python -m benchmarks.learner
 	@$(BIN)/python -m benchmarks.environments
 
 compare: $(INSTALLED)

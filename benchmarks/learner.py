@@ -1,0 +1,117 @@
+"""Training speed beside plain torch: ``python -m benchmarks.learner``.
+
+All sides make the same gradient steps on the same sequences, turn about in one process on one thread, so that the ratio hardly
+depends on what else the machine is doing. Plain torch is what a loop for supervised fine-tuning does: Transformers' own forward
+pass over a padded batch with its attention mask, logits at every position, cross-entropy, clipping, AdamW; no target weights,
+no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``. Prints a table; nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from rllib_nlac import NLACConfig
+from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches, to_multi_agent_batch
+from rllib_nlac.learner.learner import LanguageLearner
+
+LR = 1e-4
+
+
+def make_sequences(steps: int, size: int, seed: int = 0) -> list[TrainingSequence]:
+    """Random tokens with about the lengths of the text house: two of three are futures, the third is a command."""
+    rng = np.random.default_rng(seed)
+    sequences = []
+    for item in range(steps * size):
+        role = CRITIC if item % 3 else POLICY
+        prompt, answer = rng.integers(35, 80), (rng.integers(8, 40) if role == CRITIC else rng.integers(3, 6))
+        ids = rng.integers(3, 500, prompt + answer).tolist()
+        sequences.append(TrainingSequence(ids[:prompt], ids[prompt:], role, item, 0, 1.0))
+    return into_minibatches(sequences, size, 1, rng)
+
+
+def make_learner(model: str, budget: int) -> LanguageLearner:
+    """The learner as the algorithm builds it, outside of one."""
+    config = NLACConfig().language(language_model=model, max_tokens_per_micro_batch=budget).training(lr=LR)
+    spec = config.get_default_rl_module_spec()
+    spec.observation_space = spec.action_space = TextSpace()
+    learner = LanguageLearner(config=config, module_spec=spec)
+    learner.build()
+    return learner
+
+
+class PlainTorch:
+    """A loop without this package."""
+
+    def __init__(self, model: str, sequences: list[TrainingSequence]) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=0.0)
+        self.steps: dict[int, list[TrainingSequence]] = {}
+        for sequence in sequences:
+            self.steps.setdefault(sequence.minibatch, []).append(sequence)
+
+    def train(self) -> None:
+        for members in self.steps.values():
+            longest = max(len(s.prompt_ids) + len(s.answer_ids) for s in members)
+            ids = torch.zeros(len(members), longest, dtype=torch.long)
+            labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
+            for row, s in enumerate(members):
+                start, end = len(s.prompt_ids), len(s.prompt_ids) + len(s.answer_ids)
+                ids[row, :end] = torch.tensor([*s.prompt_ids, *s.answer_ids])
+                labels[row, start:end], mask[row, :end] = ids[row, start:end], 1
+            logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny_house")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--size", type=int, default=48, help="sequences of a gradient step")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8192, 4096, 2048, 1024, 512])
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    sequences = make_sequences(arguments.steps, arguments.size)
+    batch = to_multi_agent_batch(sequences, env_steps=len(sequences))
+    tokens = sum(len(s.prompt_ids) + len(s.answer_ids) for s in sequences)
+
+    plain = PlainTorch(NLACConfig().language(language_model=arguments.model).model_path, sequences)
+    sides: dict[str, Callable[[], object]] = {"plain torch": plain.train}
+    for budget in arguments.budgets:
+        learner = make_learner(arguments.model, budget)
+        sides[f"learner, {budget}"] = lambda learner=learner: learner.update(
+            batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}
+        )
+    spent: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(arguments.rounds + 1):
+        for name, work in sides.items():
+            took = seconds(work)
+            if number:  # the first is for warming up
+                spent[name].append(took)
+    mean = tokens / len(sequences)
+    print(f"tokens/s trained on, {arguments.steps} steps of {arguments.size} sequences (mean {mean:.0f} tokens)")
+    for name, took in spent.items():
+        ratios = [other / mine for mine, other in zip(took, spent["plain torch"], strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"  {name:14s} {tokens / statistics.median(took):7.0f}   ratio to plain torch {spread}")
+
+
+if __name__ == "__main__":
+    main()
