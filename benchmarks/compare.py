@@ -250,8 +250,8 @@ def summary(rows: Sequence[Row], plan: Plan) -> str:
 def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
     """One world as Markdown.
 
-    Episodes to the goal are the first evaluation's that reaches it, seed by seed; sub-goals are the share of episodes that
-    reached the first, the second, and so on, mean over seeds.
+    Episodes to the goal are the first evaluation's that reaches it, seed by seed. What is kept of the best is the mean over
+    runs that ever won. Sub-goals are the share of episodes that reached the first, the second, and so on, mean over seeds.
     """
     place = plan.worlds[world]
     goal, has_subgoals = place["goal"], any(row["subgoals"] for row in rows if row["world"] == world)
@@ -265,11 +265,11 @@ def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
             continue
         last = [curve[-1] for curve in by_seed.values()]
         first = [next((row["episodes"] for row in curve if row["evaluation"] >= goal), None) for curve in by_seed.values()]
-        kept = statistics.mean(c[-1]["evaluation"] / max(max(r["evaluation"] for r in c), 1e-9) for c in by_seed.values())
+        kept = [c[-1]["evaluation"] / best for c in by_seed.values() if (best := max(row["evaluation"] for row in c))]
         fields = [
             method, ", ".join("-" if n is None else str(n) for n in first),
             f"{statistics.mean(row['episodes'] for row in last):.0f}", ", ".join(f"{row['evaluation']:.3f}" for row in last),
-            f"{statistics.mean(row['evaluation'] for row in last):.3f}", f"{kept:.2f}",
+            f"{statistics.mean(row['evaluation'] for row in last):.3f}", f"{statistics.mean(kept):.2f}" if kept else "-",
         ]  # fmt: skip
         if has_subgoals:
             shares = zip(*(row["subgoals"] for row in last if row["subgoals"]), strict=True)

@@ -156,13 +156,15 @@ def test_of_two_beginnings_the_later_one_counts(tmp_path):
 
 def test_the_table_says_when_each_seed_reached_the_goal_and_what_is_left_of_the_best(plan, tmp_path):
     rows = []
-    for seed, (early, late) in enumerate([(0.8, 0.4), (1.0, 1.0)]):
-        cell = Cell("twenty_questions", "NLAC", seed, EXPERIMENT)
+    runs = [("NLAC", 0.8, 0.4), ("NLAC", 1.0, 1.0), ("NLAC", 0.0, 0.0), ("RFT", 0.0, 0.0)]  # what was never won cannot be kept
+    for seed, (method, early, late) in enumerate(runs):
+        cell = Cell("twenty_questions", method, seed, EXPERIMENT)
         write(tmp_path, cell, [result(2, 64, 2 * early), result(4, 128, 2 * late)])
         rows += rows_of(cell, tmp_path)
-    assert {seed: len(found) for seed, found in evaluations(rows, "twenty_questions", "NLAC").items()} == {0: 2, 1: 2}
-    line = table(rows, plan, "twenty_questions").splitlines()[-1]
-    assert line.startswith("| NLAC | 64, 64 | 128 | 0.400, 1.000 | 0.700 | 0.75 | 1.400 / 0.700 |")
+    assert {seed: len(found) for seed, found in evaluations(rows, "twenty_questions", "NLAC").items()} == {0: 2, 1: 2, 2: 2}
+    nlac, rft = table(rows, plan, "twenty_questions").splitlines()[-2:]
+    assert nlac.startswith("| NLAC | 64, 64, - | 128 | 0.400, 1.000, 0.000 | 0.467 | 0.75 | 0.933 / 0.467 |")
+    assert rft.startswith("| RFT | - | 128 | 0.000 | 0.000 | - | 0.000 / 0.000 |")
 
 
 def test_the_table_of_all_worlds_holds_the_main_methods_and_the_range_of_their_seeds(plan, tmp_path):
