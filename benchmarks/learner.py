@@ -1,9 +1,10 @@
 """Training speed beside plain torch: ``python -m benchmarks.learner``.
 
-All sides make the same gradient steps on the same sequences, turn about in one process on one thread, so that the ratio hardly
+All sides make as many gradient steps on the same sequences, turn about in one process on one thread, so that the ratio hardly
 depends on what else the machine is doing. Plain torch is what a loop for supervised fine-tuning does: Transformers' own forward
 pass over a padded batch with its attention mask, logits at every position, cross-entropy, clipping, AdamW; no target weights,
-no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``. Prints a table; nothing is asserted.
+no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``. All batches are made before the clock
+starts. Prints a table; nothing is asserted.
 """
 
 from __future__ import annotations
@@ -53,19 +54,25 @@ class PlainTorch:
     def __init__(self, model: str, sequences: list[TrainingSequence]) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=0.0)
-        self.steps: dict[int, list[TrainingSequence]] = {}
+        steps: dict[int, list[TrainingSequence]] = {}
         for sequence in sequences:
-            self.steps.setdefault(sequence.minibatch, []).append(sequence)
+            steps.setdefault(sequence.minibatch, []).append(sequence)
+        self.batches = [self._batch(members) for members in steps.values()]
+
+    @staticmethod
+    def _batch(members: list[TrainingSequence]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ids, labels and attention mask, each (N, T)."""
+        longest = max(len(s.prompt_ids) + len(s.answer_ids) for s in members)
+        ids = torch.zeros(len(members), longest, dtype=torch.long)
+        labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
+        for row, s in enumerate(members):
+            start, end = len(s.prompt_ids), len(s.prompt_ids) + len(s.answer_ids)
+            ids[row, :end] = torch.tensor([*s.prompt_ids, *s.answer_ids])
+            labels[row, start:end], mask[row, :end] = ids[row, start:end], 1
+        return ids, labels, mask
 
     def train(self) -> None:
-        for members in self.steps.values():
-            longest = max(len(s.prompt_ids) + len(s.answer_ids) for s in members)
-            ids = torch.zeros(len(members), longest, dtype=torch.long)
-            labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-            for row, s in enumerate(members):
-                start, end = len(s.prompt_ids), len(s.prompt_ids) + len(s.answer_ids)
-                ids[row, :end] = torch.tensor([*s.prompt_ids, *s.answer_ids])
-                labels[row, start:end], mask[row, :end] = ids[row, start:end], 1
+        for ids, labels, mask in self.batches:
             logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
             torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
