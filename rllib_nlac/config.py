@@ -246,6 +246,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         self.rejected_weight = 0.0
         self.judged_fraction = 1.0
         self.num_policy_epochs: int | None = None
+        self.self_imitation = False
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
@@ -260,6 +261,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         rejected_weight: float | None = NotProvided,
         judged_fraction: float | None = NotProvided,
         num_policy_epochs: int | None = NotProvided,
+        self_imitation: bool | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets NLAC's own hyper-parameters.
@@ -288,6 +290,9 @@ class NLACConfig(ReplayConfig, RolesConfig):
                 alone, which costs a third of the generation or less. Below 1 the replay priorities are those of the critic.
             num_policy_epochs: In so many of the ``num_epochs`` passes, the last ones, the policy is trained, too; None is all.
                 A critic has facts to learn, which takes more passes than to imitate an action.
+            self_imitation: Whether the action of an episode that ended in success is imitated, whatever its critique says,
+                where the evaluator's futures predict failure: self-imitation learning (arXiv 1806.05635), which imitates what
+                returned more than its value. For a critic that foresees the next steps better than the outcome.
 
         Returns:
             This updated config.
@@ -302,7 +307,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
             super().stage_settings, num_futures=self.num_futures, num_next_actions=self.num_next_actions,
             num_refinements=self.num_refinements,
             critic_input=self.critic_input, fresh_actions=self.fresh_actions, verify_refinements=self.verify_refinements,
-            rejected_weight=self.rejected_weight, judged_fraction=self.judged_fraction,
+            rejected_weight=self.rejected_weight, judged_fraction=self.judged_fraction, self_imitation=self.self_imitation,
         )  # fmt: skip
 
     @override(AlgorithmConfig)
@@ -321,4 +326,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
         self._check(
             self.critic_input != "backed_up" or not self.fresh_actions,
             "critic_input", "needs the stored actions, of which the targets speak: set fresh_actions to false",
+        )  # fmt: skip
+        self._check(
+            not self.self_imitation or not self.fresh_actions,
+            "self_imitation", "imitates stored actions: set fresh_actions to false",
         )  # fmt: skip

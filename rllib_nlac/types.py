@@ -100,8 +100,9 @@ class Transition:
         reward: The reward of this step.
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
-        episode_success: Whether the episode ended in success; for diagnostics and baselines, never in a prompt.
-        returns_to_go: Undiscounted sum of rewards from this step to the end; likewise.
+        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines, never in a
+            prompt.
+        returns_to_go: Undiscounted sum of rewards from this step to the end; never in a prompt either.
         next_messages: s', where it is known and no mere extension of s, because old turns are left out.
         following: The next steps of the same episode, as many as an n-step backup rests on: at most n - 1.
     """
@@ -197,7 +198,7 @@ class Refinement:
     """
 
     REASONS = (
-        "refined", "kept", "yes_success", "yes_skipped", "not_refined", "rejected", "not_judged",
+        "refined", "kept", "yes_success", "yes_skipped", "not_refined", "rejected", "not_judged", "imitated",
         "unparsed_future", "unparsed_critique", "unparsed_action",
     )  # fmt: skip
 

@@ -66,6 +66,14 @@ def test_only_stored_actions_are_judged_by_their_targets(config):
         NLQLConfig().training(critic_input="backed_up").validate()
 
 
+def test_only_stored_actions_are_imitated(config):
+    config.training(self_imitation=True).validate()
+    with pytest.raises(ValueError, match=r"self_imitation.*set fresh_actions to false"):
+        config.training(fresh_actions=True).validate()
+    with pytest.raises(ValueError, match=r"self_imitation.*the candidates are new ones"):
+        NLQLConfig().training(self_imitation=True).validate()
+
+
 def test_training_takes_our_keys_and_rllibs(config):
     config.training(num_futures=3, lr=5e-4, grad_clip=0.5)
     assert (config.num_futures, config.lr, config.grad_clip) == (3, 5e-4, 0.5)

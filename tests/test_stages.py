@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def script(verdict: str = NO, future: str = "Future: No. few left. FAILURE", **b
 def make(chat, compact):
     def make(answer, **settings):
         engine = ScriptedEngine(chat, answer)
-        stages = LanguageStages(engine, chat, lambda env: compact, dataclasses.replace(SETTINGS, **settings), seed=0)
+        stages = LanguageStages(engine, chat, lambda env: compact, replace(SETTINGS, **settings), seed=0)
         return engine, stages
 
     return make
@@ -136,7 +136,7 @@ def test_n_steps_back_up_the_last_first_and_bootstrap_behind_it(make):
         lambda prompt, w: next(answers) if last_message(prompt).startswith("Backup.") else script()(prompt, w)
     )
     first, second, third = (transition(i, action=action) for i, action in enumerate(("a1", "a2", "a3")))
-    (target,), *_ = stages.run([dataclasses.replace(first, following=(second, third))])
+    (target,), *_ = stages.run([replace(first, following=(second, third))])
     backups = [p for w, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")]
     assert [p.split("<|assistant|>")[1].split("<|end|>")[0] for p in backups] == ["a3", "a2", "a1"]
     assert [last_message(p).split("Next: ")[1].split(" Reward")[0] for p in backups] == [
@@ -148,7 +148,7 @@ def test_n_steps_back_up_the_last_first_and_bootstrap_behind_it(make):
 def test_a_chain_whose_later_target_does_not_parse_is_dropped(make):
     answers = iter(["no label", "Future: first. SUCCESS"])
     _, stages = make(lambda prompt, w: next(answers) if last_message(prompt).startswith("Backup.") else script()(prompt, w))
-    (target,), _, report = stages.run([dataclasses.replace(transition(1), following=(transition(2),))])
+    (target,), _, report = stages.run([replace(transition(1), following=(transition(2),))])
     assert target.generation is None and report.counts["unparsed_target"] == 1
 
 
@@ -242,6 +242,40 @@ class TestWhatThePolicyLearns:
         assert self.run(make, script(refine="Thought: x\nAction: y"), action_format="react").reason == "refined"
 
 
+class TestSelfImitation:
+    def test_what_won_unforeseen_is_imitated_whatever_its_critique_says(self, make):
+        item = replace(transition(), episode_success=True)
+        engine, stages = make(script(verdict=NO), self_imitation=True, verify_refinements=True, num_refinements=3)
+        (target,), (refinement,), report = stages.run([item])
+        assert refinement.reason == "imitated" and refinement.kept and refinement.weight == 1
+        assert refinement.generation is item.generation and refinement.action == item.action
+        assert not refinement.critique.optimal and report.counts["refinement_imitated"] == 1
+        assert target.generation is not None  # the critic learns from it like from any other
+        asked = [last_message(prompt).split(".")[0] for _, prompts in engine.calls for prompt in prompts]
+        assert "Refine" not in asked and asked.count("Evaluate") == 1
+
+    @pytest.mark.parametrize(
+        ("on", "won", "future"),
+        [(True, True, "Future: No. SUCCESS"), (True, False, "Future: No. FAILURE"), (False, True, "Future: No. FAILURE")],
+    )
+    def test_what_was_foreseen_or_did_not_win_is_judged(self, make, on, won, future):
+        _, stages = make(script(future=future), self_imitation=on)
+        _, (refinement,), report = stages.run([replace(transition(), episode_success=won)])
+        assert refinement.reason == "refined" and report.counts["refinement_imitated"] == 0
+
+    @pytest.mark.parametrize("critic_input", ["predicted", "backed_up"])
+    def test_each_transition_keeps_its_own_refinement(self, make, critic_input):
+        items = [replace(transition(i, action=f"Is it {i}?"), episode_success=i % 3 == 0) for i in range(8)]
+        _, stages = make(
+            script(), self_imitation=True, judged_fraction=0.5, critic_input=critic_input, num_refinements=2,
+            verify_refinements=True, rejected_weight=0.5,
+        )  # fmt: skip
+        _, refinements, _ = stages.run(items)
+        assert [r.transition.action for r in refinements] == [item.action for item in items]
+        judged = {i: r.reason for i, r in enumerate(refinements) if r.reason != "not_judged"}
+        assert judged == {0: "imitated", 2: "rejected", 4: "rejected", 6: "imitated"}
+
+
 @pytest.mark.parametrize("backup", ["no label", None])
 def test_a_target_that_does_not_parse_is_dropped_and_counted(make, backup):
     _, stages = make(script(backup=backup))
@@ -302,7 +336,7 @@ def test_constant_futures_hide_the_critic(make):
 
 
 def test_a_prompt_beyond_the_context_drops_its_item_only(make):
-    long = dataclasses.replace(transition(2), state=(Message("user", "word " * 600),))
+    long = replace(transition(2), state=(Message("user", "word " * 600),))
     _, stages = make(script())
     targets, refinements, report = stages.run([transition(1), long])
     assert report.counts["prompt_too_long"] >= 2

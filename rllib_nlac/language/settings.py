@@ -43,6 +43,7 @@ class StageSettings:
         rejected_weight: How much one that does not find it counts in the policy's loss.
         judged_fraction: Share of a batch whose actions are judged and refined; the rest teaches the critic alone.
         train_on_yes: When a kept action of verdict yes is trained on: "success" (its predicted outcome), "always", "never".
+        self_imitation: Whether the action of an episode that succeeded is imitated where the futures predict failure.
     """
 
     action: Sampling
@@ -64,6 +65,7 @@ class StageSettings:
     rejected_weight: float = 0.0
     judged_fraction: float = 1.0
     train_on_yes: str = "success"
+    self_imitation: bool = False
 
     @property
     def uses_initial_weights(self) -> bool:

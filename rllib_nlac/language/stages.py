@@ -173,10 +173,13 @@ def improvement_stage(
     seen_first: list[tuple[Future, ...]] = []
     critiques_first: list[Critique | None] = []
     accepted = [False] * count  # refined actions that the evaluator approved of in a later round; it is not asked again
+    imitated = [False] * count
     for number in range(max(rounds, 1)):
         seen, critiques = yield from judge(_but(accepted, actions), futures if number == 0 else None)
         if number == 0:
             seen_first, critiques_first = seen, critiques
+            if settings.self_imitation:
+                accepted = imitated = [refine.won_unforeseen(t, d) for t, d in zip(transitions, seen, strict=True)]
         else:
             accepted = [done or bool(c and c.optimal) for done, c in zip(accepted, critiques, strict=True)]
         if rounds == 0:
@@ -208,8 +211,12 @@ def improvement_stage(
             (g, chat.decode(g.token_ids)) if g is not None else answer for g, answer in zip(generations, refined, strict=True)
         ]
     refinements = [
-        refine.decide(t, d, c, a, settings.train_on_yes, rounds > 0, r, settings.rejected_weight)
-        for t, d, c, a, r in zip(transitions, seen_first, critiques_first, refined, rejected, strict=True)
+        refine.imitation(t, d, c)
+        if is_imitated
+        else refine.decide(t, d, c, a, settings.train_on_yes, rounds > 0, r, settings.rejected_weight)
+        for t, d, c, a, r, is_imitated in zip(
+            transitions, seen_first, critiques_first, refined, rejected, imitated, strict=True
+        )
     ]
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
     return refinements
