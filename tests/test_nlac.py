@@ -205,7 +205,7 @@ def test_the_policy_is_trained_in_the_last_epochs_only_where_it_has_fewer(algori
         {"critic_loss_coeff": 0.0, "future_weights": "initial"}, {"num_refinements": 0}, {"n_step": 100}, {"tau": 1.0},
         {"num_futures": 3}, {"critic_loss_coeff": 0.0, "num_epochs": 2, "num_policy_epochs": 1},
         {"num_refinements": 2}, {"replay_buffer_config": {"alpha": 0.0}}, {"critic_input": "permuted"},
-        {"judged_fraction": 0.3, "num_next_actions": 3},
+        {"judged_fraction": 0.3, "num_next_actions": 3, "self_imitation": True},
         {"fresh_actions": True, "verify_refinements": True, "judge_weights": "initial"},
     ],
     ids=lambda change: "-".join(change),
