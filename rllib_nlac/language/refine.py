@@ -35,6 +35,7 @@ def decide(
     asked: bool = True,
     rejected: bool = False,
     rejected_weight: float = 0.0,
+    imitated: bool = False,
 ) -> Refinement:
     """What the policy learns from one transition, if anything.
 
@@ -47,12 +48,15 @@ def decide(
         asked: Whether a refinement was asked for at all.
         rejected: Whether the refined action did not find the evaluator's yes, where that was asked for.
         rejected_weight: How much it counts then.
+        imitated: Whether the stored action is learned as it is, whatever its critique says.
     """
 
     def outcome(reason: str, generation: Generation | None, action: str | None, weight: float = 1.0) -> Refinement:
         kept = action is not None and action.strip() == transition.action.strip()
         return Refinement(transition, futures, critique, action, generation, kept, reason, weight)
 
+    if imitated:
+        return outcome("imitated", transition.generation, transition.action)
     if not futures:
         return outcome("unparsed_future", None, None)
     if critique is None:
@@ -71,8 +75,3 @@ def decide(
 def won_unforeseen(transition: Transition, futures: tuple[Future, ...]) -> bool:
     """Whether an episode ended in success that the futures of one of its actions did not predict."""
     return transition.episode_success and bool(futures) and not predicts_success(futures)
-
-
-def imitation(transition: Transition, futures: tuple[Future, ...], critique: Critique | None) -> Refinement:
-    """The stored action as it is, whatever its critique says."""
-    return Refinement(transition, futures, critique, transition.action, transition.generation, True, "imitated")

@@ -172,8 +172,8 @@ def improvement_stage(
     advice: list[Critique | None] = [None] * count  # the critique behind each refined action
     seen_first: list[tuple[Future, ...]] = []
     critiques_first: list[Critique | None] = []
-    accepted = [False] * count  # refined actions that the evaluator approved of in a later round; it is not asked again
-    imitated = [False] * count
+    imitated = [False] * count  # stored actions that are learned as they are
+    accepted = [False] * count  # these, and refined ones that a later round approved of: the evaluator is not asked again
     for number in range(max(rounds, 1)):
         seen, critiques = yield from judge(_but(accepted, actions), futures if number == 0 else None)
         if number == 0:
@@ -211,12 +211,8 @@ def improvement_stage(
             (g, chat.decode(g.token_ids)) if g is not None else answer for g, answer in zip(generations, refined, strict=True)
         ]
     refinements = [
-        refine.imitation(t, d, c)
-        if is_imitated
-        else refine.decide(t, d, c, a, settings.train_on_yes, rounds > 0, r, settings.rejected_weight)
-        for t, d, c, a, r, is_imitated in zip(
-            transitions, seen_first, critiques_first, refined, rejected, imitated, strict=True
-        )
+        refine.decide(t, d, c, a, settings.train_on_yes, rounds > 0, r, settings.rejected_weight, i)
+        for t, d, c, a, r, i in zip(transitions, seen_first, critiques_first, refined, rejected, imitated, strict=True)
     ]
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
     return refinements
