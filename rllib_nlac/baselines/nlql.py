@@ -47,7 +47,10 @@ class NLQLConfig(NLACConfig):
             self.critic_input != "backed_up",
             "critic_input", "speaks of stored actions, and the candidates are new ones: set it to predicted",
         )  # fmt: skip
-        self._check(not self.self_imitation, "self_imitation", "imitates stored actions, and the candidates are new ones")
+        self._check(
+            not self.self_imitation,
+            "self_imitation", "imitates stored actions, and the candidates are new ones: set it to false",
+        )  # fmt: skip
 
 
 class BestOfStages(LanguageStages):
