@@ -98,16 +98,32 @@ def test_brief_and_full_texts_tell_the_same():
 
 def test_one_house_for_all_or_a_new_one_each_and_goals_that_vary():
     assert len({TextHouse(house=7).reset(seed=seed)[1]["task_id"] for seed in range(20)}) == 1
-    assert len({TextHouse(house=7, depth=3, vary_goal=True).reset(seed=seed)[1]["task_id"] for seed in range(40)}) == 3
+    varied = {TextHouse(house=7, depth=3, vary_goal=True).reset(seed=seed)[1]["task_id"] for seed in range(60)}
+    assert varied == {f"house-7-goal-{goal}" for goal in range(4)}
     tasks = {
         split: {TextHouse(split=split).reset(seed=seed)[1]["task_id"] for seed in range(100)} for split in ("train", "eval")
     }
     assert len(tasks["train"]) > 90 and not tasks["train"] & tasks["eval"]
     env = TextHouse(depth=2)
     assert env.reset(options={"task_id": "house-5-goal-1"})[1]["task_id"] == "house-5-goal-1"
-    for spec, complaint in (("house-5", "are called as in"), ("house-5-goal-2", "has the goals 0 to 1")):
+    for spec, complaint in (("house-5", "are called as in"), ("house-5-goal-4", "has the goals 0 to 3")):
         with pytest.raises(ValueError, match=complaint):
             env.reset(options={"task_id": spec})
+
+
+@given(seeds, depths)
+def test_every_treasure_is_a_goal_and_the_way_to_one_need_not_pass_another(seed, depth):
+    env, won = TextHouse(depth=depth, vary_goal=True), {}
+    for goal in range(len(MATERIALS)):
+        env.reset(options={"task_id": f"house-{seed}-goal-{goal}"})
+        reward, info, texts = play(env)
+        assert reward == 1.0 and len(info["subgoals"]) == (goal + 1 if goal < depth else 1)
+        won[goal] = texts[-1]
+    assert len(set(won.values())) == len(MATERIALS)
+    env.reset(options={"task_id": f"house-{seed}-goal-{depth - 1}"})
+    _, info, texts = play(env)
+    assert not {won[goal] for goal in range(depth, len(MATERIALS))} & set(texts)
+    assert TextHouse(depth=depth).reset(seed=seed)[1]["task_id"].endswith(f"-goal-{depth - 1}")
 
 
 def test_subgoals_are_reported_next_to_success(config, chat):

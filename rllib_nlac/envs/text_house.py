@@ -115,7 +115,7 @@ class TextHouse(TextEnv[HouseTask]):
     Args:
         depth: Locks between the agent and the treasure, 1 to 4.
         house: Seed of the one house of all episodes; None draws a new one for every episode.
-        vary_goal: Another treasure of the house every episode, instead of the deepest one.
+        vary_goal: Another of the house's four treasures every episode, instead of the deepest one.
         brief: Texts of as few words as possible, for very small models; commands may be as short: "go cellar", "take red",
             "try red oak". The goal then stands in the first observation only, as it does in the other form too.
         memory: Observations end with the room, the keys in hand, the chests that are open and the tries at this room's
@@ -156,23 +156,22 @@ class TextHouse(TextEnv[HouseTask]):
         if spec is None:
             drawn = 2 * int(self.np_random.integers(500_000)) + (self.split == "eval")
             seed = self.house if self.house is not None else drawn
-            goals = self._goals(make_house(seed, self.depth))
-            goal = int(self.np_random.integers(len(goals))) if self.vary_goal else len(goals) - 1
+            goal = int(self.np_random.integers(len(MATERIALS))) if self.vary_goal else self.depth - 1
         else:
             match = re.fullmatch(r"house-(\d{1,7})-goal-(\d)", spec)
             if not match:
                 raise ValueError(f"no task is called {spec!r}; tasks are called as in 'house-3-goal-0'")
             seed, goal = int(match[1]), int(match[2])
         house = make_house(seed, self.depth)
-        goals = self._goals(house)
-        if goal >= len(goals):
-            raise ValueError(f"task {spec!r}: a house of depth {self.depth} has the goals 0 to {len(goals) - 1}")
-        task = HouseTask(house, goals[goal])
+        if goal >= len(MATERIALS):
+            raise ValueError(f"task {spec!r}: a house has the goals 0 to {len(MATERIALS) - 1}")
+        task = HouseTask(house, self._goals(house)[goal])
         return TaskId(f"house-{seed}-goal-{goal}", task, {"chests": [MATERIALS[c] for c in house.chain(task.chest)]})
 
     def _goals(self, house: House) -> list[int]:
-        """The chests on the way to the deepest one, the shallowest first."""
-        return house.chain(max(range(len(MATERIALS)), key=lambda chest: len(house.chain(chest))))
+        """All chests: those on the way to the deepest one, the shallowest first, and then those that lead nowhere."""
+        way = house.chain(max(range(len(MATERIALS)), key=lambda chest: len(house.chain(chest))))
+        return [*way, *(chest for chest in range(len(MATERIALS)) if chest not in way)]
 
     def begin(self, task: HouseTask) -> str:
         self.position = Position()
