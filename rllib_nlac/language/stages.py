@@ -211,9 +211,14 @@ def improvement_stage(
             (g, chat.decode(g.token_ids)) if g is not None else answer for g, answer in zip(generations, refined, strict=True)
         ]
     refinements = [
-        refine.decide(t, d, c, a, settings.train_on_yes, rounds > 0, r, settings.rejected_weight, i)
-        for t, d, c, a, r, i in zip(transitions, seen_first, critiques_first, refined, rejected, imitated, strict=True)
-    ]
+        refine.decide(
+            t, d, c, a, settings.train_on_yes, asked=rounds > 0, rejected=is_rejected, rejected_weight=settings.rejected_weight,
+            imitated=is_imitated,
+        )
+        for t, d, c, a, is_rejected, is_imitated in zip(
+            transitions, seen_first, critiques_first, refined, rejected, imitated, strict=True
+        )
+    ]  # fmt: skip
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
     return refinements
 
