@@ -121,7 +121,7 @@ def test_every_treasure_is_a_goal_and_the_way_to_one_need_not_pass_another(seed,
         won[goal] = texts[-1]
     assert len(set(won.values())) == len(MATERIALS)
     env.reset(options={"task_id": f"house-{seed}-goal-{depth - 1}"})
-    _, info, texts = play(env)
+    _, _, texts = play(env)
     assert not {won[goal] for goal in range(depth, len(MATERIALS))} & set(texts)
     assert TextHouse(depth=depth).reset(seed=seed)[1]["task_id"].endswith(f"-goal-{depth - 1}")
 

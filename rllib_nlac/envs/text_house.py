@@ -115,7 +115,7 @@ class TextHouse(TextEnv[HouseTask]):
     Args:
         depth: Locks between the agent and the treasure, 1 to 4.
         house: Seed of the one house of all episodes; None draws a new one for every episode.
-        vary_goal: Another of the house's four treasures every episode, instead of the deepest one.
+        vary_goal: Any of the house's four treasures, drawn every episode, instead of the deepest one.
         brief: Texts of as few words as possible, for very small models; commands may be as short: "go cellar", "take red",
             "try red oak". The goal then stands in the first observation only, as it does in the other form too.
         memory: Observations end with the room, the keys in hand, the chests that are open and the tries at this room's
