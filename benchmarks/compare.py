@@ -7,7 +7,7 @@
 
 ``compare.yaml`` says what is compared. Each cell (a method on a world with a seed) is an experiment file of its own that
 ``rllib train`` runs through Tune, below ``results/compare``; an interrupted command goes on where it stopped. What counts are
-evaluations on tasks and seeds of their own. Writes ``compare.csv``, a picture of the learning curves of each world (against
+evaluations on seeds of their own. Writes ``compare.csv``, a picture of the learning curves of each world (against
 episodes, generated tokens and wall-clock; mean and range over seeds), and the tables as Markdown: of all worlds, and of each.
 """
 
