@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "rllib_nlac.json"
 MODULE_STATE = "learner_group/learner/rl_module/default_policy/module_state.pkl"
 CONSTRUCTOR = "class_and_ctor_args.pkl"

@@ -102,21 +102,38 @@ class TestTarget:
 
     @pytest.mark.parametrize(("tau", "expected"), [(0.0, [1.0, 2.0]), (1.0, [5.0, 5.0]), (0.25, [2.0, 2.75])])
     def test_step(self, tau, expected):
-        target = TargetWeights(self.state(), tau)
-        target.update({"w": torch.tensor([5.0, 5.0])})
+        target = TargetWeights([self.state()], tau)
+        target.update([{"w": torch.tensor([5.0, 5.0])}])
         assert target.state["w"].tolist() == expected
 
     def test_a_small_tau_is_not_lost_to_bfloat16(self):
-        target = TargetWeights({"w": torch.ones(1, dtype=torch.bfloat16)}, 1e-4)
+        target = TargetWeights([{"w": torch.ones(1, dtype=torch.bfloat16)}], 1e-4)
         for _ in range(100):
-            target.update({"w": torch.full((1,), 2.0, dtype=torch.bfloat16)})
+            target.update([{"w": torch.full((1,), 2.0, dtype=torch.bfloat16)}])
         assert target.state["w"].item() == pytest.approx(2 - (1 - 1e-4) ** 100, abs=1e-5)
 
     def test_it_is_a_copy(self):
         state = self.state()
-        target = TargetWeights(state, 0.0)
+        target = TargetWeights([state], 0.0)
         state["w"] += 1
         assert target.state["w"].tolist() == [1.0, 2.0]
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4), st.integers(1, 5))
+    def test_shares_of_several_learners_are_the_whole(self, shapes, num_shares):
+        def weights() -> list[dict[str, torch.Tensor]]:
+            return [{str(i): torch.randn(shape)} for i, shape in enumerate(shapes)]
+
+        start, later = weights(), weights()
+        targets = [TargetWeights(start, 0.3, num_shares, rank) for rank in range(num_shares)]
+        for target in targets:
+            target.update(later)
+        largest = max(sum(share.numel() for share in target.state.values()) for target in targets)
+        assert largest <= sum(-(-tensor.numel() // num_shares) for part in start for tensor in part.values())
+        for before, after in zip(start, later, strict=True):
+            for name, tensor in before.items():
+                together = torch.cat([target.state[name].flatten() for target in targets])
+                torch.testing.assert_close(together, torch.lerp(tensor, after[name], 0.3).flatten())
 
 
 @pytest.fixture()

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rllib_nlac import nlac as nlac_module
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
@@ -240,27 +241,34 @@ def test_state_pickles(algorithm):
 
 
 class TestRemote:
-    @pytest.mark.parametrize("stage", [0, 3])
+    @pytest.mark.parametrize("stage", [0, 1, 3])
     def test_two_learners_give_the_update_of_one(self, small, ray_session, stage):
         """To 1e-5 of the step. Adam's usual epsilon turns the rounding of a gradient near 0 into the sign of a full step,
-        which would hide everything below 1e-2."""
+        which would hide everything below 1e-2. With ZeRO each learner holds half of the target weights, too."""
         sequences = [
             TrainingSequence((3, *range(10, 12 + i)), (20, 21 + i, 1), i % 2, i, i // 5, 0.1 * (i + 1)) for i in range(9)
         ]
         updated = []
         for learners in (0, 2):
             config = small.copy(copy_frozen=False).learners(num_learners=learners)
-            config.language(max_tokens_per_micro_batch=16).deepspeed(zero_stage=stage).training(adam_epsilon=1e-3)
+            config.language(max_tokens_per_micro_batch=16).deepspeed(zero_stage=stage).training(adam_epsilon=1e-3, tau=0.5)
             spec = config.get_multi_rl_module_spec(spaces={"default_policy": (TextSpace(), TextSpace())})
             group = config.build_learner_group(rl_module_spec=spec)
             before = export_weights(group)[Weights.POLICY]
             batch = to_multi_agent_batch(shard_evenly(sequences, max(learners, 1)), env_steps=9)
             group.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0})
-            updated.append(export_weights(group)[Weights.POLICY])
+            updated.append(export_weights(group))
+            shares = on_every_learner(group, lambda learner: sum(share.numel() for share in learner.target.state.values()))
+            total = sum(tensor.numel() for tensor in before.values())
+            assert shares == (
+                [total] * max(learners, 1) if stage == 0 or not learners else pytest.approx([total / 2] * 2, rel=0.01)
+            )
             group.shutdown()
-        difference = sum(((updated[0][name] - updated[1][name]) ** 2).sum() for name in before)
-        step = sum(((updated[0][name] - before[name]) ** 2).sum() for name in before)
-        assert float(step) > 0 and float((difference / step) ** 0.5) < 1e-5
+        for weights in (Weights.POLICY, Weights.TARGET):
+            one, two = updated[0][weights], updated[1][weights]
+            difference = sum(((one[name] - two[name]) ** 2).sum() for name in before)
+            step = sum(((one[name] - before[name]) ** 2).sum() for name in before)
+            assert float(step) > 0 and float((difference / step) ** 0.5) < 1e-5
 
     def test_remote_runners_and_engines(self, small, ray_session):
         small.env_runners(num_env_runners=2)

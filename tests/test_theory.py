@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -433,9 +433,10 @@ def seeks_one_mode(patch) -> None:
 
 
 def averages_the_wrong_way(patch) -> None:
-    def update(self: TargetWeights, state: dict[str, torch.Tensor]) -> None:
-        for name, tensor in state.items():
-            self.state[name].lerp_(tensor.to(torch.float32), 1 - self.tau)
+    def update(self: TargetWeights, parts: Iterable[dict[str, torch.Tensor]]) -> None:
+        for part in parts:
+            for name, tensor in part.items():
+                self.state[name].lerp_(tensor.detach().to(torch.float32), 1 - self.tau)
 
     patch.setattr(TargetWeights, "update", update)
 

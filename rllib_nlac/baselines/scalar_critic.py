@@ -83,6 +83,8 @@ class ScalarCriticConfig(ReplayConfig):
 class ScalarCriticLearner(PolicyGradientLearner):
     """Squared error of Q on critic sequences, clipped policy gradient on policy sequences."""
 
+    divides_target = False  # Q̄ is computed by each learner for itself
+
     @override(LanguageLearner)
     def _run_model(
         self, ids: torch.Tensor, length: torch.Tensor, logits_to_keep: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,11 +92,31 @@ class DeepSpeedTrainer:
 
         return self.world_size > 1 and isinstance(self.engine.optimizer, ZeROOptimizer)
 
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Within it, every parameter is whole on this learner, also where ZeRO 3 shards them."""
-        with whole(self.engine.module):
-            yield
+    @property
+    def rank(self) -> int:
+        """This learner's place among all."""
+        return torch.distributed.get_rank()
+
+    def parts(self, size: int = LARGEST_BUCKET) -> Iterator[dict[str, torch.nn.Parameter]]:
+        """All parameters by their names, a part at a time, each whole while it is looked at, also where ZeRO 3 shards them.
+
+        All learners must take part, to the end.
+
+        Args:
+            size: The most numbers of a part; a single parameter that has more is a part of its own.
+        """
+        part: dict[str, torch.nn.Parameter] = {}
+        room = size
+        for name, parameter in self.engine.module.named_parameters():
+            numbers = getattr(parameter, "ds_numel", parameter.numel())  # of a shard numel() is 0
+            if part and numbers > room:
+                with whole(part.values()):
+                    yield part
+                part, room = {}, size
+            part[name] = parameter
+            room -= numbers
+        with whole(part.values()):
+            yield part
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and schedule, this learner's shard."""
@@ -123,15 +143,15 @@ class DeepSpeedTrainer:
 
 
 @contextmanager
-def whole(module: torch.nn.Module, modified: bool = False) -> Iterator[None]:
-    """Within it, the parameters that ZeRO 3 shards are whole; all learners must take part.
+def whole(parameters: Iterable[torch.nn.Parameter], modified: bool = False) -> Iterator[None]:
+    """Within it, those of the parameters that ZeRO 3 shards are whole; all learners must take part.
 
     Args:
-        module: Any module.
+        parameters: A module's.
         modified: Whether the block changes the parameters; the first learner's are taken over by all.
     """
     import deepspeed
 
-    sharded = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
+    sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
     with deepspeed.zero.GatheredParameters(sharded, modifier_rank=0 if modified else None, enabled=bool(sharded)):
         yield

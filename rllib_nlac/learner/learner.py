@@ -15,7 +15,6 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.learner.batch import CRITIC, POLICY, micro_batches
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
 from rllib_nlac.learner.losses import answer_logprobs, refinement_loss, successor_loss
-from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
 
@@ -28,6 +27,7 @@ class LanguageLearner(TorchLearner):
     One ``update`` call is one batch; its column ``minibatch`` says which rows make up which gradient step.
     """
 
+    divides_target = True  # where ZeRO divides the optimizer among the learners, whether they divide the target weights, too
     _whole_state: dict[str, torch.Tensor] | None = None
 
     @override(TorchLearner)
@@ -45,8 +45,8 @@ class LanguageLearner(TorchLearner):
         )
         self.target: TargetWeights | None = None
         if config.tau is not None:
-            with self.trainer.gathered():
-                self.target = TargetWeights(trainable_state(model), config.tau)
+            num_shares = self.trainer.world_size if self.trainer.is_sharded and self.divides_target else 1
+            self.target = TargetWeights(self.trainer.parts(), config.tau, num_shares, self.trainer.rank)
 
     @staticmethod
     def _first_lr(lr: Any) -> float:
@@ -84,8 +84,7 @@ class LanguageLearner(TorchLearner):
             losses[group.cpu()] = fwd_out[SEQUENCE_LOSSES].detach().float().cpu()
         norms.append(self.trainer.step())
         if self.target is not None and self.config.tau > 0:
-            with self.trainer.gathered():
-                self.target.update(trainable_state(self.trained))
+            self.target.update(self.trainer.parts())
         return losses
 
     @override(TorchLearner)
@@ -132,18 +131,26 @@ class LanguageLearner(TorchLearner):
         return results
 
     def export_weights(self) -> dict[Weights, dict[str, torch.Tensor]]:
-        """Copies of θ and, where there is one, θ̄ by their Hugging Face names, in the model's own precision."""
-        with self.trainer.gathered():
-            policy = {name: tensor.cpu().clone() for name, tensor in trainable_state(self.lm).items()}
-        if self.target is None:
-            return {Weights.POLICY: policy}
-        hf_names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
-        target = {
-            hf_name: self.target.state[name].to("cpu", policy[hf_name].dtype, copy=True)
-            for name, parameter in self.trained.named_parameters()
-            if (hf_name := hf_names.get(id(parameter)))  # a head is the learner's own
-        }
-        return {Weights.POLICY: policy, Weights.TARGET: target}
+        """Copies of θ and, where there is one, θ̄ by their Hugging Face names, in the model's own precision.
+
+        All learners must take part, and all but the first get nothing.
+        """
+        names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
+        states: dict[Weights, dict[str, torch.Tensor]] = {Weights.POLICY: {}}
+        if self.target is not None:
+            states[Weights.TARGET] = {}
+        for part in self.trainer.parts():
+            for own_name, parameter in part.items():
+                name = names.get(id(parameter))
+                if name is None:
+                    continue  # a head is the learner's own
+                tensors = {Weights.POLICY: parameter.detach()}
+                if self.target is not None:
+                    tensors[Weights.TARGET] = self.target.whole(own_name, like=parameter)
+                if self._learner_index == 0:
+                    for weights, tensor in tensors.items():
+                        states[weights][name] = tensor.to("cpu", copy=True)
+        return states
 
     @property
     def lm(self) -> torch.nn.Module:
@@ -180,9 +187,13 @@ class LanguageLearner(TorchLearner):
     def prepare_for_saving(self) -> None:
         """Under ZeRO 3, gathers the shards that ``get_state`` of the first learner will give; all learners must take part."""
         if self.trainer.zero_stage == 3:
-            with self.trainer.gathered():
-                whole = {name: tensor.cpu().clone() for name, tensor in self.trained.state_dict().items()}
-            self._whole_state = whole if self._learner_index == 0 else None
+            copies: dict[int, torch.Tensor] = {}
+            for part in self.trainer.parts():
+                if self._learner_index == 0:
+                    copies.update({id(parameter): parameter.detach().to("cpu", copy=True) for parameter in part.values()})
+            if self._learner_index == 0:  # with buffers, and with the second name of a parameter that has two
+                entries = self.trained.state_dict(keep_vars=True)
+                self._whole_state = {name: copies.get(id(entry), entry.detach().cpu()) for name, entry in entries.items()}
 
     @override(Learner)
     def _get_optimizer_state(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class CausalLMModule(TorchRLModule):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         if state:
-            with whole(self.trained, modified=True):
+            with whole(self.trained.parameters(), modified=True):
                 self.trained.load_state_dict(state)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

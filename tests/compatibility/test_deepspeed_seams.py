@@ -36,16 +36,33 @@ def test_zero_sets_no_more_aside_than_the_model_has_numbers(stage):
     assert make(stage, reduce_bucket_size=100).engine.optimizer.reduce_bucket_size == 100
 
 
+def weight_of(trainer: DeepSpeedTrainer) -> torch.Tensor:
+    (whole,) = trainer.parts()
+    return whole["weight"].detach().clone()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize(
+    ("size", "parts"), [(1, [["weight"], ["bias"]]), (7, [["weight"], ["bias"]]), (8, [["weight", "bias"]])]
+)
+def test_parts_hold_every_parameter_once_and_whole(stage, size, parts):
+    shapes = {"weight": (2, 3), "bias": (2,)}
+    seen = []
+    for part in make(stage).parts(size):
+        seen.append(list(part))
+        assert all(tuple(parameter.shape) == shapes[name] for name, parameter in part.items())
+    assert seen == parts
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_backward_adds_up_and_step_is_the_only_boundary(stage):
     trainer = make(stage)
     x = torch.ones(1, 3)
-    with trainer.gathered():
-        before = trainer.engine.module.weight.detach().clone()
+    before = weight_of(trainer)
     for _ in range(3):
         trainer.backward(trainer(x).sum())
     norm = trainer.step()
-    with trainer.gathered():
-        moved = before - trainer.engine.module.weight.detach()
-    torch.testing.assert_close(moved, torch.full((2, 3), 1.5))  # learning rate 0.5, three times a gradient of 1
+    torch.testing.assert_close(
+        before - weight_of(trainer), torch.full((2, 3), 1.5)
+    )  # learning rate 0.5, three times a gradient of 1
     assert norm == pytest.approx((8 * 9) ** 0.5)  # six weights and two biases, each with a gradient of 3
