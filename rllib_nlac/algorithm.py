@@ -253,16 +253,13 @@ class LanguageAlgorithm(Algorithm):
 
     def load_parts(self, folder: Path) -> None:
         """Reads what ``save_parts`` wrote."""
-        shards = [torch.load(file, weights_only=False) for file in sorted((folder / SHARDS).glob("*.pt"))]
+        shards = [ray.put(torch.load(file, weights_only=False)) for file in sorted((folder / SHARDS).glob("*.pt"))]
         if shards:
-            shared = ray.put(shards)
-            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shared)[learner._learner_index]))
+            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[learner._learner_index])))
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint's manifest says of this algorithm."""
-        # In bfloat16 DeepSpeed divides the float32 master weights among the learners at every stage.
-        divided = self.config.zero_stage > 0 or self.config.learner_dtype == "bfloat16"
-        sharded = divided and self.config.num_learners > 1
+        sharded = self.config.zero_stage > 0 and self.config.num_learners > 1
         shards = {"num_learners": self.config.num_learners, "zero_stage": self.config.zero_stage} if sharded else None
         return {
             "algorithm": type(self).__name__,

@@ -22,13 +22,15 @@ class DeepSpeedTrainer:
     """
 
     def __init__(self, lm: torch.nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> None:
-        os.environ.setdefault("LOCAL_RANK", "0")
-        os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+        # DeepSpeed moves the model to the device that these two name: the one where it is, also beside GPUs that are not ours.
+        device = next(lm.parameters()).device
+        os.environ["LOCAL_RANK"] = str(device.index or 0)
+        os.environ["DS_ACCELERATOR"] = device.type
         import deepspeed
 
         if not torch.distributed.is_initialized():
             # A world of one needs no port and no environment variables.
-            backend = "nccl" if torch.cuda.is_available() else "gloo"
+            backend = "nccl" if device.type == "cuda" else "gloo"
             torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
         self.world_size = torch.distributed.get_world_size()
         # On a CPU DeepSpeed compiles an operator for communication through shared memory when it starts (35 s and a C++
@@ -119,10 +121,12 @@ class DeepSpeedTrainer:
             yield part
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer and schedule, this learner's shard."""
+        """Optimizer and schedule, this learner's shard, in the host's memory: whoever reads it may have no GPU."""
+        from deepspeed.checkpoint.utils import clone_tensors_for_torch_save
+
         scheduler = self.engine.lr_scheduler
         return {
-            "optimizer": self.engine.optimizer.state_dict(),
+            "optimizer": clone_tensors_for_torch_save(self.engine.optimizer.state_dict(), torch.device("cpu")),
             "scheduler": scheduler.state_dict() if scheduler is not None else None,
             "global_steps": self.engine.global_steps,
         }

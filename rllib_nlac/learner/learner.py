@@ -213,7 +213,7 @@ class LanguageLearner(TorchLearner):
         self._set_trainer_state(shard)
 
     def _trainer_state(self) -> dict[str, Any]:
-        target = self.target.state if self.target else None
+        target = {name: share.cpu() for name, share in self.target.state.items()} if self.target else None
         return {"deepspeed": self.trainer.state_dict(), "target": target, "torch_rng": torch.get_rng_state()}
 
     def _set_trainer_state(self, state: dict[str, Any]) -> None:

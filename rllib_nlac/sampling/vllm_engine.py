@@ -1,4 +1,4 @@
-"""vLLM behind the engine protocol. Every private seam of vLLM is in this file; ``tests/compatibility`` pins each."""
+"""vLLM behind the engine protocol. Its private seams are here and in ``vllm_worker``, pinned by ``tests/compatibility``."""
 
 from __future__ import annotations
 
@@ -66,20 +66,16 @@ class VLLMEngine:
         # brings, and weights could not be handed over by reference.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        if settings.tensor_parallel_size > 1:
-            os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # functions reach the workers pickled
         extra = dict(settings.extra or {})
+        if settings.tensor_parallel_size > 1:
+            # In an actor of a Tune trial vLLM would look for GPUs of its own in the trial's placement group, one a bundle.
+            extra.setdefault("distributed_executor_backend", "mp")
         if not on_gpu:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner needs the same cores
             extra.setdefault("kv_cache_memory_bytes", int(settings.cpu_kv_cache_gib * 2**30))
             # A seeded request whose prefill is cut in two makes vLLM rewind its generator, which a CPU's cannot.
             extra.setdefault("enable_chunked_prefill", False)
             extra.setdefault("max_num_batched_tokens", max(8192, max_context))
-            # oneDNN packs each matrix into a copy of its own. A reload of weights never reaches the copy of an output
-            # layer that is tied to the embedding, so the engine would go on with stale logits.
-            import vllm._custom_ops
-
-            vllm._custom_ops._supports_onednn = False
         from vllm import EngineArgs, LLMEngine
 
         threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
@@ -95,6 +91,7 @@ class VLLMEngine:
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             disable_log_stats=True,
+            worker_extension_cls="rllib_nlac.sampling.vllm_worker.WorkerExtension",
             seed=seed,
             **extra,
         )
@@ -103,7 +100,8 @@ class VLLMEngine:
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
         self._end_ids = list(end_ids)
-        self._single = settings.tensor_parallel_size == 1
+        kv_heads = self._llm.vllm_config.model_config.get_total_num_kv_heads()
+        self._verifiable = settings.tensor_parallel_size <= max(kv_heads, 1)
         self._states: dict[Weights, Mapping[str, torch.Tensor]] = {}
         self._versions = {Weights.POLICY: 0, Weights.TARGET: 0}
         self._serving = Weights.POLICY
@@ -162,8 +160,7 @@ class VLLMEngine:
             self._load(weights)
 
     def _load(self, weights: Weights) -> None:
-        # A state dict in the checkpoint's format and names; vLLM fuses and shards it as when it first loaded the model.
-        self._llm.collective_rpc(_load_into_model, args=(self._states[weights],))
+        self._llm.collective_rpc("take_weights", args=(self._states[weights],))
         self._verify(weights)
         # The cache holds keys and values of the former weights.
         if not self._llm.reset_prefix_cache():
@@ -171,13 +168,16 @@ class VLLMEngine:
         self._serving = weights
 
     def _verify(self, weights: Weights) -> None:
-        """Compares the parameters inside vLLM's model with what it was given, fused and padded as they are there.
+        """Compares the parameters inside vLLM's model with what it was given, fused, split and padded as they are there.
 
-        A shard of a tensor-parallel engine holds a part of them only, and is not compared.
+        Where tensor parallelism gives some workers the same key-value heads they cannot be compared.
         """
-        if not self._single:
+        if not self._verifiable:
             return
-        served, dtype = self._llm.collective_rpc(_checksum_of_model)[0]
+        checksums, dtypes = zip(*self._llm.collective_rpc("weight_checksums"), strict=True)
+        dtype = dtypes[0]
+        # What is equal everywhere every worker holds whole; of everything else each has its part.
+        served = sum(parts[0] if len(set(parts)) == 1 else sum(parts) for parts in zip(*checksums, strict=True))
         given = checksum([tensor.to(dtype) for tensor in self._states[weights].values()])
         if not math.isclose(served, given, rel_tol=1e-6):
             raise EngineError(
@@ -227,12 +227,3 @@ class VLLMEngine:
             weights=self._serving,
         )
         return int(name), generation
-
-
-def _load_into_model(worker: Any, state: Mapping[str, torch.Tensor]) -> None:
-    worker.model_runner.reload_weights(weights_iterator=iter(state.items()))
-
-
-def _checksum_of_model(worker: Any) -> tuple[float, torch.dtype]:
-    model = worker.model_runner.get_model()
-    return checksum(list(model.parameters())), next(model.parameters()).dtype

@@ -30,6 +30,13 @@ def test_unmanaged_accumulation_is_a_key():
     assert deepspeed_config.get_managed_gradient_accumulation({"managed_gradient_accumulation": False}) is False
 
 
+def test_the_engine_works_where_the_model_is(monkeypatch):
+    """Whatever a launcher's variables say: DeepSpeed would move the model to the device that they name."""
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    trainer = make()
+    assert trainer.engine.local_rank == 0 and trainer.engine.device == torch.device("cpu")
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_sets_no_more_aside_than_the_model_has_numbers(stage):
     assert make(stage).engine.optimizer.reduce_bucket_size == 8

@@ -1,4 +1,4 @@
-"""vLLM's private seams, all of them in ``sampling/vllm_engine.py``."""
+"""vLLM's private seams, all of them in ``sampling/vllm_engine.py`` and ``sampling/vllm_worker.py``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import inspect
 import torch
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from rllib_nlac.sampling.vllm_engine import _checksum_of_model
-
 
 def test_the_engine_runs_in_this_process_and_reaches_its_worker(engine):
-    checksum, dtype = engine._llm.collective_rpc(_checksum_of_model)[0]
-    assert checksum > 0 and dtype is torch.float32
+    ((checksums, dtype),) = engine._llm.collective_rpc("weight_checksums")
+    assert all(checksum > 0 for checksum in checksums) and dtype is torch.float32
 
 
 def test_every_parameter_stays_readable_so_that_a_sync_can_be_verified(engine):
