@@ -2,9 +2,10 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
-EXTRA ?= cpu
+EXTRA ?= $(if $(wildcard $(VENV)/.installed-gpu),gpu,cpu)
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(EXTRA)
+JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -12,7 +13,7 @@ QUIET := -q --disable-pip-version-check
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
-	@echo "make test        install, then run all tests"
+	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, with half of the 14 GiB of memory)"
 	@echo "make lint        ruff and mypy"
 	@echo "make bench       figures of the engine, the learner and the environments"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
@@ -38,7 +39,7 @@ quickstart: $(INSTALLED)
 	@$(BIN)/rllib train file tuned_examples/twenty_questions_nlac.yaml --storage-path results
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

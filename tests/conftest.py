@@ -1,4 +1,4 @@
-"""Shared fixtures. One vLLM engine serves the whole session: starting it takes longer than most tests."""
+"""Shared fixtures. One vLLM engine serves all tests of a process: starting it takes longer than most of them."""
 
 from __future__ import annotations
 
