@@ -127,15 +127,18 @@ class TestModule:
             torch.testing.assert_close(inputs, whole[0][0], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(values, whole[0][1], atol=1e-4, rtol=1e-4)
 
-    def test_temperature_is_the_engines(self, ppo_config):
-        spec = ppo_config.language(action_temperature=0.5).get_default_rl_module_spec()
+    @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
+    def test_temperature_is_the_engines(self, ppo_config, dtype, tolerance):
+        spec = ppo_config.language(action_temperature=0.5, learner_dtype=dtype).get_default_rl_module_spec()
         spec.observation_space = spec.action_space = TextSpace()
         module = spec.build()
         prompt, turn = torch.tensor([[3, 10, 11, PAD]]), torch.tensor([[20, 1, PAD]])
-        inputs = module.forward_train({Columns.OBS: prompt, Columns.ACTIONS: turn})[Columns.ACTION_DIST_INPUTS]
-        logits = module.lm(torch.tensor([[3, 10, 11, 20]])).logits[0, 2:]
+        out = module.forward_train({Columns.OBS: prompt, Columns.ACTIONS: turn})
+        inputs = out[Columns.ACTION_DIST_INPUTS]
+        logits = module.lm(torch.tensor([[3, 10, 11, 20]])).logits[0, 2:].float()
         expected = (logits / 0.5).log_softmax(-1)[[0, 1], [20, 1]]
-        torch.testing.assert_close(inputs[0, :, 0], torch.tensor([*expected, 0.0]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(inputs[0, :, 0], torch.tensor([*expected, 0.0]), atol=tolerance, rtol=tolerance)
+        assert out[Columns.EMBEDDINGS].dtype is torch.float32  # the values
 
     def test_for_inference_the_state_is_a_plain_language_model(self, ppo):
         module = ppo.learner_group._learner.module["default_policy"]

@@ -38,7 +38,7 @@ class ValueHeadModel(nn.Module):
         out = self.lm(input_ids=input_ids, logits_to_keep=logits_to_keep, output_hidden_states=True, use_cache=False)
         rows = torch.arange(len(input_ids), device=input_ids.device)
         hidden = out.hidden_states[-1][rows, positions]
-        return out.logits, self.head(hidden).squeeze(-1).float()
+        return out.logits, self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
 
 
 class ValueHeadModule(CausalLMModule):
