@@ -255,6 +255,9 @@ class LanguageConfig(AlgorithmConfig):
         self._check_choice("action_format", "plain", "react")
         self._check_choice("learner_dtype", "float32", "bfloat16")
         self._check_keys("engine_config", {field.name for field in fields(VLLMSettings)})
+        gpus, parts = self.num_gpus_per_engine, self.vllm_settings.tensor_parallel_size
+        self._check(not gpus or parts <= max(gpus, 1), "num_gpus_per_engine",
+                    f"must be at least engine_config's tensor_parallel_size, {parts}")  # fmt: skip
         load_prompts(self.prompts, self.env if isinstance(self.env, str) else None)
         check_model_path(self.model_path)
         if Path(self.model_path).is_dir():  # a hub's name is left to the hub

@@ -58,6 +58,13 @@ def test_a_wrong_value_names_key_and_fix(config, key, value, complaint):
         config.validate()
 
 
+def test_an_engine_needs_a_gpu_for_each_of_its_parts(config):
+    config.engines(num_engines=1, num_gpus_per_engine=2, engine_config={"tensor_parallel_size": 2}).validate()
+    config.engines(num_gpus_per_engine=0.5, engine_config={}).validate()
+    with pytest.raises(ValueError, match=r"num_gpus_per_engine is 1 and must be at least.*tensor_parallel_size, 4"):
+        config.engines(num_gpus_per_engine=1, engine_config={"tensor_parallel_size": 4}).validate()
+
+
 def test_only_stored_actions_are_judged_by_their_targets(config):
     config.training(critic_input="backed_up").validate()
     with pytest.raises(ValueError, match="set fresh_actions to false"):
