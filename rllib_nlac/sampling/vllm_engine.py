@@ -103,6 +103,7 @@ class VLLMEngine:
         kv_heads = self._llm.vllm_config.model_config.get_total_num_kv_heads()
         self._verifiable = settings.tensor_parallel_size <= max(kv_heads, 1)
         self._states: dict[Weights, Mapping[str, torch.Tensor]] = {}
+        self._checksums: dict[Weights, float] = {}  # of the same in the model's precision
         self._versions = {Weights.POLICY: 0, Weights.TARGET: 0}
         self._serving = Weights.POLICY
         self._pending: dict[str, Request] = {}
@@ -137,6 +138,7 @@ class VLLMEngine:
         self._require_idle()
         self._states[weights] = state
         self._versions[weights] = version
+        self._checksums.pop(weights, None)
         self._load(weights)
         return checksum(list(state.values()))
 
@@ -178,7 +180,9 @@ class VLLMEngine:
         dtype = dtypes[0]
         # What is equal everywhere every worker holds whole; of everything else each has its part.
         served = sum(parts[0] if len(set(parts)) == 1 else sum(parts) for parts in zip(*checksums, strict=True))
-        given = checksum([tensor.to(dtype) for tensor in self._states[weights].values()])
+        if weights not in self._checksums:  # once, not at every swap: a large model has many numbers
+            self._checksums[weights] = checksum([tensor.to(dtype) for tensor in self._states[weights].values()])
+        given = self._checksums[weights]
         if not math.isclose(served, given, rel_tol=1e-6):
             raise EngineError(
                 f"vLLM does not serve the {weights} weights that it was given: checksum {served!r} instead of {given!r}"
