@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -214,6 +216,29 @@ class TestGradientStep:
             norms = [float(update(learner)[DEFAULT_MODULE_ID]["gradient_norm"].peek()) for learner in (plain, sharded)]
             assert norms[0] == pytest.approx(norms[1], rel=1e-3)
         assert_same_step(before, weights_of(sharded), weights_of(plain), tolerance=1e-5)
+
+    @pytest.mark.parametrize("stage", [0, 3])
+    def test_gradient_checkpointing_runs_each_layer_twice_and_changes_nothing(self, make_learner, stage):
+        plain, checkpointed = (
+            make_learner(zero_stage=stage, adam_epsilon=1e-3, gradient_checkpointing=on) for on in (False, True)
+        )
+        before, runs = weights_of(plain), []
+        for learner in (plain, checkpointed):
+            learner.lm.model.layers[0].register_forward_pre_hook(lambda layer, _: runs.append(layer))
+            update(learner)
+        once, twice = (runs.count(learner.lm.model.layers[0]) for learner in (plain, checkpointed))
+        assert once > 0 and twice == 2 * once
+        assert_same_step(before, weights_of(checkpointed), weights_of(plain), tolerance=1e-5)
+
+    def test_gradient_checkpointing_brings_no_dropout(self, make_learner, model_path, tmp_path):
+        """The engine has none, and its log-probabilities must be the learner's."""
+        folder = tmp_path / "with_dropout"
+        shutil.copytree(model_path, folder)
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.5}))
+        learner = make_learner(language_model=str(folder), gradient_checkpointing=True)
+        first, second = (learner.logprobs_of([(3, 10, 11)], [(20, 21, 1)])[0] for _ in range(2))
+        np.testing.assert_array_equal(first, second)
 
     @pytest.mark.parametrize("stage", [0, 1, 2, 3])
     def test_in_bfloat16_small_steps_add_up(self, make_learner, stage):

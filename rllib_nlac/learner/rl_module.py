@@ -35,6 +35,12 @@ class CausalLMModule(TorchRLModule):
         )
         if config.get("gradient_checkpointing"):
             lm.gradient_checkpointing_enable()
+            lm.train()  # in evaluation mode, in which models are loaded, Transformers keeps all activations
+            for module in lm.modules():  # but nothing is to be dropped: engine and learner must agree
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+                if getattr(module, "attention_dropout", None):
+                    module.attention_dropout = 0.0
         return lm
 
     @property
