@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ import ray
 import torch
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rllib_nlac.experiment import load_experiments
 from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.sampling.engine import EngineError
 from rllib_nlac.sampling.engines import CurrentWeights, EngineActor, RemoteEngines
@@ -21,12 +25,21 @@ from rllib_nlac.types import Request, Weights
 
 @pytest.fixture(scope="module")
 def folder(model_path, tmp_path_factory):
-    """A small model that two workers can divide: the shipped one has three heads."""
+    """The shipped model with a fourth head of zeros, which changes nothing, so that two workers can divide it."""
     folder = tmp_path_factory.mktemp("models") / "four_heads"
     shutil.copytree(model_path, folder)
-    config = AutoConfig.from_pretrained(model_path)
-    config.hidden_size, config.num_attention_heads, config.num_key_value_heads = 128, 4, 2
-    random_model(config, seed=0).save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**settings, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4})
+    )
+
+    def padded(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        wide = torch.zeros([128 if size == 96 else size for size in tensor.shape])
+        wide[tuple(slice(size) for size in tensor.shape)] = tensor
+        return wide * (96 / 128) ** 0.5 if "norm" in name else wide  # a mean over more numbers
+
+    state = load_file(folder / "model.safetensors")
+    save_file({name: padded(name, t) for name, t in state.items()}, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -81,3 +94,25 @@ def test_a_worker_that_keeps_former_weights_is_found(engines, folder, lost):
     del state[f"model.layers.1.{lost}"]
     with pytest.raises(EngineError, match="does not serve the policy weights that it was given"):
         engines.set_weights(Weights.POLICY, 7, state)
+
+
+def test_the_7b_examples_processes_learn_on_a_cpu(folder, config, ray_session):
+    """Two learners under ZeRO 3 in bfloat16 that recompute activations, two EnvRunners, and an engine in two parts."""
+    (example,) = load_experiments(Path(__file__).parent.parent / "tuned_examples" / "twenty_questions_nlac_qwen2.5_7b.yaml")
+    shared = ("learner_dtype", "gradient_checkpointing", "zero_stage", "deepspeed_config", "learner_snapshot_interval")
+    config.language(language_model=str(folder))
+    config.training(
+        train_batch_size_per_learner=128, episodes_per_iteration=32, judge_weights="initial", backup_weights="initial"
+    )
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=16).learners(num_learners=2)
+    engine = {"dtype": "bfloat16", "tensor_parallel_size": 2, "cpu_kv_cache_gib": 0.25}
+    config.engines(num_engines=1, engine_config=engine, engine_timeout_s=600)
+    for key in shared:
+        setattr(config, key, example.config[key])
+    algorithm = config.build_algo()
+    try:
+        results = [algorithm.train() for _ in range(4)]
+    finally:
+        algorithm.stop()
+    assert all(result["logprob_gap"] < 0.2 for result in results)  # bfloat16 rounds
+    assert results[-1]["env_runners"]["success_rate"] > results[0]["env_runners"]["success_rate"] + 0.2
