@@ -35,12 +35,11 @@ class CausalLMModule(TorchRLModule):
         )
         if config.get("gradient_checkpointing"):
             lm.gradient_checkpointing_enable()
-            lm.train()  # in evaluation mode, in which models are loaded, Transformers keeps all activations
-            for module in lm.modules():  # but nothing is to be dropped: engine and learner must agree
-                if isinstance(module, torch.nn.Dropout):
-                    module.p = 0.0
-                if getattr(module, "attention_dropout", None):
-                    module.attention_dropout = 0.0
+            # A layer recomputes in training mode only, and models are loaded in evaluation mode. What is inside the layers
+            # stays in it: with dropout engine and learner would not agree.
+            for module in lm.modules():
+                if getattr(module, "gradient_checkpointing", False):
+                    module.training = True
         return lm
 
     @property
