@@ -87,7 +87,7 @@ def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, f
 
 
 @pytest.mark.parametrize("lost", ["mlp.down_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight"])
-def test_a_worker_that_keeps_former_weights_is_found(engines, folder, lost):
+def test_weights_that_did_not_reach_the_workers_are_found(engines, folder, lost):
     """Of what is divided between the workers as of what both hold whole."""
     state = dict(trainable_state(random_model(AutoConfig.from_pretrained(folder), seed=3)))
     engines.set_weights(Weights.POLICY, 6, state)

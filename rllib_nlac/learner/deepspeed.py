@@ -107,18 +107,18 @@ class DeepSpeedTrainer:
         Args:
             size: The most numbers of a part; a single parameter that has more is a part of its own.
         """
-        part: dict[str, torch.nn.Parameter] = {}
+        parts: list[dict[str, torch.nn.Parameter]] = [{}]
         room = size
         for name, parameter in self.engine.module.named_parameters():
             numbers = getattr(parameter, "ds_numel", parameter.numel())  # of a shard numel() is 0
-            if part and numbers > room:
-                with whole(part.values()):
-                    yield part
-                part, room = {}, size
-            part[name] = parameter
+            if parts[-1] and numbers > room:
+                parts.append({})
+                room = size
+            parts[-1][name] = parameter
             room -= numbers
-        with whole(part.values()):
-            yield part
+        for part in parts:
+            with whole(part.values()):
+                yield part
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer and schedule, this learner's shard, in the host's memory: whoever reads it may have no GPU."""

@@ -69,7 +69,6 @@ def test_backward_adds_up_and_step_is_the_only_boundary(stage):
     for _ in range(3):
         trainer.backward(trainer(x).sum())
     norm = trainer.step()
-    torch.testing.assert_close(
-        before - weight_of(trainer), torch.full((2, 3), 1.5)
-    )  # learning rate 0.5, three times a gradient of 1
+    moved = before - weight_of(trainer)
+    torch.testing.assert_close(moved, torch.full((2, 3), 1.5))  # learning rate 0.5, three times a gradient of 1
     assert norm == pytest.approx((8 * 9) ** 0.5)  # six weights and two biases, each with a gradient of 3
