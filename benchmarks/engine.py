@@ -107,15 +107,20 @@ def main() -> None:
 
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=torch.float32)
     state = {name: tensor.clone() for name, tensor in trainable_state(model).items()}
-    seconds = []
+    seconds, swaps = [], []
     for version in range(20):
         started = time.perf_counter()
         for which in (Weights.TARGET, Weights.POLICY):
             engine.set_weights(which, version, state)
         seconds.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        for which in (Weights.TARGET, Weights.POLICY):
+            engine.generate([], which)
+        swaps.append((time.perf_counter() - started) / 2)
     size = sum(tensor.numel() for tensor in state.values())
     print(f"weight sync, both weight sets of {size:,} parameters, verified")
     print(f"  median            {statistics.median(seconds) * 1e3:8.1f} ms   (largest of 20: {max(seconds) * 1e3:.1f} ms)")
+    print(f"  one for the other {statistics.median(swaps) * 1e3:8.1f} ms   as the language stages do between two waves")
 
     gaps = []
     for generation in engine.generate(requests[:64]):

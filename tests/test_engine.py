@@ -68,6 +68,31 @@ def test_a_cached_prefix_does_not_survive_a_change_of_weights(engine, chat, mode
     assert generation.weight_version == 6
 
 
+def test_what_a_swap_brings_is_the_latest_that_was_given(engine, chat, model_path, loaded):
+    """Fails where a worker keeps the first weights of a set."""
+    former, latest = loaded[Weights.TARGET], loaded[Weights.POLICY]
+    engine.set_weights(Weights.TARGET, 6, latest)
+    engine.set_weights(Weights.POLICY, 6, former)
+    for generation in engine.generate(requests(chat, 2), Weights.TARGET):
+        np.testing.assert_allclose(generation.logprobs, reference_logprobs(model_path, latest, generation), atol=1e-3)
+
+
+def test_a_swap_that_brings_other_weights_is_found(engine, chat, model_path, loaded):
+    """Each time, and it leaves the other set as it was."""
+    engine.generate(requests(chat, 1))
+    engine._llm.collective_rpc(_damage_kept, args=(Weights.TARGET,))
+    for _ in range(2):
+        with pytest.raises(EngineError, match="does not serve the target weights that it was given"):
+            engine.generate(requests(chat, 1), Weights.TARGET)
+    (generation,) = engine.generate(requests(chat, 1))
+    expected = reference_logprobs(model_path, loaded[Weights.POLICY], generation)
+    np.testing.assert_allclose(generation.logprobs, expected, atol=1e-3)
+
+
+def _damage_kept(worker, which):
+    worker.kept_weights[which][3][0] += 1
+
+
 def test_the_checksum_is_that_of_the_weights(engine, loaded):
     for which, state in loaded.items():
         assert engine.set_weights(which, 7, state) == checksum(list(state.values()))

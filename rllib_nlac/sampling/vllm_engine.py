@@ -102,10 +102,10 @@ class VLLMEngine:
         self._end_ids = list(end_ids)
         kv_heads = self._llm.vllm_config.model_config.get_total_num_kv_heads()
         self._verifiable = settings.tensor_parallel_size <= max(kv_heads, 1)
-        self._states: dict[Weights, Mapping[str, torch.Tensor]] = {}
-        self._checksums: dict[Weights, float] = {}  # of the same in the model's precision
+        self._policy_state: Mapping[str, torch.Tensor] | None = None
+        self._checksums: dict[Weights, float] = {}  # of what vLLM's model serves, in its own precision
         self._versions = {Weights.POLICY: 0, Weights.TARGET: 0}
-        self._serving = Weights.POLICY
+        self._serving: Weights | None = Weights.POLICY  # None: nobody's, since a change of weights failed
         self._pending: dict[str, Request] = {}
         self._next_ticket = 0
 
@@ -136,57 +136,57 @@ class VLLMEngine:
             EngineError: Requests are under way, or the model does not serve the new weights afterwards.
         """
         self._require_idle()
-        self._states[weights] = state
+        self._serving = None
+        self._policy_state = None if weights is Weights.POLICY else self._policy_state
         self._versions[weights] = version
-        self._checksums.pop(weights, None)
-        self._load(weights)
+        self._llm.collective_rpc("take_weights", args=(weights, state))
+        served, dtype = self._served()
+        if self._verifiable:
+            _compare(weights, served, checksum([tensor.to(dtype) for tensor in state.values()]))
+        self._checksums[weights] = served
+        self._begin(weights)
+        if weights is Weights.POLICY:
+            self._policy_state = state
         return checksum(list(state.values()))
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these very ones."""
-        return self._states.get(Weights.POLICY) is state
+        return self._policy_state is state
 
     def stop(self) -> None:
         self._pending.clear()
-        self._states.clear()
+        self._checksums.clear()
         # The model and its cache go with the last reference; cycles would keep them until some later collection.
-        self._llm = None
+        self._llm = self._policy_state = None
         gc.collect()
 
     def _serve(self, weights: Weights) -> None:
         """Swaps in the weights that shall answer next; nothing happens where they already do."""
-        if weights is not self._serving:
-            self._require_idle()
-            if weights not in self._states:
-                raise EngineError(f"the engine was never given the {weights} weights: call set_weights first")
-            self._load(weights)
+        if weights is self._serving:
+            return
+        self._require_idle()
+        if weights not in self._checksums:
+            raise EngineError(f"the engine was never given the {weights} weights: call set_weights first")
+        self._serving = None
+        self._llm.collective_rpc("serve_weights", args=(weights,))
+        _compare(weights, self._served()[0], self._checksums[weights])
+        self._begin(weights)
 
-    def _load(self, weights: Weights) -> None:
-        self._llm.collective_rpc("take_weights", args=(self._states[weights],))
-        self._verify(weights)
+    def _begin(self, weights: Weights) -> None:
         # The cache holds keys and values of the former weights.
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM kept its prefix cache across a change of weights")
         self._serving = weights
 
-    def _verify(self, weights: Weights) -> None:
-        """Compares the parameters inside vLLM's model with what it was given, fused, split and padded as they are there.
+    def _served(self) -> tuple[float, torch.dtype]:
+        """Checksum and precision of the parameters inside vLLM's model, fused, split and padded as they are there.
 
-        Where tensor parallelism gives some workers the same key-value heads they cannot be compared.
+        Where tensor parallelism gives some workers the same key-value heads it is not that of what was given.
         """
-        if not self._verifiable:
-            return
         checksums, dtypes = zip(*self._llm.collective_rpc("weight_checksums"), strict=True)
-        dtype = dtypes[0]
         # What is equal everywhere every worker holds whole; of everything else each has its part.
         served = sum(parts[0] if len(set(parts)) == 1 else sum(parts) for parts in zip(*checksums, strict=True))
-        if weights not in self._checksums:  # once, not at every swap: a large model has many numbers
-            self._checksums[weights] = checksum([tensor.to(dtype) for tensor in self._states[weights].values()])
-        given = self._checksums[weights]
-        if not math.isclose(served, given, rel_tol=1e-6):
-            raise EngineError(
-                f"vLLM does not serve the {weights} weights that it was given: checksum {served!r} instead of {given!r}"
-            )
+        return served, dtypes[0]
 
     def _require_idle(self) -> None:
         if self._pending:
@@ -219,6 +219,7 @@ class VLLMEngine:
         # vLLM may hand a request back under a name that it made unique with a suffix.
         name = output.request_id if output.request_id in self._pending else output.request_id.rsplit("-", 1)[0]
         request = self._pending.pop(name)
+        assert self._serving is not None  # no request is taken else
         answer = output.outputs[0]
         ids = tuple(answer.token_ids)
         logprobs = np.array([place[token].logprob for place, token in zip(answer.logprobs or [], ids, strict=True)], np.float32)
@@ -231,3 +232,10 @@ class VLLMEngine:
             weights=self._serving,
         )
         return int(name), generation
+
+
+def _compare(weights: Weights, served: float, given: float) -> None:
+    if not math.isclose(served, given, rel_tol=1e-6):
+        raise EngineError(
+            f"vLLM does not serve the {weights} weights that it was given: checksum {served!r} instead of {given!r}"
+        )

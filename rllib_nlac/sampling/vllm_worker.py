@@ -21,15 +21,34 @@ if not torch.cuda.is_available():
 
 
 class WorkerExtension:
-    """Methods that vLLM adds to its worker."""
+    """Methods that vLLM adds to its worker.
+
+    Each weight set is kept in the host's memory as this worker has it, fused and split, so that another set serves after a
+    copy within the worker: nothing is sent, pickled or loaded anew.
+    """
 
     model_runner: Any
+    kept_weights: dict[str, list[torch.Tensor]]
 
-    def take_weights(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Loads a state dict in the checkpoint's format and names, fused and split as when the model was first loaded."""
+    def take_weights(self, which: str, state: Mapping[str, torch.Tensor]) -> None:
+        """Loads and keeps a state dict in the checkpoint's format and names, as when the model was first loaded."""
         self.model_runner.reload_weights(weights_iterator=iter(state.items()))
+        parameters = self._parameters()
+        kept = self.__dict__.setdefault("kept_weights", {})
+        if which not in kept:
+            kept[which] = [torch.empty(p.shape, dtype=p.dtype, device="cpu", pin_memory=p.is_cuda) for p in parameters]
+        for own, parameter in zip(kept[which], parameters, strict=True):
+            own.copy_(parameter)
+
+    def serve_weights(self, which: str) -> None:
+        """Puts weights that were taken before into the model."""
+        for own, parameter in zip(self.kept_weights[which], self._parameters(), strict=True):
+            parameter.copy_(own)
 
     def weight_checksums(self) -> tuple[list[float], torch.dtype]:
         """Of each parameter of this worker's part of the model, in the order that all parts have; and their precision."""
-        parameters = list(self.model_runner.get_model().parameters())
+        parameters = self._parameters()
         return [checksum([parameter]) for parameter in parameters], parameters[0].dtype
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter.detach() for parameter in self.model_runner.get_model().parameters()]
