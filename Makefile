@@ -46,6 +46,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.engine
+	@$(BIN)/python -m benchmarks.sync
 	@$(BIN)/python -m benchmarks.learner
 	@$(BIN)/python -m benchmarks.environments
 

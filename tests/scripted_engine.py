@@ -36,9 +36,9 @@ class ScriptedEngine:
         ticket, request = self._queue.pop()  # the last first: nobody may rely on an order
         return [(ticket, self._generation(request, Weights.POLICY))]
 
-    def set_weights(self, weights: Weights, version: int, state) -> float:
+    def set_weights(self, weights: Weights, version: int, state) -> int:
         self.version = version
-        return checksum(list(state.values()))
+        return checksum(state.values())
 
     def stop(self) -> None:
         self._queue.clear()

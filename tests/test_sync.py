@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import ray
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rllib_nlac.sampling.engine import EngineError
+from rllib_nlac.sampling.engine import EngineError, SharedWeights, checksum
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.types import Weights
 
@@ -24,12 +27,12 @@ class LocalLearners:
 
 
 class Engine:
-    def __init__(self, lost: float = 0.0):
+    def __init__(self, lost: int = 0):
         self.lost, self.taken = lost, []
 
     def set_weights(self, weights, version, state):
         self.taken.append((weights, version))
-        return float(state["w"].sum()) - self.lost
+        return checksum(state.values()) - self.lost
 
 
 def test_both_sets_reach_the_engine_and_the_policys_serve_next():
@@ -40,8 +43,8 @@ def test_both_sets_reach_the_engine_and_the_policys_serve_next():
 
 
 def test_a_lost_element_is_an_error():
-    with pytest.raises(EngineError, match=r"sync of version 3: the engine's target weights have the checksum 7\.0"):
-        push_weights(LocalLearners(), Engine(lost=1.0), 3)
+    with pytest.raises(EngineError, match=r"sync of version 3: the engine's target weights have the checksum \d+, the "):
+        push_weights(LocalLearners(), Engine(lost=1), 3)
 
 
 def test_the_initial_weights_are_a_copy_that_learning_does_not_reach():
@@ -56,3 +59,32 @@ def test_the_initial_weights_are_a_copy_that_learning_does_not_reach():
     ((key, state),) = kept.items()
     assert key == (Weights.INITIAL, 0) and torch.equal(state["w"], torch.ones(4))
     assert state["w"].data_ptr() != STATE[Weights.POLICY]["w"].data_ptr()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.integers(1, 7))
+def test_the_checksum_knows_every_bit_and_nothing_of_the_layout(seed, dtype, rows):
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(8, 6, generator=generator).to(dtype)
+    expected = checksum([whole])
+    assert checksum([whole[:rows], whole[rows:]]) == expected  # of a learner's two matrices the engine makes one
+    assert checksum([whole[:, :2], whole[:, 2:]]) == expected  # and divides it between its workers
+    assert checksum([torch.cat([whole, torch.zeros(3, 6, dtype=dtype)])]) == expected
+    damaged = whole.clone()
+    bits = damaged.view(torch.int32 if dtype is torch.float32 else torch.int16)
+    bits[rows, seed % 6] ^= 1 << (seed % 15)
+    assert checksum([damaged]) != expected
+
+
+def test_shared_weights_are_read_where_they_lie(ray_session):
+    """Each bit arrives, and none is copied: whoever asks again is given the same memory."""
+    state = {
+        "matrix": torch.randn(512, 512).to(torch.bfloat16),
+        "turned": torch.randn(64, 512).T,
+        "number": torch.tensor(2.5, dtype=torch.float16),
+    }
+    reference = ray.put(SharedWeights(state))
+    first, again = ray.get(reference), ray.get(reference)
+    assert first.keys() == state.keys()
+    for name, tensor in state.items():
+        assert first[name].dtype is tensor.dtype and torch.equal(first[name], tensor)
+        assert first[name].data_ptr() == again[name].data_ptr()

@@ -59,7 +59,7 @@ class EndpointEngine:
         done, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
         return [(self._waiting.pop(future), future.result()) for future in done]
 
-    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> float:
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         raise EngineError(
             f"the model behind {self._endpoint.base_url} cannot be trained from here: give a language_model instead"
         )

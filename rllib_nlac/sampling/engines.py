@@ -15,7 +15,7 @@ import torch
 
 from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.sampling.endpoint import EndpointEngine
-from rllib_nlac.sampling.engine import Engine, EngineError
+from rllib_nlac.sampling.engine import Engine, EngineError, SharedWeights
 from rllib_nlac.sampling.vllm_engine import VLLMEngine, VLLMSettings
 from rllib_nlac.types import Generation, Request, Weights
 
@@ -102,7 +102,7 @@ class EngineActor:
     def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
         return self._hand_over("generate", (list(requests), weights))
 
-    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> float:
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         return self._hand_over("set_weights", (weights, version, state))
 
     def _hand_over(self, call: str, arguments: tuple) -> Any:
@@ -205,8 +205,8 @@ class RemoteEngines:
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
         return [(self._waiting.pop(r), answer[0]) for r, answer in zip(ready, self._get(ready, "generate"), strict=True)]
 
-    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> float:
-        shared = ray.put(dict(state))  # once into the object store, however many engines read it
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
+        shared = ray.put(SharedWeights(state))  # once into the object store, however many engines read it
         self._get([self._current.announce.remote(weights, version, [shared])], "announce")
         checksums = self._get([actor.set_weights.remote(weights, version, shared) for actor in self._actors], "set_weights")
         if len(set(checksums)) > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +102,7 @@ class VLLMEngine:
         kv_heads = self._llm.vllm_config.model_config.get_total_num_kv_heads()
         self._verifiable = settings.tensor_parallel_size <= max(kv_heads, 1)
         self._policy_state: Mapping[str, torch.Tensor] | None = None
-        self._checksums: dict[Weights, float] = {}  # of what vLLM's model serves, in its own precision
+        self._checksums: dict[Weights, int] = {}  # of what vLLM's model serves, in its own precision
         self._versions = {Weights.POLICY: 0, Weights.TARGET: 0}
         self._serving: Weights | None = Weights.POLICY  # None: nobody's, since a change of weights failed
         self._pending: dict[str, Request] = {}
@@ -129,7 +128,7 @@ class VLLMEngine:
                 return finished
         return []
 
-    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> float:
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         """Takes and loads new weights; vLLM's model is compared with them before anything is generated.
 
         Raises:
@@ -141,13 +140,15 @@ class VLLMEngine:
         self._versions[weights] = version
         self._llm.collective_rpc("take_weights", args=(weights, state))
         served, dtype = self._served()
+        received = checksum(state.values())
         if self._verifiable:
-            _compare(weights, served, checksum([tensor.to(dtype) for tensor in state.values()]))
+            is_as_served = all(tensor.dtype is dtype for tensor in state.values())
+            _compare(weights, served, received if is_as_served else checksum(tensor.to(dtype) for tensor in state.values()))
         self._checksums[weights] = served
         self._begin(weights)
         if weights is Weights.POLICY:
             self._policy_state = state
-        return checksum(list(state.values()))
+        return received
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these very ones."""
@@ -178,7 +179,7 @@ class VLLMEngine:
             raise EngineError("vLLM kept its prefix cache across a change of weights")
         self._serving = weights
 
-    def _served(self) -> tuple[float, torch.dtype]:
+    def _served(self) -> tuple[int, torch.dtype]:
         """Checksum and precision of the parameters inside vLLM's model, fused, split and padded as they are there.
 
         Where tensor parallelism gives some workers the same key-value heads it is not that of what was given.
@@ -234,8 +235,6 @@ class VLLMEngine:
         return int(name), generation
 
 
-def _compare(weights: Weights, served: float, given: float) -> None:
-    if not math.isclose(served, given, rel_tol=1e-6):
-        raise EngineError(
-            f"vLLM does not serve the {weights} weights that it was given: checksum {served!r} instead of {given!r}"
-        )
+def _compare(weights: Weights, served: int, given: int) -> None:
+    if served != given:
+        raise EngineError(f"vLLM does not serve the {weights} weights that it was given: checksum {served} instead of {given}")

@@ -45,7 +45,7 @@ class WorkerExtension:
         for own, parameter in zip(self.kept_weights[which], self._parameters(), strict=True):
             parameter.copy_(own)
 
-    def weight_checksums(self) -> tuple[list[float], torch.dtype]:
+    def weight_checksums(self) -> tuple[list[int], torch.dtype]:
         """Of each parameter of this worker's part of the model, in the order that all parts have; and their precision."""
         parameters = self._parameters()
         return [checksum([parameter]) for parameter in parameters], parameters[0].dtype

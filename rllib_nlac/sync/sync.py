@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from rllib_nlac.learner.group import on_every_learner
-from rllib_nlac.sampling.engine import Engine, EngineError, checksum
+from rllib_nlac.sampling.engine import Engine, EngineError, SharedWeights, checksum
 from rllib_nlac.types import Weights
 
 
@@ -55,14 +54,13 @@ def push_initial_weights(learner_group: LearnerGroup, engine: Engine) -> None:
 
 def _push(engine: Engine, which: Weights, version: int, state: dict[str, Any]) -> int:
     """Sends one set and returns its bytes."""
-    tensors = list(state.values())
-    sent, received = checksum(tensors), engine.set_weights(which, version, state)
-    if not math.isclose(sent, received, rel_tol=1e-9):
+    sent, received = checksum(state.values()), engine.set_weights(which, version, state)
+    if sent != received:
         raise EngineError(
-            f"sync of version {version}: the engine's {which} weights have the checksum {received!r}, the learner's "
-            f"{sent!r}; a transfer broke, or the engine runs another model than config.language_model"
+            f"sync of version {version}: the engine's {which} weights have the checksum {received}, the learner's "
+            f"{sent}; a transfer broke, or the engine runs another model than config.language_model"
         )
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]:
@@ -71,5 +69,5 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
 
 
 def _export_from_first(learner: Any) -> dict[Weights, dict[str, Any]] | None:
-    state = learner.export_weights()
-    return state if learner._learner_index == 0 else None
+    states = learner.export_weights()
+    return {which: SharedWeights(state) for which, state in states.items()} if learner._learner_index == 0 else None

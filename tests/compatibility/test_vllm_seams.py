@@ -10,7 +10,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 def test_the_engine_runs_in_this_process_and_reaches_its_worker(engine):
     ((checksums, dtype),) = engine._llm.collective_rpc("weight_checksums")
-    assert all(checksum > 0 for checksum in checksums) and dtype is torch.float32
+    assert all(checksums) and dtype is torch.float32
 
 
 def test_every_parameter_stays_readable_so_that_a_sync_can_be_verified(engine):
