@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 import ray
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_nlac.sampling.engine import EngineError, SharedWeights, checksum
+from rllib_nlac.sampling.engine import EngineError, checksum
+from rllib_nlac.sync.shared import SharedState
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.types import Weights
 
@@ -75,16 +79,27 @@ def test_the_checksum_knows_every_bit_and_nothing_of_the_layout(seed, dtype, row
     assert checksum([damaged]) != expected
 
 
-def test_shared_weights_are_read_where_they_lie(ray_session):
+def test_a_shared_state_is_read_where_it_lies(ray_session):
     """Each bit arrives, and none is copied: whoever asks again is given the same memory."""
-    state = {
+    weights = {
         "matrix": torch.randn(512, 512).to(torch.bfloat16),
         "turned": torch.randn(64, 512).T,
         "number": torch.tensor(2.5, dtype=torch.float16),
     }
-    reference = ray.put(SharedWeights(state))
+    rest = {"step": 3, "moments": {0: [torch.randn(64, 64), None]}, "array": np.arange(4096)}
+    reference = ray.put(SharedState(weights=weights, rest=rest))
     first, again = ray.get(reference), ray.get(reference)
-    assert first.keys() == state.keys()
-    for name, tensor in state.items():
-        assert first[name].dtype is tensor.dtype and torch.equal(first[name], tensor)
-        assert first[name].data_ptr() == again[name].data_ptr()
+    assert first["weights"].keys() == weights.keys()
+    for name, tensor in weights.items():
+        read = first["weights"][name]
+        assert read.dtype is tensor.dtype and torch.equal(read, tensor)
+        assert read.data_ptr() == again["weights"][name].data_ptr()
+    assert first["rest"]["step"] == 3 and np.array_equal(first["rest"]["array"], rest["array"])
+    moment, nothing = first["rest"]["moments"][0]
+    assert torch.equal(moment, rest["moments"][0][0]) and nothing is None
+
+
+def test_a_shared_state_crosses_a_pipe_too():
+    state = SharedState(weight=torch.randn(600, 600))
+    for protocol in (2, pickle.HIGHEST_PROTOCOL):
+        assert torch.equal(pickle.loads(pickle.dumps(state, protocol))["weight"], state["weight"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
+
+from rllib_nlac.sync.shared import SharedState
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
@@ -121,10 +124,12 @@ def _nothing(learner: Any) -> None:
 
 def _state_of(learner: Any) -> dict[str, Any]:
     learner.prepare_for_saving()
-    return {"state": learner.get_state() if learner._learner_index == 0 else None, "shard": learner.get_shard()}
+    state = learner.get_state() if learner._learner_index == 0 else None
+    return SharedState(state=state, shard=learner.get_shard())
 
 
 def _restore(learner: Any, states: list[ray.ObjectRef]) -> None:
-    learner.set_state(ray.get(states[0])["state"])
+    # Copies: the optimizer goes on writing into the tensors that it is given.
+    learner.set_state(copy.deepcopy(ray.get(states[0])["state"]))
     if (shard := ray.get(states[learner._learner_index])["shard"]) is not None:
-        learner.set_shard(shard)
+        learner.set_shard(copy.deepcopy(shard))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from rllib_nlac.sync.shared import bits
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -38,34 +38,12 @@ class Engine(Protocol):
         """Frees what the engine holds."""
 
 
-class SharedWeights(dict[str, torch.Tensor]):
-    """A state dict that other processes read where it lies in Ray's object store; nobody may write to it there.
-
-    Ray would pickle tensors, which copies each of them several times on either side. Arrays it does not.
-    """
-
-    def __reduce__(self) -> tuple:
-        return _shared, ({name: (tensor.dtype, tensor.shape, _bits(tensor).numpy()) for name, tensor in self.items()},)
-
-
-def _shared(state: Mapping[str, tuple[torch.dtype, torch.Size, np.ndarray]]) -> SharedWeights:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return SharedWeights({name: torch.from_numpy(bits).view(d).view(shape) for name, (d, shape, bits) in state.items()})
-
-
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
     """Sum of all numbers' bits, read as integers: the same however parameters are split, fused or padded with zeros."""
     return sum(map(_sum_of_bits, tensors))
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> int:
-    bits = _bits(tensor)
+    numbers = bits(tensor)
     # NumPy sums integers ten times as fast as torch does on a CPU.
-    return int(bits.sum(dtype=torch.int64) if bits.is_cuda else bits.numpy().sum(dtype=np.int64))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor as integers of their size, shape (N,)."""
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().contiguous().view(-1).view(integers[tensor.element_size()])
+    return int(numbers.sum(dtype=torch.int64) if numbers.is_cuda else numbers.numpy().sum(dtype=np.int64))

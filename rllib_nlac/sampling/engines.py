@@ -15,8 +15,9 @@ import torch
 
 from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.sampling.endpoint import EndpointEngine
-from rllib_nlac.sampling.engine import Engine, EngineError, SharedWeights
+from rllib_nlac.sampling.engine import Engine, EngineError
 from rllib_nlac.sampling.vllm_engine import VLLMEngine, VLLMSettings
+from rllib_nlac.sync.shared import SharedState
 from rllib_nlac.types import Generation, Request, Weights
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class RemoteEngines:
         return [(self._waiting.pop(r), answer[0]) for r, answer in zip(ready, self._get(ready, "generate"), strict=True)]
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
-        shared = ray.put(SharedWeights(state))  # once into the object store, however many engines read it
+        shared = ray.put(SharedState(state))  # once into the object store, however many engines read it
         self._get([self._current.announce.remote(weights, version, [shared])], "announce")
         checksums = self._get([actor.set_weights.remote(weights, version, shared) for actor in self._actors], "set_weights")
         if len(set(checksums)) > 1:

@@ -9,7 +9,8 @@ from typing import Any
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from rllib_nlac.learner.group import on_every_learner
-from rllib_nlac.sampling.engine import Engine, EngineError, SharedWeights, checksum
+from rllib_nlac.sampling.engine import Engine, EngineError, checksum
+from rllib_nlac.sync.shared import SharedState
 from rllib_nlac.types import Weights
 
 
@@ -70,4 +71,4 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
 
 def _export_from_first(learner: Any) -> dict[Weights, dict[str, Any]] | None:
     states = learner.export_weights()
-    return {which: SharedWeights(state) for which, state in states.items()} if learner._learner_index == 0 else None
+    return {which: SharedState(state) for which, state in states.items()} if learner._learner_index == 0 else None
