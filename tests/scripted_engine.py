@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.sampling.engine import checksum
+from rllib_nlac.sync.shared import checksum
 from rllib_nlac.types import Generation, Request, Weights
 
 

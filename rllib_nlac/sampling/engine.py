@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from rllib_nlac.sync.shared import bits
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -36,14 +34,3 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """Frees what the engine holds."""
-
-
-def checksum(tensors: Iterable[torch.Tensor]) -> int:
-    """Sum of all numbers' bits, read as integers: the same however parameters are split, fused or padded with zeros."""
-    return sum(map(_sum_of_bits, tensors))
-
-
-def _sum_of_bits(tensor: torch.Tensor) -> int:
-    numbers = bits(tensor)
-    # NumPy sums integers ten times as fast as torch does on a CPU.
-    return int(numbers.sum(dtype=torch.int64) if numbers.is_cuda else numbers.numpy().sum(dtype=np.int64))

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from rllib_nlac.sampling.chat import check_model_path
-from rllib_nlac.sampling.engine import EngineError, checksum
+from rllib_nlac.sampling.engine import EngineError
+from rllib_nlac.sync.shared import checksum
 from rllib_nlac.types import Generation, Request, Weights
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import vllm._custom_ops
 
-from rllib_nlac.sampling.engine import checksum
+from rllib_nlac.sync.shared import checksum
 
 if not torch.cuda.is_available():
     # oneDNN packs each matrix into a copy of its own. A reload of weights never reaches the copy of an output layer that is

@@ -1,10 +1,11 @@
-"""How tensors cross processes: as arrays, which are written into Ray's object store once and read where they lie."""
+"""How tensors cross processes, as arrays that are written into Ray's object store once, and how both sides compare them."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,18 @@ class SharedState(dict[str, Any]):
         return _read, (file.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers])
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """Sum of all numbers' bits, read as integers: the same however parameters are split, fused or padded with zeros."""
+    return sum(map(_sum_of_bits, tensors))
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> int:
+    bits = _bits(tensor)
+    # NumPy sums integers ten times as fast as torch does on a CPU.
+    return int(bits.numpy().sum(dtype=np.int64) if bits.device.type == "cpu" else bits.sum(dtype=torch.int64))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers of a tensor as integers of their size, shape (N,)."""
     return tensor.detach().contiguous().view(-1).view(INTEGERS[tensor.element_size()])
 
@@ -33,7 +45,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return _tensor, (value.dtype, value.shape, bits(value).cpu().numpy())
+            return _tensor, (value.dtype, value.shape, _bits(value).cpu().numpy())
         return NotImplemented
 
 
