@@ -15,7 +15,7 @@ help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, which takes less memory)"
 	@echo "make lint        ruff and mypy"
-	@echo "make bench       figures of the engine, the learner and the environments"
+	@echo "make bench       figures of the engine, its weights, the learner and the environments"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 
