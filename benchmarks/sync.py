@@ -10,14 +10,13 @@ import argparse
 import shutil
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import ray
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.learner import seconds
 from rllib_nlac import NLACConfig
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Request, Weights
@@ -33,12 +32,6 @@ def build(source: str, folder: Path, hidden: int, layers: int) -> int:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def main() -> None:
