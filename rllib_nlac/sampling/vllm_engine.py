@@ -137,7 +137,8 @@ class VLLMEngine:
         """
         self._require_idle()
         self._serving = None
-        self._policy_state = None if weights is Weights.POLICY else self._policy_state
+        if weights is Weights.POLICY:
+            self._policy_state = None
         self._versions[weights] = version
         self._llm.collective_rpc("take_weights", args=(weights, state))
         served, dtype = self._served()
@@ -238,4 +239,7 @@ class VLLMEngine:
 
 def _compare(weights: Weights, served: int, given: int) -> None:
     if served != given:
-        raise EngineError(f"vLLM does not serve the {weights} weights that it was given: checksum {served} instead of {given}")
+        raise EngineError(
+            f"vLLM does not serve the {weights} weights that it was given: checksum {served} instead of {given}; see that the "
+            "engine's model is the learner's, and go on from the last checkpoint"
+        )
