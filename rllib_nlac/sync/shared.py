@@ -1,4 +1,4 @@
-"""How tensors cross processes, as arrays that are read where they lie in Ray's object store, and how both sides compare them."""
+"""How tensors cross processes, as arrays read where they lie in Ray's object store, and how both sides compare them."""
 
 from __future__ import annotations
 
