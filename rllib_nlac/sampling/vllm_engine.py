@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +125,9 @@ class VLLMEngine:
 
     def poll(self) -> list[tuple[int, Generation]]:
         while self._pending:
-            finished = [self._read(output) for output in self._llm.step() if output.finished]
+            with _uncompiled():
+                outputs = self._llm.step()
+            finished = [self._read(output) for output in outputs if output.finished]
             if finished:
                 return finished
         return []
@@ -235,6 +238,11 @@ class VLLMEngine:
             weights=self._serving,
         )
         return int(name), generation
+
+
+def _uncompiled() -> AbstractContextManager:
+    """On a CPU vLLM's sampler runs as it is written: to compile its few helpers takes half a minute at the first steps."""
+    return nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager")
 
 
 def _compare(weights: Weights, served: int, given: int) -> None:

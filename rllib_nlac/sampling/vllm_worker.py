@@ -6,6 +6,7 @@ model.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ if not torch.cuda.is_available():
     # oneDNN packs each matrix into a copy of its own. A reload of weights never reaches the copy of an output layer that is
     # tied to the embedding, so the engine would go on with stale logits.
     vllm._custom_ops._supports_onednn = False
+    if multiprocessing.parent_process() is not None:  # a worker of a tensor-parallel engine, which nothing else shares
+        torch.compiler.set_stance("force_eager")
 
 
 class WorkerExtension:

@@ -7,6 +7,8 @@ import inspect
 import torch
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from rllib_nlac.types import Request
+
 
 def test_the_engine_runs_in_this_process_and_reaches_its_worker(engine):
     ((checksums, dtype),) = engine._llm.collective_rpc("weight_checksums")
@@ -55,3 +57,17 @@ def test_torch_threads_survive_the_cpu_worker(engine):
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_nothing_is_compiled_on_a_cpu(engine, chat):
+    """vLLM compiles helpers of its sampler at their first use, half a minute on a machine that has not done so before."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    engine.generate([Request(chat.encode("Is it big?"), 3, seed=number) for number in range(3)])
+    assert not torch._dynamo.utils.counters["frames"]
+    torch.compile(_twice, backend="eager")(torch.ones(1))
+    assert torch._dynamo.utils.counters["frames"]["ok"] == 1  # what others compile in this process is compiled
+
+
+def _twice(numbers: torch.Tensor) -> torch.Tensor:
+    return 2 * numbers
