@@ -174,6 +174,7 @@ class NLAC(ReplayAlgorithm):
     def set_own_state(self, state: dict[str, Any]) -> None:
         super().set_own_state(state)
         self.stages.rng.bit_generator.state = state["stages_rng"]
+        self.stages.forget_targets()
 
     @override(LanguageAlgorithm)
     def cleanup(self) -> None:

@@ -44,6 +44,11 @@ class Weights(StrEnum):
     INITIAL = "initial"
 
 
+def hash_seed(*numbers: int) -> int:
+    """One seed of 31 bits out of several numbers; close numbers give unrelated seeds, and zeros at the end change nothing."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
+
+
 @dataclass(frozen=True)
 class Request:
     """One generation that is asked of an engine.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine, last_message
-from test_stages import SETTINGS, script, transition
+from scripted_roles import SETTINGS, script, transition
 
 from rllib_nlac.language import reasoning
 from rllib_nlac.language.parsing import parse_action, parse_future
@@ -39,15 +39,15 @@ class TestLeaks:
         ids = chat.tokenizer.encode(withheld, add_special_tokens=False)
         span = chat.tokenizer.decode(ids[start : start + 8])
         if len(ids[start : start + 8]) == 8 and span.strip():
-            assert reasoning.leaks(f"{around} {span.upper()}  {around}", withheld, chat)
-            assert reasoning.leaks(span.replace(" ", "\n "), withheld, chat)
+            assert reasoning.leaks(f"{around} {span.upper()}  {around}", (withheld,), chat)
+            assert reasoning.leaks(span.replace(" ", "\n "), ("another text", withheld), chat)
 
     @given(st.text(max_size=40))
     @settings(max_examples=100, deadline=None)
     def test_shorter_texts_cannot_leak(self, chat, text):
-        assert not reasoning.leaks(text, "Yes.", chat)
+        assert not reasoning.leaks(text, ("Yes.",), chat)
         ids = chat.tokenizer.encode("will it rain on monday", add_special_tokens=False)
-        assert not reasoning.leaks(chat.tokenizer.decode(ids[:7]), "will it rain on monday", chat)
+        assert not reasoning.leaks(chat.tokenizer.decode(ids[:7]), ("will it rain on monday",), chat)
 
 
 class TestTargets:
@@ -55,7 +55,7 @@ class TestTargets:
         assert reasoning.target_thought(compact, target(chat, "Future: Yes. SUCCESS"), chat) is None
         assert reasoning.target_thought(compact, dataclasses.replace(target(chat, "x"), generation=None), chat) is None
         thought = reasoning.target_thought(compact, target(chat, "<think>\nIt said No.\n</think>\nFuture: No. FAILURE"), chat)
-        assert thought.final == "Future: No. FAILURE" and thought.withheld == "No."
+        assert thought.final == "Future: No. FAILURE" and thought.withheld == ("No.",)
         instruction = thought.prompt[-1].content
         assert "It said No." in instruction and "Future: No. FAILURE" in instruction  # (s, a), the final text, the reasoning
         assert [m.content for m in thought.prompt[:-1]] == ["Guess my object.", "Is it big?"]
@@ -93,7 +93,7 @@ class TestActions:
     def test_a_thinking_block_is_always_rewritten_and_a_clean_thought_of_react_never(self, chat, compact):
         critique = reasoning.Critique(CRITIQUE, False, "", "Can it fly?")
         make = lambda text: reasoning.action_thought(  # noqa: E731
-            compact, transition().state, (generation(chat, text), text), critique, chat
+            compact, transition().state, (generation(chat, text), text), (critique,), chat
         )
         assert make("<think>Birds can.</think>Can it fly?").final == "Can it fly?"
         assert make("Can it fly?") is None and make("Thought: Birds can.\nAction: Can it fly?") is None
@@ -104,7 +104,7 @@ class TestActions:
 
     def test_without_a_critique_there_is_nothing_to_withhold(self, chat, compact):
         text = "<think>x</think>y"
-        assert reasoning.action_thought(compact, (), (generation(chat, text), text), None, chat) is None
+        assert reasoning.action_thought(compact, (), (generation(chat, text), text), (), chat) is None
 
 
 class TestStages:
