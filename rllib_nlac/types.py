@@ -215,3 +215,8 @@ class Refinement:
     kept: bool
     reason: str
     weight: float = 1.0
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody knows what the policy has to learn here: a text did not parse, or none was asked for."""
+        return self.reason.startswith("unparsed") or self.reason == "not_judged"
