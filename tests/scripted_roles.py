@@ -8,6 +8,8 @@ from scripted_engine import last_message
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.types import Generation, Message, Transition, Weights
 
+REFINED, NEXT, FRESH = "Is it alive?", "Can it fly?", "Can it swim?"
+THOUGHT = "<think>\nhm\n</think>\n\n"
 SETTINGS = StageSettings(*[Sampling(24)] * 5)
 NO = "Optimal: No\nReason: it leads to failure.\nFix: Is it alive?"
 YES = "Optimal: Yes\nReason: it leads to success."
@@ -37,3 +39,27 @@ def script(verdict: str = NO, future: str = "Future: No. few left. FAILURE", **b
         return by_role.get("policy", "Can it fly?")
 
     return answer
+
+
+def role_of(prompt: str) -> str:
+    """Whose prompt this is; d' and d are told apart by the action that ``thinking`` gives in s'."""
+    instruction = last_message(prompt)
+    action = prompt.rsplit("<|assistant|>", 2)[-2].split("<|end|>")[0]
+    if "Write only the reasoning." in instruction or "Write only the reasoning." in prompt:
+        return "rethink"
+    if instruction.startswith("Predict."):
+        return "d'" if action.endswith(NEXT) else "d"
+    if instruction.startswith("Evaluate."):
+        return "critique"
+    return "y" if instruction.startswith("Backup.") else "a_r" if instruction.startswith("Refine.") else "a'"
+
+
+def thinking(prompt: str, weights: Weights) -> str | None:
+    """A thinking model: its target and its refined action reason first, so the correction is asked for, too."""
+    if role_of(prompt) == "rethink":
+        return "If no, few are left."
+    if role_of(prompt) == "a'" and last_message(prompt) != "No.":  # in s, and not in s'
+        return FRESH
+    return script(
+        verdict=NO, backup=f"{THOUGHT}Future: No. few left. FAILURE", refine=f"{THOUGHT}{REFINED}", policy=NEXT
+    )(prompt, weights)  # fmt: skip
