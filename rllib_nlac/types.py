@@ -105,8 +105,8 @@ class Transition:
         reward: The reward of this step.
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
-        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines, never in a
-            prompt.
+        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. In no prompt but
+            that of self-distillation's evaluator, which reads real rollouts and how they ended.
         returns_to_go: Undiscounted sum of rewards from this step to the end; never in a prompt either.
         next_messages: s', where it is known and no mere extension of s, because old turns are left out.
         following: The next steps of the same episode, as many as an n-step backup rests on: at most n - 1.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scripted_engine import ScriptedEngine, last_message
+from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import NO, SETTINGS, YES, script, transition
 
 from rllib_nlac.language.stages import LanguageStages
@@ -196,10 +196,14 @@ class TestWhatThePolicyLearns:
         [
             ("predict", "no label", "unparsed_future"),
             ("predict", None, "unparsed_future"),
+            ("predict", CutOff("Future: No. SUCCESS, unless it is not. FAILURE"), "unparsed_future"),
             ("evaluate", "Optimal: perhaps", "unparsed_critique"),
             ("evaluate", None, "unparsed_critique"),
+            ("evaluate", CutOff(NO), "unparsed_critique"),
+            ("evaluate", CutOff(YES), "unparsed_critique"),
             ("refine", "", "unparsed_action"),
             ("refine", None, "unparsed_action"),
+            ("refine", CutOff("Is it alive"), "unparsed_action"),
         ],
     )
     def test_what_does_not_parse_or_was_cut_off_is_dropped_and_counted(self, make, role, text, reason):
@@ -245,7 +249,7 @@ class TestSelfImitation:
         assert judged == {0: "imitated", 2: "rejected", 4: "rejected", 6: "imitated"}
 
 
-@pytest.mark.parametrize("backup", ["no label", None])
+@pytest.mark.parametrize("backup", ["no label", None, CutOff("Future: No. FAILURE")])
 def test_a_target_that_does_not_parse_is_dropped_and_counted(make, backup):
     _, stages = make(script(backup=backup))
     (target,), _, report = stages.run([transition()])
