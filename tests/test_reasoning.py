@@ -141,3 +141,64 @@ class TestStages:
         _, (t,), (r,), report = self.run(chat, compact, THINKING, **plain)
         assert report.calls == 3 and chat.decode(t.generation.token_ids) == "Future: No. FAILURE"
         assert chat.decode(r.generation.token_ids) == "Can it fly?"
+
+
+class TestWhatElseIsWithheld:
+    """What the reasoning saw at second hand."""
+
+    LATER = "and on the third day the parcel came back to the warehouse unopened"
+
+    def test_the_replies_to_all_stored_steps_of_a_chain(self, chat, compact):
+        """The first step's target rests on a text that was made with the later replies in view. Fails where only the first
+        reply is withheld."""
+        first, second = transition(1), dataclasses.replace(transition(2), observation=self.LATER)
+        thinking = "<think>\nIt came back.\n</think>\n\nFuture: No. It comes back. FAILURE"
+
+        def answer(prompt, weights):
+            if "Write only the reasoning." in prompt:
+                return f"Perhaps {self.LATER}."
+            return script(backup=thinking)(prompt, weights)
+
+        stages = LanguageStages(ScriptedEngine(chat, answer), chat, lambda env: compact, THINKING, seed=0)
+        (alone, chain), _, report = stages.run(
+            [dataclasses.replace(first, id=3), dataclasses.replace(first, following=(second,))]
+        )
+        assert self.LATER not in chat.decode(chain.generation.token_ids)
+        assert chat.decode(chain.generation.token_ids).startswith("<think>\n\n</think>")
+        assert report.counts["reasoning_emptied"] == 1 and report.counts["reasoning_rewritten"] == 1
+        assert self.LATER in chat.decode(alone.generation.token_ids)  # to one step that is no more than a guess
+
+    def test_the_critiques_of_former_rounds(self, chat, compact):
+        """A thought that quoted the first critique goes into the second round's prompt with its turn, and may be copied from
+        there. Fails where only the last critique is withheld."""
+        quoting = "Thought: It was asked before and nothing new would follow.\nAction: Can it fly?"
+        verdicts = iter([CRITIQUE, "Optimal: No\nReason: it is too small a question.\nFix: Can it swim?"])
+
+        def answer(prompt, weights):
+            if "Write only the reasoning." in prompt:
+                return "Some animals swim."
+            if last_message(prompt).startswith("Evaluate."):
+                return next(verdicts)
+            return script(refine=quoting)(prompt, weights)
+
+        settings = dataclasses.replace(THINKING, action_format="react", num_refinements=2)
+        stages = LanguageStages(ScriptedEngine(chat, answer), chat, lambda env: compact, settings, seed=0)
+        _, (refinement,), report = stages.run([transition()])
+        assert chat.decode(refinement.generation.token_ids) == "Thought: Some animals swim.\nAction: Can it fly?"
+        assert report.counts["reasoning_rewritten"] == 1
+
+    @pytest.mark.parametrize("withheld", ["客户已经确认了订单的取消请求", "заказ был отменён вчера вечером", "🙂🙃🙂🙃🙂🙃🙂"])
+    def test_scripts_whose_characters_are_several_tokens(self, chat, withheld):
+        """A span of 8 tokens that ends within a character decodes to what no text holds. Fails where it is compared as it is."""
+        tokens = chat.tokenizer.encode(withheld, add_special_tokens=False)
+        assert len(tokens) > len(withheld)
+        assert reasoning.leaks(f"I know that {withheld}.", (withheld,), chat)
+        assert reasoning.leaks(withheld[1:-1], (withheld,), chat)
+        assert not reasoning.leaks(withheld[:1], (withheld,), chat)
+
+
+def test_the_words_of_a_rewriting_that_thinks_itself_are_those_behind_its_thought(chat, compact):
+    thought = reasoning.target_thought(compact, target(chat, "<think>x</think>Future: y SUCCESS"), chat)
+    for text, kept in (("<think>Hm.</think> Maybe.", "Maybe."), ("Maybe.", "Maybe."), ("<think>a</think>b</think>c", "")):
+        assert reasoning.accepted(thought, (generation(chat, text), text), chat) == kept
+    assert reasoning.accepted(thought, None, chat) == ""
