@@ -145,7 +145,8 @@ class NLAC(ReplayAlgorithm):
             refinements: Of the same transitions.
 
         Returns:
-            Shape (N,). Where a part of the batch is judged all are NaN, or what happened to be judged would be drawn more often.
+            Shape (N,). Where only a part of the batch is judged all are NaN: else what happened to be judged would be drawn
+            more often.
         """
         if self.config.judged_fraction < 1:
             return np.full(len(losses), np.nan)

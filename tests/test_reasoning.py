@@ -160,9 +160,8 @@ class TestWhatElseIsWithheld:
             return script(backup=thinking)(prompt, weights)
 
         stages = LanguageStages(ScriptedEngine(chat, answer), chat, lambda env: compact, THINKING, seed=0)
-        (alone, chain), _, report = stages.run(
-            [dataclasses.replace(first, id=3), dataclasses.replace(first, following=(second,))]
-        )
+        items = [dataclasses.replace(first, id=3), dataclasses.replace(first, following=(second,))]
+        (alone, chain), _, report = stages.run(items)
         assert self.LATER not in chat.decode(chain.generation.token_ids)
         assert chat.decode(chain.generation.token_ids).startswith("<think>\n\n</think>")
         assert report.counts["reasoning_emptied"] == 1 and report.counts["reasoning_rewritten"] == 1
@@ -189,7 +188,7 @@ class TestWhatElseIsWithheld:
 
     @pytest.mark.parametrize("withheld", ["客户已经确认了订单的取消请求", "заказ был отменён вчера вечером", "🙂🙃🙂🙃🙂🙃🙂"])
     def test_scripts_whose_characters_are_several_tokens(self, chat, withheld):
-        """A span of 8 tokens that ends within a character decodes to what no text holds. Fails where it is compared as it is."""
+        """A span that ends within a character decodes to what no text holds: fails where it is compared as it is."""
         tokens = chat.tokenizer.encode(withheld, add_special_tokens=False)
         assert len(tokens) > len(withheld)
         assert reasoning.leaks(f"I know that {withheld}.", (withheld,), chat)

@@ -70,9 +70,7 @@ def test_later_prompts_leave_the_thought_out_and_the_stored_turn_keeps_it(played
 
 def test_the_environment_gets_the_turn_without_its_thought(played):
     _, episodes = played
-    assert all(
-        reply in ("Yes.", "No.") or "Yes" in reply or "No" in reply for e in episodes for reply in e.get_observations()[1:3]
-    )
+    assert all(reply in ("Yes.", "No.") for episode in episodes for reply in episode.get_observations()[1:3])
 
 
 def test_training_uses_the_prompt_that_the_engine_saw_and_the_ids_that_it_sampled(played, stripping, compact):
