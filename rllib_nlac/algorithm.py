@@ -132,7 +132,7 @@ class LanguageAlgorithm(Algorithm):
             count: How many items they belong to.
 
         Returns:
-            Each item's loss by role, shape (count,); NaN where an item had no such sequence.
+            Each item's loss by role in its last gradient step, shape (count,); NaN where an item had no such sequence.
         """
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
@@ -144,14 +144,9 @@ class LanguageAlgorithm(Algorithm):
                 ),
                 changes_learners=True,
             )
-        losses = {CRITIC: np.full(count, np.nan), POLICY: np.full(count, np.nan)}
-        for result in results:
-            for table in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek():
-                for item, role, loss in np.asarray(table):
-                    if 0 <= item < count:
-                        losses[int(role)][int(item)] = loss
+        tables = [np.asarray(t) for result in results for t in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek()]
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        return losses
+        return last_losses(tables, count)
 
     def sync_weights(self) -> None:
         """The learner's weights go to every engine, under a new version."""
@@ -306,6 +301,25 @@ class LanguageAlgorithm(Algorithm):
         if getattr(self, "engine", None) is not None:
             self.engine.stop()
         super().cleanup()
+
+
+def last_losses(tables: Sequence[np.ndarray], count: int) -> dict[int, np.ndarray]:
+    """Each item's loss by role in its last gradient step.
+
+    Args:
+        tables: Of every learner, rows of item, role, gradient step and loss. With several epochs the steps of an item may be
+            with different learners.
+        count: How many items there are; of any other nothing is kept.
+
+    Returns:
+        By role, shape (count,); NaN where an item had no such sequence.
+    """
+    losses = {CRITIC: np.full(count, np.nan), POLICY: np.full(count, np.nan)}
+    rows = np.concatenate([table.reshape(-1, 4) for table in tables])
+    for item, role, _, loss in rows[np.argsort(rows[:, 2], kind="stable")]:
+        if 0 <= item < count:
+            losses[int(role)][int(item)] = loss
+    return losses
 
 
 def _prepare_for_saving(learner: Any) -> None:

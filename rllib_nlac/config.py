@@ -186,7 +186,8 @@ class ReplayConfig(LanguageAlgorithmConfig):
 
         Args:
             replay_buffer_config: ``capacity`` (transitions), ``max_bytes``, ``alpha``, ``beta`` at the start and
-                ``beta_final_timesteps``, the environment steps over which β rises to 1. ``alpha: 0`` is uniform replay.
+                ``beta_final_timesteps``, the environment steps over which β rises to 1 (learning from logs alone makes none).
+                ``alpha: 0`` is uniform replay.
             store_buffer_in_checkpoints: Whether checkpoints hold the replay buffer, with its priorities.
             num_steps_sampled_before_learning_starts: Environment steps before the first update.
             n_step: Stored steps that a target rests on before it bootstraps; as many as an episode can have is Monte
@@ -283,9 +284,10 @@ class NLACConfig(ReplayConfig, RolesConfig):
                 one more wave of generation.
             verify_refinements: Whether a refined action is judged, too, and learned only with verdict yes. For models whose
                 advice is weak.
-            rejected_weight: With ``verify_refinements``, how much an action that was rejected counts in the policy's loss. 0
-                leaves the policy as it is where the critic knows nothing good, 1 is not to verify at all; a little of it keeps
-                the policy trying the advice there.
+            rejected_weight: With ``verify_refinements``, how much an action that was rejected counts in the policy's loss,
+                beside the others of its minibatch; where all are rejected they count in full. 0 leaves the policy as it is
+                where the critic knows nothing good, 1 is not to verify at all; a little of it keeps the policy trying the
+                advice there.
             judged_fraction: Share of the sampled transitions whose actions are judged and refined; the others teach the critic
                 alone, which costs a third of the generation or less. Below 1 the replay priorities are those of the critic.
             num_policy_epochs: In so many of the ``num_epochs`` passes, the last ones, the policy is trained, too; None is all.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.stats
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -25,10 +24,11 @@ from rllib_nlac.checkpoint import MANIFEST, read_manifest
 from rllib_nlac.config import LOGGED
 from rllib_nlac.progress import evaluation_table
 from rllib_nlac.sampling.collector import POLL_S, CollectionError, Failure
-from rllib_nlac.sampling.env_runner import TASK_SEED, TextEnvRunner, episode_success
+from rllib_nlac.sampling.env_runner import TASK, TASK_SEED, TextEnvRunner, episode_success
 
 REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
 MAX_RENDERED = 10
+Z = 1.959964  # the normal distribution's quantile of 97.5 %
 
 
 def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
@@ -97,12 +97,12 @@ def _play(runner: Any, tasks: Sequence[int], attempts: int, refined: bool) -> tu
 
 
 def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
-    """Success over tasks: its mean with a 95 % bootstrap interval, avg@k and the pass@j of k attempts."""
+    """Success over tasks: its mean with a 95 % interval, avg@k and the pass@j of k attempts."""
     if not episodes:
         return {}
     table = success_table(episodes)
     attempts = table.shape[1]
-    low, high = bootstrap_interval(table.mean(axis=1))
+    low, high = success_interval(table)
     metrics = {"success_rate": float(table.mean()), "success_low": low, "success_high": high, "num_tasks": len(table)}
     if attempts > 1:
         metrics[f"avg_at_{attempts}"] = float(table.mean())
@@ -114,7 +114,8 @@ def success_table(episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
     """Successes, 1 or 0, shape (tasks, attempts); a task that lost an attempt to its environment loses the others too."""
     by_task: dict[int, list[bool]] = {}
     for episode in episodes:
-        by_task.setdefault(episode.custom_data[TASK_SEED], []).append(episode_success(episode))
+        task = episode.custom_data.get(TASK, episode.custom_data[TASK_SEED])
+        by_task.setdefault(task, []).append(episode_success(episode))
     attempts = max(map(len, by_task.values()))
     return np.array([row for row in by_task.values() if len(row) == attempts], float)
 
@@ -125,14 +126,27 @@ def pass_at(table: np.ndarray, j: int) -> float:
     return float(np.mean([1 - math.comb(k - int(wins), j) / math.comb(k, j) for wins in table.sum(axis=1)]))
 
 
-def bootstrap_interval(values: np.ndarray, resamples: int = 2000) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean over tasks, which are what is drawn again."""
-    if len(values) < 2:
+def success_interval(table: np.ndarray) -> tuple[float, float]:
+    """The 95 % Wilson interval of the success rate, with tasks as the unit.
+
+    Attempts of one task are not independent, so the variance is that of the tasks' means, and Wilson's sample size is the
+    number of independent attempts that would give the same: at least the number of tasks, at most that of all attempts.
+    Unlike a bootstrap it is no point where every task is won or lost.
+
+    Args:
+        table: Successes, 1 or 0, shape (tasks, attempts).
+
+    Returns:
+        Low and high; NaN for a single task.
+    """
+    tasks, mean = len(table), float(table.mean())
+    if tasks < 2:
         return float("nan"), float("nan")
-    result = scipy.stats.bootstrap(
-        (values,), np.mean, n_resamples=resamples, method="percentile", rng=np.random.default_rng(0), batch=100
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    variance, of_one = float(table.mean(axis=1).var(ddof=1)), mean * (1 - mean)
+    size = float(np.clip(tasks * of_one / max(variance, 1e-12), tasks, table.size))
+    middle, half = mean + Z**2 / (2 * size), Z * math.sqrt(of_one / size + Z**2 / (4 * size**2))
+    low, high = (middle - half) / (1 + Z**2 / size), (middle + half) / (1 + Z**2 / size)
+    return max(low, 0.0), min(high, 1.0)
 
 
 def _powers_of_two(limit: int) -> list[int]:

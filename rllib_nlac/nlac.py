@@ -130,12 +130,28 @@ class NLAC(ReplayAlgorithm):
             return  # nothing parsed; the counts say what
         losses = self.learn(sequences, count=len(sample.transitions))
         with self.metrics.log_time((TIMERS, REPLAY_BUFFER_UPDATE_PRIOS_TIMER)):
-            of_policy = losses[POLICY] if self.config.judged_fraction == 1 else np.full(len(targets), np.nan)
+            of_policy = self.policy_losses(losses[POLICY], refinements)
             self.local_replay_buffer.update_priorities_of(sample.nodes, priorities(losses[CRITIC], of_policy))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
 
         # 8. The new weights go to every engine.
         self.sync_weights()
+
+    def policy_losses(self, losses: np.ndarray, refinements: Sequence[Refinement]) -> np.ndarray:
+        """L2 as the priorities take it: 0 where the policy has nothing to learn, NaN where that is not known.
+
+        Args:
+            losses: L2 of the transitions that the policy was trained on, NaN elsewhere; shape (N,).
+            refinements: Of the same transitions.
+
+        Returns:
+            Shape (N,). Where only a part of the batch is judged all are NaN: else what happened to be judged would be drawn
+            more often.
+        """
+        if self.config.judged_fraction < 1:
+            return np.full(len(losses), np.nan)
+        nothing = np.array([r.generation is None and not r.is_unknown for r in refinements], bool)
+        return np.where(nothing, 0.0, losses)
 
     def sequences_of(
         self, sample: ReplaySample, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
@@ -174,6 +190,7 @@ class NLAC(ReplayAlgorithm):
     def set_own_state(self, state: dict[str, Any]) -> None:
         super().set_own_state(state)
         self.stages.rng.bit_generator.state = state["stages_rng"]
+        self.stages.forget_targets()
 
     @override(LanguageAlgorithm)
     def cleanup(self) -> None:

@@ -44,6 +44,11 @@ class Weights(StrEnum):
     INITIAL = "initial"
 
 
+def hash_seed(*numbers: int) -> int:
+    """One seed of 31 bits out of several numbers; close numbers give unrelated seeds, and zeros at the end change nothing."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
+
+
 @dataclass(frozen=True)
 class Request:
     """One generation that is asked of an engine.
@@ -100,8 +105,8 @@ class Transition:
         reward: The reward of this step.
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
-        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines, never in a
-            prompt.
+        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. In no prompt but
+            that of self-distillation's evaluator, which reads real rollouts and how they ended.
         returns_to_go: Undiscounted sum of rewards from this step to the end; never in a prompt either.
         next_messages: s', where it is known and no mere extension of s, because old turns are left out.
         following: The next steps of the same episode, as many as an n-step backup rests on: at most n - 1.
@@ -210,3 +215,8 @@ class Refinement:
     kept: bool
     reason: str
     weight: float = 1.0
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody knows what the policy has to learn here: a text did not parse, or none was asked for."""
+        return self.reason.startswith("unparsed") or self.reason == "not_judged"

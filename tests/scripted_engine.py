@@ -11,12 +11,17 @@ from rllib_nlac.sync.shared import checksum
 from rllib_nlac.types import Generation, Request, Weights
 
 
+class CutOff(str):
+    """An answer that parses and that its limit cut off all the same."""
+
+
 class ScriptedEngine:
-    """``answer(prompt_text, weights)`` says what is generated; None stands for a generation cut off by its limit."""
+    """``answer(prompt_text, weights)`` says what is generated; None stands for noise cut off by its limit."""
 
     def __init__(self, chat: Chat, answer: Callable[[str, Weights], str | None], version: int = 0) -> None:
         self.chat, self.answer, self.version = chat, answer, version
         self.calls: list[tuple[Weights, list[str]]] = []
+        self.requests: list[tuple[Weights, Request]] = []
         self._queue: list[tuple[int, Request]] = []
         self._next = 0
 
@@ -47,9 +52,12 @@ class ScriptedEngine:
         return self.chat.tokenizer.decode(list(request.prompt_ids))
 
     def _generation(self, request: Request, weights: Weights) -> Generation:
+        self.requests.append((weights, request))
         answer = self.answer(self.text(request), weights)
         ids = self.chat.encode(answer) if answer is not None else (5, 6, 7)
-        return Generation(request.prompt_ids, ids, np.zeros(len(ids), np.float32), answer is not None, self.version, weights)
+        finished = answer is not None and not isinstance(answer, CutOff)
+        ids = ids[:-1] if isinstance(answer, CutOff) else ids
+        return Generation(request.prompt_ids, ids, np.zeros(len(ids), np.float32), finished, self.version, weights)
 
 
 def last_message(prompt: str) -> str:

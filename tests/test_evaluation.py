@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_nlac.baselines.grpo import GRPOConfig
-from rllib_nlac.evaluate import bootstrap_interval, pass_at
-from rllib_nlac.sampling.env_runner import TASK_SEED
+from rllib_nlac.evaluate import pass_at, success_interval, success_metrics, success_table
+from rllib_nlac.sampling.env_runner import TASK, TASK_SEED
 
 
 class TestStatistics:
@@ -21,19 +22,66 @@ class TestStatistics:
         chosen = [[row[list(choice)].max() for choice in itertools.combinations(range(4), j)] for row in table]
         assert pass_at(table, j) == pytest.approx(np.mean(chosen))
 
-    def test_the_interval_covers_the_truth_about_95_times_of_100(self):
+    @pytest.mark.parametrize(
+        ("tasks", "chance"), [(200, 0.3), (64, 0.95), (64, 0.99), (128, 0.99), (512, 0.998), (16, 0.9), (64, 0.01)]
+    )
+    def test_the_interval_covers_the_truth_about_95_times_of_100(self, tasks, chance):
+        """Fails with a percentile bootstrap, which covers a chance of 0.99 by 64 tasks in 40 of 100: it is a point where all
+        are won."""
+        rng = np.random.default_rng(0)
+        intervals = [success_interval(rng.binomial(1, chance, (tasks, 1)).astype(float)) for _ in range(1000)]
+        assert 0.92 <= np.mean([low <= chance <= high for low, high in intervals]) <= 0.99
+        assert all(0 <= low < high <= 1 for low, high in intervals)
+
+    @pytest.mark.parametrize("spread", [0.0, 0.5, 100.0])
+    def test_it_covers_the_truth_whether_tasks_differ_or_not(self, spread):
         rng = np.random.default_rng(0)
         covered = 0
-        for _ in range(300):
-            low, high = bootstrap_interval(rng.binomial(1, 0.3, 200).astype(float), resamples=400)
-            covered += low <= 0.3 <= high
-        assert 0.90 <= covered / 300 <= 0.98
+        for _ in range(1000):
+            chances = rng.beta(0.7 * spread, 0.3 * spread, 100) if spread else rng.binomial(1, 0.7, 100).astype(float)
+            low, high = success_interval((rng.random((100, 4)) < chances[:, None]).astype(float))
+            covered += low <= 0.7 <= high
+        assert 0.92 <= covered / 1000 <= 0.98
 
     def test_attempts_of_one_task_are_not_independent(self):
-        """Eight attempts that always agree say no more than one: fails where episodes are drawn again and not tasks."""
-        wins = np.random.default_rng(0).binomial(1, 0.5, 100).astype(float)
-        low, high = bootstrap_interval(np.repeat(wins[:, None], 8, axis=1).mean(axis=1))
-        assert high - low == pytest.approx(2 * 1.96 * 0.05, rel=0.15)
+        """Eight attempts that always agree say no more than one: fails where episodes are the unit and not tasks."""
+        wins = np.random.default_rng(0).binomial(1, 0.5, (100, 1)).astype(float)
+        assert success_interval(np.repeat(wins, 8, axis=1)) == pytest.approx(success_interval(wins))
+        # Attempts that differ as if there were no tasks say almost as much as so many tasks, and never more.
+        low, high = success_interval(np.tile([[1.0, 0.0]], (100, 4)))
+        assert high - low == pytest.approx(2 * 1.96 * 0.5 / 800**0.5, rel=0.01)
+
+    def test_it_is_wilsons(self):
+        low, high = success_interval(np.array([[1.0]] * 7 + [[0.0]] * 3))
+        assert (low, high) == pytest.approx((0.3968, 0.8922), abs=1e-4)  # Newcombe's and any textbook's value for 7 of 10
+        assert success_interval(np.ones((10, 1))) == pytest.approx((0.7225, 1.0), abs=1e-4)
+        assert np.isnan(success_interval(np.ones((1, 4)))).all()
+
+    def test_two_tasks_with_one_seed_are_two_tasks(self):
+        """By seeds alone the row of both would be the longest, and all other tasks would be left out as incomplete."""
+        episodes = [played(task, 7 if task in (1, 2) else task, won=task % 2 == 0) for task in range(6) for _ in range(2)]
+        np.testing.assert_array_equal(success_table(episodes), [[1, 1], [0, 0]] * 3)
+
+    def test_a_task_that_lost_an_attempt_is_left_out(self):
+        episodes = [played(task, task, won=True) for task in (0, 0, 1, 2, 2)]
+        assert success_table(episodes).shape == (2, 2)
+
+    def test_the_figures(self):
+        episodes = [played(task, task, won) for task, wins in enumerate(((1, 0, 0, 0), (1, 1, 1, 1))) for won in wins]
+        metrics = success_metrics(episodes)
+        assert metrics["num_tasks"] == 2 and metrics["success_rate"] == metrics["avg_at_4"] == 5 / 8
+        assert (metrics["pass_at_1"], metrics["pass_at_2"], metrics["pass_at_4"]) == (0.625, 0.75, 1.0)
+        assert (metrics["success_low"], metrics["success_high"]) == success_interval(success_table(episodes))
+        assert success_metrics([]) == {} and "pass_at_1" not in success_metrics(episodes[:1])
+        assert "pass_at_3" in success_metrics([played(0, 0, True)] * 3)
+
+
+def played(task: int, seed: int, won: bool) -> SingleAgentEpisode:
+    episode = SingleAgentEpisode(id_=f"task-{task:08d}-0")
+    episode.custom_data.update({TASK: task, TASK_SEED: seed})
+    episode.add_env_reset("Go.", {})
+    episode.add_env_step("End.", "a", 0.0, {"success": won}, terminated=True)
+    return episode
 
 
 @pytest.fixture()

@@ -61,11 +61,12 @@ class TestPriorities:
         result = priorities(critic, policy)
         assert result[0] == pytest.approx(1e-3) and result.max() == pytest.approx(np.quantile(critic, 0.95) + 1e-3)
 
-    def test_dropped_losses(self):
+    def test_a_loss_that_is_not_known_counts_as_the_mean_of_those_that_are(self):
         nan = np.nan
-        result = priorities(np.array([1.0, nan, nan]), np.array([nan, 3.0, nan]))
-        np.testing.assert_allclose(result, np.array([1.0, 2.9, 1.95]) + 1e-3, rtol=1e-6)
-        assert priorities(np.array([nan]), np.array([nan])).tolist() == [1.0]
+        result = priorities(np.array([1.0, 2.0, nan, nan]), np.array([nan, 3.0, 5.0, nan]))
+        both = np.array([1.0 + 4.0, 2.0 + 3.0, 1.5 + 5.0, 1.5 + 4.0])
+        np.testing.assert_allclose(result, np.minimum(both, np.quantile(both, 0.95)) + 1e-3, rtol=1e-6)
+        np.testing.assert_allclose(priorities(np.array([2.0]), np.array([nan])), 2.001)
 
 
 @settings(max_examples=80, deadline=None)
@@ -199,7 +200,8 @@ class TestGradientStep:
         expected = [float(reference_loss(learner.lm, [s]).detach() / s.weight) for s in SEQUENCES]
         table = np.concatenate(update(learner)[DEFAULT_MODULE_ID][SEQUENCE_LOSSES].peek())
         assert table[:, 0].tolist() == [0, 0, 1, 2] and table[:, 1].tolist() == [CRITIC, POLICY, CRITIC, POLICY]
-        np.testing.assert_allclose(table[:, 2], expected, rtol=1e-4)
+        assert table[:, 2].tolist() == [0] * 4
+        np.testing.assert_allclose(table[:, 3], expected, rtol=1e-4)
 
     def test_each_minibatch_is_one_step(self, make_learner):
         sequences = [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine, last_message
-from test_stages import SETTINGS, script, transition
+from scripted_roles import SETTINGS, script, transition
 
 from rllib_nlac.language import reasoning
 from rllib_nlac.language.parsing import parse_action, parse_future
@@ -39,15 +39,15 @@ class TestLeaks:
         ids = chat.tokenizer.encode(withheld, add_special_tokens=False)
         span = chat.tokenizer.decode(ids[start : start + 8])
         if len(ids[start : start + 8]) == 8 and span.strip():
-            assert reasoning.leaks(f"{around} {span.upper()}  {around}", withheld, chat)
-            assert reasoning.leaks(span.replace(" ", "\n "), withheld, chat)
+            assert reasoning.leaks(f"{around} {span.upper()}  {around}", (withheld,), chat)
+            assert reasoning.leaks(span.replace(" ", "\n "), ("another text", withheld), chat)
 
     @given(st.text(max_size=40))
     @settings(max_examples=100, deadline=None)
     def test_shorter_texts_cannot_leak(self, chat, text):
-        assert not reasoning.leaks(text, "Yes.", chat)
+        assert not reasoning.leaks(text, ("Yes.",), chat)
         ids = chat.tokenizer.encode("will it rain on monday", add_special_tokens=False)
-        assert not reasoning.leaks(chat.tokenizer.decode(ids[:7]), "will it rain on monday", chat)
+        assert not reasoning.leaks(chat.tokenizer.decode(ids[:7]), ("will it rain on monday",), chat)
 
 
 class TestTargets:
@@ -55,7 +55,7 @@ class TestTargets:
         assert reasoning.target_thought(compact, target(chat, "Future: Yes. SUCCESS"), chat) is None
         assert reasoning.target_thought(compact, dataclasses.replace(target(chat, "x"), generation=None), chat) is None
         thought = reasoning.target_thought(compact, target(chat, "<think>\nIt said No.\n</think>\nFuture: No. FAILURE"), chat)
-        assert thought.final == "Future: No. FAILURE" and thought.withheld == "No."
+        assert thought.final == "Future: No. FAILURE" and thought.withheld == ("No.",)
         instruction = thought.prompt[-1].content
         assert "It said No." in instruction and "Future: No. FAILURE" in instruction  # (s, a), the final text, the reasoning
         assert [m.content for m in thought.prompt[:-1]] == ["Guess my object.", "Is it big?"]
@@ -93,7 +93,7 @@ class TestActions:
     def test_a_thinking_block_is_always_rewritten_and_a_clean_thought_of_react_never(self, chat, compact):
         critique = reasoning.Critique(CRITIQUE, False, "", "Can it fly?")
         make = lambda text: reasoning.action_thought(  # noqa: E731
-            compact, transition().state, (generation(chat, text), text), critique, chat
+            compact, transition().state, (generation(chat, text), text), (critique,), chat
         )
         assert make("<think>Birds can.</think>Can it fly?").final == "Can it fly?"
         assert make("Can it fly?") is None and make("Thought: Birds can.\nAction: Can it fly?") is None
@@ -104,7 +104,7 @@ class TestActions:
 
     def test_without_a_critique_there_is_nothing_to_withhold(self, chat, compact):
         text = "<think>x</think>y"
-        assert reasoning.action_thought(compact, (), (generation(chat, text), text), None, chat) is None
+        assert reasoning.action_thought(compact, (), (generation(chat, text), text), (), chat) is None
 
 
 class TestStages:
@@ -141,3 +141,63 @@ class TestStages:
         _, (t,), (r,), report = self.run(chat, compact, THINKING, **plain)
         assert report.calls == 3 and chat.decode(t.generation.token_ids) == "Future: No. FAILURE"
         assert chat.decode(r.generation.token_ids) == "Can it fly?"
+
+
+class TestWhatElseIsWithheld:
+    """What the reasoning saw at second hand."""
+
+    LATER = "and on the third day the parcel came back to the warehouse unopened"
+
+    def test_the_replies_to_all_stored_steps_of_a_chain(self, chat, compact):
+        """The first step's target rests on a text that was made with the later replies in view. Fails where only the first
+        reply is withheld."""
+        first, second = transition(1), dataclasses.replace(transition(2), observation=self.LATER)
+        thinking = "<think>\nIt came back.\n</think>\n\nFuture: No. It comes back. FAILURE"
+
+        def answer(prompt, weights):
+            if "Write only the reasoning." in prompt:
+                return f"Perhaps {self.LATER}."
+            return script(backup=thinking)(prompt, weights)
+
+        stages = LanguageStages(ScriptedEngine(chat, answer), chat, lambda env: compact, THINKING, seed=0)
+        items = [dataclasses.replace(first, id=3), dataclasses.replace(first, following=(second,))]
+        (alone, chain), _, report = stages.run(items)
+        assert self.LATER not in chat.decode(chain.generation.token_ids)
+        assert chat.decode(chain.generation.token_ids).startswith("<think>\n\n</think>")
+        assert report.counts["reasoning_emptied"] == 1 and report.counts["reasoning_rewritten"] == 1
+        assert self.LATER in chat.decode(alone.generation.token_ids)  # to one step that is no more than a guess
+
+    def test_the_critiques_of_former_rounds(self, chat, compact):
+        """A thought that quoted the first critique goes into the second round's prompt with its turn, and may be copied from
+        there. Fails where only the last critique is withheld."""
+        quoting = "Thought: It was asked before and nothing new would follow.\nAction: Can it fly?"
+        verdicts = iter([CRITIQUE, "Optimal: No\nReason: it is too small a question.\nFix: Can it swim?"])
+
+        def answer(prompt, weights):
+            if "Write only the reasoning." in prompt:
+                return "Some animals swim."
+            if last_message(prompt).startswith("Evaluate."):
+                return next(verdicts)
+            return script(refine=quoting)(prompt, weights)
+
+        settings = dataclasses.replace(THINKING, action_format="react", num_refinements=2)
+        stages = LanguageStages(ScriptedEngine(chat, answer), chat, lambda env: compact, settings, seed=0)
+        _, (refinement,), report = stages.run([transition()])
+        assert chat.decode(refinement.generation.token_ids) == "Thought: Some animals swim.\nAction: Can it fly?"
+        assert report.counts["reasoning_rewritten"] == 1
+
+    @pytest.mark.parametrize("withheld", ["客户已经确认了订单的取消请求", "заказ был отменён вчера вечером", "🙂🙃🙂🙃🙂🙃🙂"])
+    def test_scripts_whose_characters_are_several_tokens(self, chat, withheld):
+        """A span that ends within a character decodes to what no text holds: fails where it is compared as it is."""
+        tokens = chat.tokenizer.encode(withheld, add_special_tokens=False)
+        assert len(tokens) > len(withheld)
+        assert reasoning.leaks(f"I know that {withheld}.", (withheld,), chat)
+        assert reasoning.leaks(withheld[1:-1], (withheld,), chat)
+        assert not reasoning.leaks(withheld[:1], (withheld,), chat)
+
+
+def test_the_words_of_a_rewriting_that_thinks_itself_are_those_behind_its_thought(chat, compact):
+    thought = reasoning.target_thought(compact, target(chat, "<think>x</think>Future: y SUCCESS"), chat)
+    for text, kept in (("<think>Hm.</think> Maybe.", "Maybe."), ("Maybe.", "Maybe."), ("<think>a</think>b</think>c", "")):
+        assert reasoning.accepted(thought, (generation(chat, text), text), chat) == kept
+    assert reasoning.accepted(thought, None, chat) == ""

@@ -4,43 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from scripted_engine import ScriptedEngine, last_message
+from scripted_engine import CutOff, ScriptedEngine, last_message
+from scripted_roles import NO, SETTINGS, YES, script, transition
 
-from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.stages import LanguageStages
-from rllib_nlac.types import Generation, Message, Transition, Weights
-
-SETTINGS = StageSettings(*[Sampling(24)] * 5)
-NO = "Optimal: No\nReason: it leads to failure.\nFix: Is it alive?"
-YES = "Optimal: Yes\nReason: it leads to success."
-
-
-def transition(id: int = 1, ended: bool = False, truncated: bool = False, action: str = "Is it big?") -> Transition:
-    return Transition(
-        id=id, env="TwentyQuestions", state=(Message("user", "Guess my object."),), action=action,
-        generation=Generation((3, 4), (5, 6), np.zeros(2, np.float32), True, 0), observation="No.", reward=0.0,
-        terminated=ended, truncated=truncated, episode_success=False, returns_to_go=0.0,
-    )  # fmt: skip
-
-
-def script(verdict: str = NO, future: str = "Future: No. few left. FAILURE", **by_role: str | None):
-    """Answers by role; ``verdict`` for the evaluator, ``future`` for the successor model."""
-
-    def answer(prompt: str, weights: Weights) -> str | None:
-        instruction = last_message(prompt)
-        if instruction == "Predict.":
-            return by_role.get("predict", future)
-        if instruction.startswith("Backup."):
-            return by_role.get("backup", "Future: No. many left, then few left. FAILURE")
-        if instruction.startswith("Evaluate."):
-            return by_role.get("evaluate", verdict)
-        if instruction.startswith("Refine."):
-            return by_role.get("refine", "Is it alive?")
-        return by_role.get("policy", "Can it fly?")
-
-    return answer
+from rllib_nlac.types import Message, Weights
 
 
 @pytest.fixture()
@@ -227,10 +196,14 @@ class TestWhatThePolicyLearns:
         [
             ("predict", "no label", "unparsed_future"),
             ("predict", None, "unparsed_future"),
+            ("predict", CutOff("Future: No. SUCCESS, unless it is not. FAILURE"), "unparsed_future"),
             ("evaluate", "Optimal: perhaps", "unparsed_critique"),
             ("evaluate", None, "unparsed_critique"),
+            ("evaluate", CutOff(NO), "unparsed_critique"),
+            ("evaluate", CutOff(YES), "unparsed_critique"),
             ("refine", "", "unparsed_action"),
             ("refine", None, "unparsed_action"),
+            ("refine", CutOff("Is it alive"), "unparsed_action"),
         ],
     )
     def test_what_does_not_parse_or_was_cut_off_is_dropped_and_counted(self, make, role, text, reason):
@@ -276,7 +249,7 @@ class TestSelfImitation:
         assert judged == {0: "imitated", 2: "rejected", 4: "rejected", 6: "imitated"}
 
 
-@pytest.mark.parametrize("backup", ["no label", None])
+@pytest.mark.parametrize("backup", ["no label", None, CutOff("Future: No. FAILURE")])
 def test_a_target_that_does_not_parse_is_dropped_and_counted(make, backup):
     _, stages = make(script(backup=backup))
     (target,), _, report = stages.run([transition()])

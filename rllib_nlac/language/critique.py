@@ -31,7 +31,9 @@ def evaluator_input(
     if critic_input == "constant":
         return [(NOTHING_KNOWN,)] * len(futures)
     if critic_input == "permuted":
-        return [futures[place] for place in rng.permutation(len(futures))]
+        known = [place for place, own in enumerate(futures) if own]  # who has none, or is not asked about, keeps it so
+        exchanged = dict(zip(known, rng.permutation(known).tolist(), strict=True))
+        return [futures[exchanged[place]] if place in exchanged else () for place in range(len(futures))]
     return list(futures)
 
 

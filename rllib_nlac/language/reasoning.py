@@ -11,7 +11,7 @@ Models that do not think have nothing to correct: their targets are descriptions
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rllib_nlac.language.parsing import without_thinking
@@ -20,6 +20,7 @@ from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.types import BellmanTarget, Critique, Generation, Message
 
 SPAN = 8  # tokens of a quotation that counts as a leak
+BYTES = 3  # tokens that may be missing of a character at the end of a span: byte-level tokenizers have one for each byte
 _THINK = re.compile(r"\A\s*(?:<think>)?(?P<reasoning>.*?)</think>\s*(?P<final>.*)\Z", re.DOTALL)
 _REACT = re.compile(
     r"\A[\s>#*_-]*Thought[*_\s]*:(?P<reasoning>.*?)(?P<final>^[\s>#*_-]*Action[*_\s]*:.*)\Z", re.I | re.S | re.M
@@ -33,20 +34,23 @@ class Thought:
     Attributes:
         generation: The answer as it was sampled.
         final: What follows the reasoning.
-        withheld: What the reasoning must not quote.
+        withheld: Texts that the reasoning must not quote.
         prompt: Asks for the rewriting.
         react: Whether the reasoning is the ``Thought:`` of a ReAct turn, and not a block of a thinking model.
     """
 
     generation: Generation
     final: str
-    withheld: str
+    withheld: tuple[str, ...]
     prompt: tuple[Message, ...]
     react: bool = False
 
 
 def target_thought(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> Thought | None:
-    """The reasoning of a Bellman target, which saw the next observation; None where there is none."""
+    """The reasoning of a Bellman target; None where there is none.
+
+    It saw the next observation, and where it rests on further stored steps a text that was made with theirs in view.
+    """
     if target.generation is None:
         return None
     match = _THINK.match(chat.decode(target.generation.token_ids))
@@ -54,25 +58,31 @@ def target_thought(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> Tho
         return None
     t = target.transition
     prompt = prompts.rethink_messages(t.state, t.action, match["reasoning"].strip(), match["final"].strip())
-    return Thought(target.generation, match["final"].strip(), t.observation, prompt)
+    seen = tuple(step.observation for step in (t, *t.following))
+    return Thought(target.generation, match["final"].strip(), seen, prompt)
 
 
 def action_thought(
-    prompts: PromptSet, state: Sequence[Message], answer: tuple[Generation, str] | None, critique: Critique | None, chat: Chat
-) -> Thought | None:
-    """The reasoning of a refined action, which saw the critique; None where there is none or a ReAct thought is clean."""
-    if answer is None or critique is None:
+    prompts: PromptSet, state: Sequence[Message], answer: tuple[Generation, str] | None, critiques: Sequence[Critique],
+    chat: Chat,
+) -> Thought | None:  # fmt: skip
+    """The reasoning of a refined action; None where there is none or a ReAct thought is clean.
+
+    It saw the critique of its round, and with the turn that was refined perhaps what that had quoted of a former one.
+    """
+    if answer is None or not critiques:
         return None
+    withheld = tuple(critique.text for critique in critiques)
     generation, text = answer
     match = _THINK.match(text)
     react = match is None
     match = match or _REACT.match(text)
     # A ReAct thought is part of every turn and mostly speaks of the task alone; a thinking block is always rewritten.
-    if match is None or (react and not leaks(match["reasoning"], critique.text, chat)):
+    if match is None or (react and not leaks(match["reasoning"], withheld, chat)):
         return None
     final = match["final"].strip()
     prompt = prompts.rethink_action_messages(state, final, match["reasoning"].strip())
-    return Thought(generation, final, critique.text, prompt, react)
+    return Thought(generation, final, withheld, prompt, react)
 
 
 def accepted(thought: Thought, answer: tuple[Generation, str] | None, chat: Chat) -> str:
@@ -83,12 +93,19 @@ def accepted(thought: Thought, answer: tuple[Generation, str] | None, chat: Chat
     return "" if "</think>" in text or leaks(text, thought.withheld, chat) else text
 
 
-def leaks(text: str, withheld: str, chat: Chat) -> bool:
-    """Whether ``text`` holds a span of 8 or more tokens of ``withheld``, however it is cased or spaced."""
-    ids = chat.tokenizer.encode(withheld, add_special_tokens=False)
+def leaks(text: str, withheld: tuple[str, ...], chat: Chat) -> bool:
+    """Whether ``text`` holds a span of 8 or more tokens of a withheld text, however it is cased or spaced."""
     haystack = _plain(text)
-    spans = (_plain(chat.tokenizer.decode(ids[i : i + SPAN])) for i in range(len(ids) - SPAN + 1))
-    return any(span and span in haystack for span in spans)
+    return any(span and span in haystack for each in withheld for span in _spans(each, chat))
+
+
+def _spans(text: str, chat: Chat) -> Iterator[str]:
+    """All spans of ``SPAN`` tokens, longer where the last one ends within a character, as a rare one has several tokens."""
+    ids = chat.tokenizer.encode(text, add_special_tokens=False)
+    for start in range(len(ids) - SPAN + 1):
+        ends = range(start + SPAN, min(start + SPAN + BYTES, len(ids)) + 1)
+        decoded = (chat.tokenizer.decode(ids[start:end]) for end in ends)
+        yield _plain(next((span for span in decoded if not span.endswith("\ufffd")), ""))
 
 
 def _plain(text: str) -> str:

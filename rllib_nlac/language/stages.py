@@ -27,7 +27,18 @@ from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.engine import Engine
-from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Request, Transition, Weights
+from rllib_nlac.types import (
+    BellmanTarget,
+    Critique,
+    Future,
+    Generation,
+    Message,
+    Refinement,
+    Request,
+    Transition,
+    Weights,
+    hash_seed,
+)
 
 Answer = tuple[Generation, str]
 Prompt = tuple[Message, ...] | None
@@ -169,7 +180,7 @@ def improvement_stage(
         ]
     actions: list[str | None] = [t.action for t in transitions]
     refined: list[Answer | None] = [None] * count
-    advice: list[Critique | None] = [None] * count  # the critique behind each refined action
+    advice: list[tuple[Critique, ...]] = [()] * count  # the critiques of all rounds behind each refined action
     seen_first: list[tuple[Future, ...]] = []
     critiques_first: list[Critique | None] = []
     imitated = [False] * count  # stored actions that are learned as they are
@@ -191,7 +202,7 @@ def improvement_stage(
         )  # fmt: skip
         # Where a later round has nothing better to offer, the former round's action stands.
         new = [refine.read_action(answer, settings.action_format) for answer in answers]
-        advice = [c if a else former for a, c, former in zip(new, critiques, advice, strict=True)]
+        advice = [(*former, c) if a and c else former for a, c, former in zip(new, critiques, advice, strict=True)]
         refined = [a or former for a, former in zip(new, refined, strict=True)]
         actions = [answer[1] if answer else None for answer in refined]
     rejected = [False] * count
@@ -265,8 +276,9 @@ class LanguageStages:
         self.prompts_for = prompts_for
         self.settings = settings
         self.rng = np.random.default_rng(seed)
-        self._targets: dict[int, BellmanTarget] = {}
-        self._targets_version = -1
+        self._targets: dict[int, BellmanTarget]
+        self._targets_version: int
+        self.forget_targets()
 
     def run(
         self, transitions: Sequence[Transition], target_version: int = 0
@@ -308,13 +320,24 @@ class LanguageStages:
         prompts = self._prompts(transitions)
         return improvement_stage(transitions, prompts, self.settings, self.chat, report, self.rng, futures)
 
+    def forget_targets(self) -> None:
+        """Drops the cached targets, as when a checkpoint is restored: its versions and ids may be those of other ones."""
+        self._targets, self._targets_version = {}, -1
+
     def predict_ids(self, transition: Transition) -> tuple[int, ...]:
         """Prompt of M(.|s, a), under which the successor model is trained."""
         prompts = self.prompts_for(transition.env)
         return self.chat.prompt_ids(prompts.predict_messages(transition.state, transition.action))
 
-    def drive(self, report: StageReport, *stages: Stage) -> list[Any]:
-        """Runs stages side by side to their ends: what they ask in the same wave goes to the engine together."""
+    def drive(self, report: StageReport, *stages: Stage, seeds: Sequence[int] | None = None) -> list[Any]:
+        """Runs stages side by side to their ends: what they ask in the same wave goes to the engine together.
+
+        Args:
+            report: Counts what the waves cost and lost.
+            stages: The stages.
+            seeds: One for each item of the batch, from which all requests about it get theirs, so that they do not depend on
+                the others of the batch; None draws them one after the other.
+        """
         results: list[Any] = [None] * len(stages)
         asked: dict[int, Ask] = {}
 
@@ -329,7 +352,7 @@ class LanguageStages:
             advance(place, None)
         while asked:
             places = list(asked)
-            for place, answers in zip(places, self._wave(report, [asked[p] for p in places]), strict=True):
+            for place, answers in zip(places, self._wave(report, [asked[p] for p in places], seeds), strict=True):
                 advance(place, answers)
         return results
 
@@ -348,9 +371,12 @@ class LanguageStages:
         # A cached target belongs to the same transition, though perhaps to another draw of it.
         return [replace(self._targets[t.id], transition=t) for t in transitions]
 
-    def _wave(self, report: StageReport, asks: Sequence[Ask]) -> list[list[Answer | None]]:
+    def _wave(
+        self, report: StageReport, asks: Sequence[Ask], item_seeds: Sequence[int] | None = None
+    ) -> list[list[Answer | None]]:
         """Answers every prompt that is not None; asks under the same weights go to the engine in one call."""
-        started, name = time.perf_counter(), f"wave_{len(report.seconds) + 1}"
+        number = len(report.seconds) + 1
+        started, name = time.perf_counter(), f"wave_{number}"
         answers: list[list[Answer | None]] = [[None] * len(ask.prompts) for ask in asks]
         for weights in sorted({ask.weights for ask in asks}):
             requests: list[Request] = []
@@ -365,7 +391,11 @@ class LanguageStages:
                     except PromptTooLong:
                         report.counts["prompt_too_long"] += 1
                         continue
-                    seed = int(self.rng.integers(1 << 31))
+                    if item_seeds is None:
+                        seed = int(self.rng.integers(1 << 31))
+                    else:  # a stage asks equally many prompts, k futures for example, of each of its items in turn
+                        item, place_of_item = divmod(place, len(ask.prompts) // len(item_seeds))
+                        seed = hash_seed(item_seeds[item], number, place_of_item)
                     requests.append(Request(ids, sampling.max_tokens, sampling.temperature, sampling.top_p, seed))
                     places.append((part, place))
             if not requests:

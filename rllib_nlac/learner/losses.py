@@ -88,17 +88,17 @@ def priorities(critic_loss: np.ndarray, policy_loss: np.ndarray) -> np.ndarray:
     """Replay priorities before the exponent: (L1 + L2 per token, clipped at the batch's 95th percentile) + 1e-3.
 
     Args:
-        critic_loss: Per transition, NaN where its L1 was dropped; shape (N,).
-        policy_loss: Per transition, NaN where its L2 was dropped; shape (N,).
+        critic_loss: Per transition, NaN where its L1 is not known; shape (N,).
+        policy_loss: Per transition, NaN where its L2 is not known; shape (N,).
 
     Returns:
-        Shape (N,). A transition of which both losses were dropped gets the batch's median, so that it neither starves
-        nor is drawn over and over.
+        Shape (N,). A loss that is not known counts as the mean of those that are: as 0 it would make a transition rarer only
+        because a text about it did not parse.
     """
-    both = np.nan_to_num(critic_loss) + np.nan_to_num(policy_loss)
-    known = ~(np.isnan(critic_loss) & np.isnan(policy_loss))
-    if not known.any():
-        return np.ones_like(both)
-    clipped = np.minimum(both, np.quantile(both[known], 0.95))
-    clipped[~known] = np.median(clipped[known])
-    return clipped + 1e-3
+    both = _filled(critic_loss) + _filled(policy_loss)
+    return np.minimum(both, np.quantile(both, 0.95)) + 1e-3
+
+
+def _filled(losses: np.ndarray) -> np.ndarray:
+    known = losses[~np.isnan(losses)]
+    return np.where(np.isnan(losses), known.mean() if len(known) else 0.0, losses)

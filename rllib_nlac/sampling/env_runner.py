@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import ray
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -43,12 +42,13 @@ from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.engines import local_engine
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Outcome, Rollout, Slot, Start
-from rllib_nlac.types import Generation, Request, Weights, dialogue_after
+from rllib_nlac.types import Generation, Request, Weights, dialogue_after, hash_seed
 
 logger = logging.getLogger(__name__)
 
 GENERATION, MESSAGES = "generation", "messages"  # keys of an episode's extra model outputs
 TASK_SEED = "task_seed"  # key of an episode's custom data: what its environment was reset with
+TASK = "task"  # another: the number of its task in an evaluation
 EVALUATION_SEED = 1_000_000  # RLlib adds as much to the seed of its own evaluation runners
 
 
@@ -163,7 +163,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         ]
         waiting = iter(starts)
         self._fetch_weights()
-        return self._play(lambda: next(waiting), len(starts), 0, replace_lost=False, refined=refined)
+        played = self._play(lambda: next(waiting), len(starts), 0, replace_lost=False, refined=refined)
+        for episode in played:  # two tasks may share a seed of 31 bits
+            episode.custom_data[TASK] = int(episode.id_.split("-")[1])
+        return played
 
     def branch(self, prefixes: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
         """Plays each prefix again and lets the policy go on from there, ``count`` times.
@@ -208,12 +211,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def _next_start(self) -> Start:
         """This runner's next episode. Its seeds depend on its number, not on the slot that plays it."""
-        number = self._next_episode
+        number, runner = self._next_episode, self.worker_index
         self._next_episode += 1
-        seed = self._seed or 0
+        # Not RLlib's seed of a runner: that is none without config.seed, so all runners would play the same episodes, and
+        # runner 2 of seed 0 has that of runner 1 of seed 1.
+        seed = (self.config.seed or 0) + EVALUATION_SEED * self.config.in_evaluation
         task = number if self.config.in_evaluation else number // self.config.episodes_per_task
-        name = f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}"
-        return Start(name, hash_seed(seed, task), hash_seed(seed, number))
+        name = f"{runner:04d}-{int(self.config.in_evaluation)}-{number:010d}"
+        return Start(name, hash_seed(seed, task, runner), hash_seed(seed, number, runner))
 
     def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
         """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
@@ -444,11 +449,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self._weights is not None:
             self.engine = self._speaker = self._weights = None  # its engine ends with the last runner that holds it
             gc.collect()
-
-
-def hash_seed(*numbers: int) -> int:
-    """One seed out of several numbers; close numbers give unrelated seeds."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
 
 
 def check_text_env(env: gym.Env, name: Any) -> None:

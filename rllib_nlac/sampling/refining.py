@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import StageSettings
@@ -22,13 +22,16 @@ class RefiningPolicy:
         chat: Turns messages into tokens and back.
         prompts: The environment's prompts.
         env: The environment's name.
-        settings: Sampling and decisions of the roles.
+        settings: Sampling and weights of the roles. How training decides what to learn does not matter here: there is one
+            round, the turn that was sampled is what is judged, and the refined one is played whether it would be verified
+            or not.
     """
 
     def __init__(self, engine: Engine, chat: Chat, prompts: PromptSet, env: str, settings: StageSettings) -> None:
         self._engine = engine
         self._chat = chat
         self._env = env
+        settings = replace(settings, num_refinements=1, fresh_actions=False, verify_refinements=False, self_imitation=False)
         self._stages = LanguageStages(engine, chat, lambda name: prompts, settings)
         self._queue: list[tuple[int, Request]] = []
         self._next_ticket = 0
@@ -53,7 +56,8 @@ class RefiningPolicy:
             )
             for ticket, request, turn in zip(tickets, requests, turns, strict=True)
         ]  # fmt: skip
-        # Seeded by the tickets, so that equal tasks are answered alike at every evaluation.
-        self._stages.rng = np.random.default_rng(tickets[0])
-        (refinements,) = self._stages.drive(report := StageReport(), self._stages.improvement(transitions, report))
+        # Seeded by the turns' own seeds, so that a task is answered alike whoever plays it, beside whatever others.
+        seeds = [request.seed or 0 for request in requests]
+        improvement = self._stages.improvement(transitions, report := StageReport())
+        (refinements,) = self._stages.drive(report, improvement, seeds=seeds)
         return [(ticket, r.generation or turn) for ticket, r, turn in zip(tickets, refinements, turns, strict=True)]

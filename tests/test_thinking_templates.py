@@ -1,0 +1,97 @@
+"""Templates that leave the thinking of former turns out of a prompt, as those of thinking models do.
+
+What is stored for a turn, what is trained on and what the next turn's prompt shows are three different things then: the turn
+is trained on as it was sampled, thought included, under the prompt that the engine saw; later prompts and the critic, who
+judges what the environment got, see it without its thought.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from scripted_engine import ScriptedEngine, last_message
+from scripted_roles import script
+
+from rllib_nlac import NLACConfig
+from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.nlac import NLAC
+from rllib_nlac.replay.buffer import TextReplayBuffer
+from rllib_nlac.sampling.chat import Chat
+from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, TextEnvRunner
+
+TURN = "<think>\nSECRET THOUGHT\n</think>\n\nIs it big?"
+
+
+@pytest.fixture(scope="module")
+def stripping(chat) -> Chat:
+    """The small model's template, with the line of Qwen3's and its relatives."""
+    tokenizer = copy.deepcopy(chat.tokenizer)
+    template = tokenizer.chat_template
+    assert "message['content']" in template or 'message["content"]' in template
+    stripped = "(message['content'].split('</think>')[-1].lstrip() if message['role'] == 'assistant' else message['content'])"
+    for name in ("message['content']", 'message["content"]'):
+        template = template.replace(name, "@@")
+    tokenizer.chat_template = template.replace("@@", stripped)
+    return Chat(tokenizer, chat.max_context)
+
+
+@pytest.fixture()
+def played(stripping, config):
+    def answer(prompt, weights):
+        if any(last_message(prompt).startswith(role) for role in ("Predict.", "Backup.", "Evaluate.", "Refine.")):
+            return script(refine=TURN.replace("big", "alive"))(prompt, weights)
+        return TURN
+
+    config.language(max_action_tokens=48)
+    config.num_envs_per_env_runner = 2
+    runner = TextEnvRunner(config=config, worker_index=0)
+    runner.chat = stripping
+    runner.attach(ScriptedEngine(stripping, answer))
+    return runner.engine, runner.sample(num_episodes=2)
+
+
+def text(chat: Chat, ids) -> str:
+    return chat.tokenizer.decode(list(ids))
+
+
+def test_later_prompts_leave_the_thought_out_and_the_stored_turn_keeps_it(played, stripping):
+    _, episodes = played
+    for episode in episodes:
+        for t in range(len(episode)):
+            generation, messages = (episode.get_extra_model_outputs(key, t) for key in (GENERATION, MESSAGES))
+            assert generation.prompt_ids == stripping.prompt_ids(messages)
+            prompt = text(stripping, generation.prompt_ids)
+            assert "SECRET THOUGHT" not in prompt and prompt.count("Is it big?") == t
+            assert "SECRET THOUGHT" in text(stripping, generation.token_ids) and episode.get_actions(t) == TURN
+            assert sum("SECRET THOUGHT" in message.content for message in messages) == t  # the messages keep everything
+
+
+def test_the_environment_gets_the_turn_without_its_thought(played):
+    _, episodes = played
+    assert all(reply in ("Yes.", "No.") for episode in episodes for reply in episode.get_observations()[1:3])
+
+
+def test_training_uses_the_prompt_that_the_engine_saw_and_the_ids_that_it_sampled(played, stripping, compact):
+    engine, episodes = played
+    buffer = TextReplayBuffer(env="TwentyQuestions", seed=0)
+    buffer.add(episodes)
+    sample = buffer.sample_transitions(8, 0.4)
+    settings = NLACConfig().roles(correct_reasoning=False, max_future_tokens=24, max_critique_tokens=24).stage_settings
+    algorithm = NLAC.__new__(NLAC)
+    algorithm.config = NLACConfig().training(minibatch_size=8, train_batch_size_per_learner=8)
+    algorithm.rng = np.random.default_rng(0)
+    algorithm.stages = LanguageStages(engine, stripping, lambda env: compact, settings)
+    asked_before = {request.prompt_ids for _, request in engine.requests}
+    targets, refinements, _ = algorithm.stages.run(sample.transitions)
+    asked = {request.prompt_ids for _, request in engine.requests}
+    assert not any("SECRET THOUGHT" in text(stripping, ids) for ids in asked)  # no role sees a former or judged turn's thought
+    sequences = algorithm.sequences_of(sample, targets, refinements)
+    assert sequences
+    for sequence in sequences:
+        prompt, answer = tuple(sequence.prompt_ids), text(stripping, sequence.answer_ids)
+        if sequence.role:
+            assert prompt in asked_before and answer.startswith("<think>\nSECRET THOUGHT")
+        else:
+            assert prompt in asked and "SECRET THOUGHT" not in answer

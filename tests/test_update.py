@@ -1,0 +1,308 @@
+"""``NLAC.training_step`` and what it trains on, exactly, on stand-ins for everything that would need Ray, vLLM or a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scripted_roles import transition
+
+from rllib_nlac import NLACConfig, nlac
+from rllib_nlac.algorithm import last_losses
+from rllib_nlac.config import LOGGED
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
+from rllib_nlac.learner.losses import priorities
+from rllib_nlac.nlac import NLAC, REPLAY_BUFFER
+from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
+from rllib_nlac.types import BellmanTarget, Generation, Refinement
+
+COUNT = 10
+NAN = float("nan")
+
+
+def generation(*ids: int) -> Generation:
+    return Generation((1, 2), ids, np.zeros(len(ids), np.float32), True, 0)
+
+
+def items(count: int = COUNT):
+    """Transitions of which 3 and 7 have no target and every third no refinement."""
+    transitions = [replace(transition(i), generation=generation(100 + i)) for i in range(count)]
+    transitions = [replace(t, generation=replace(t.generation, prompt_ids=(50, i))) for i, t in enumerate(transitions)]
+    targets = [
+        BellmanTarget(t, None if i in (3, 7) else generation(200 + i, 201), None, None, None) for i, t in enumerate(transitions)
+    ]
+    refinements = [
+        Refinement(t, (), None, None, generation(300 + i) if i % 3 else None, False, "refined" if i % 3 else "yes_skipped")
+        for i, t in enumerate(transitions)
+    ]
+    return transitions, targets, refinements
+
+
+def sample_of(transitions) -> ReplaySample:
+    weights = np.linspace(0.1, 1.0, len(transitions)).astype(np.float32)
+    return ReplaySample(transitions, weights, [40 + i for i in range(len(transitions))])
+
+
+@pytest.fixture()
+def make():
+    """An NLAC whose parts are told to it and not built."""
+
+    def make(steps: int = 0, **settings) -> NLAC:
+        algorithm = NLAC.__new__(NLAC)
+        config = NLACConfig().environment("TwentyQuestions")
+        config.training(train_batch_size_per_learner=COUNT, minibatch_size=4)
+        for key, value in settings.items():
+            setattr(config, key, value)
+        algorithm.config = config
+        algorithm.rng = np.random.default_rng(0)
+        algorithm.stages = SimpleNamespace(predict_ids=lambda t: (60, t.id), rng=np.random.default_rng(1))
+        algorithm.metrics = SimpleNamespace(log_time=lambda *_: _Nothing())
+        algorithm.env_steps_sampled = lambda: steps
+        algorithm.env_runner_group = None
+        algorithm.weight_version = 5
+        algorithm._iteration = 3
+        return algorithm
+
+    return make
+
+
+class _Nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+class TestSequences:
+    def test_each_losses_weights_are_coefficient_times_importance_over_the_number_in_its_minibatch(self, make):
+        """Fails without the importance weights, with the batch's number in the minibatch's place, with swapped roles."""
+        transitions, targets, refinements = items()
+        sample = sample_of(transitions)
+        algorithm = make(critic_loss_coeff=2.0, policy_loss_coeff=0.5)
+        found = {(s.role, s.item): s for s in algorithm.sequences_of(sample, targets, refinements)}
+        critics, policies = [i for i in range(COUNT) if i not in (3, 7)], [i for i in range(COUNT) if i % 3]
+        assert found.keys() == {(CRITIC, i) for i in critics} | {(POLICY, i) for i in policies}
+        for (role, i), s in found.items():
+            members = critics if role == CRITIC else policies
+            size = sum(j // 4 == i // 4 for j in members)
+            coefficient = 2.0 if role == CRITIC else 0.5
+            assert s.minibatch == i // 4 and s.weight == pytest.approx(coefficient * sample.weights[i] / size, rel=1e-6)
+            assert s.prompt_ids == ((60, i) if role == CRITIC else (50, i))
+            assert s.answer_ids == ((200 + i, 201) if role == CRITIC else (300 + i,))
+
+    def test_a_minibatch_weighs_its_refinements_relative_to_each_other(self, make):
+        """Rejected ones count little beside accepted ones; where there are no others they count in full."""
+        transitions, targets, refinements = items(8)
+        refinements = [
+            replace(r, generation=generation(300), weight=w)
+            for r, w in zip(refinements, (1, 0.1, 0.1, 1, 0.1, 0.1, 0.1, 0.1), strict=True)
+        ]
+        sample = replace(sample_of(transitions), weights=np.ones(8, np.float32))
+        weights = [s.weight for s in make().sequences_of(sample, targets, refinements) if s.role == POLICY]
+        assert weights == pytest.approx([1 / 2.2, 0.1 / 2.2, 0.1 / 2.2, 1 / 2.2, *[0.25] * 4])
+
+    def test_epochs(self, make):
+        transitions, targets, refinements = items()
+        algorithm = make(num_epochs=3, num_policy_epochs=1)
+        sequences = algorithm.sequences_of(sample_of(transitions), targets, refinements)
+        by_epoch = [[s for s in sequences if s.minibatch // 3 == epoch] for epoch in range(3)]
+        assert {s.minibatch for s in sequences} == set(range(9))
+        for epoch, own in enumerate(by_epoch):
+            assert sorted(s.item for s in own if s.role == CRITIC) == [i for i in range(COUNT) if i not in (3, 7)]
+            assert sorted(s.item for s in own if s.role == POLICY) == ([i for i in range(COUNT) if i % 3] if epoch == 2 else [])
+            sizes = [len({s.item for s in own if s.minibatch == epoch * 3 + step}) for step in range(3)]
+            assert max(sizes) <= 4
+        # The first pass is in the order of the draws, the others are shuffled, each in its own way.
+        orders = [[s.item for s in own if s.role == CRITIC] for own in by_epoch]
+        assert orders[0] == sorted(orders[0]) and len({tuple(order) for order in orders}) == 3
+
+    @pytest.mark.parametrize(("switch", "left"), [("critic_loss_coeff", POLICY), ("policy_loss_coeff", CRITIC)])
+    def test_a_coefficient_of_0_switches_a_loss_off(self, make, switch, left):
+        transitions, targets, refinements = items()
+        sequences = make(**{switch: 0.0}).sequences_of(sample_of(transitions), targets, refinements)
+        assert {s.role for s in sequences} == {left}
+
+
+class TestPriorities:
+    def test_what_is_not_known_is_not_taken_for_nothing_to_learn(self, make):
+        transitions, _, _ = items(6)
+        reasons = ["refined", "yes_skipped", "unparsed_future", "unparsed_critique", "unparsed_action", "not_refined"]
+        refinements = [
+            Refinement(t, (), None, None, generation(1) if reason == "refined" else None, False, reason)
+            for t, reason in zip(transitions, reasons, strict=True)
+        ]
+        losses = make().policy_losses(np.array([2.0, NAN, NAN, NAN, NAN, NAN]), refinements)
+        np.testing.assert_array_equal(losses, [2.0, 0.0, NAN, NAN, NAN, 0.0])
+
+    def test_an_action_that_is_trained_on_and_has_no_loss_yet_is_not_known(self, make):
+        """As with ``num_policy_epochs: 0``: fails where all that has no loss counts as learned."""
+        (t,), _, _ = items(1)
+        refinement = Refinement(t, (), None, None, generation(1), False, "refined")
+        assert np.isnan(make().policy_losses(np.array([NAN]), [refinement])).all()
+
+    def test_where_a_part_is_judged_they_are_the_critics(self, make):
+        _, _, refinements = items(4)
+        assert np.isnan(make(judged_fraction=0.99).policy_losses(np.ones(4), refinements)).all()
+
+    def test_dropping_a_loss_by_chance_makes_no_transition_rarer(self):
+        """All lose alike, and a third did not parse: with 0 for what is not known it would be drawn 0.5^0.6 = 0.66 times as
+        often as the others, with the batch's mean exactly as often."""
+        critic, policy = np.ones(300), np.ones(300)
+        policy[::3] = NAN
+        mass = priorities(critic, policy) ** 0.6
+        assert mass[::3].mean() / mass[1::3].mean() == pytest.approx(1.0)
+        critic[1::3] = NAN
+        np.testing.assert_allclose(priorities(critic, policy), 2.001)
+
+    def test_of_several_epochs_the_last_counts_whichever_learner_had_it(self):
+        """Steps are divided by length, so that the learners of an item change: fails where the last learner's rows count."""
+        rng = np.random.default_rng(0)
+        lengths = rng.integers(1, 30, 40)
+        sequences = [
+            TrainingSequence((1,) * int(lengths[i]), (2,), CRITIC, int(i), epoch * 10 + place // 4, 1.0)
+            for epoch in range(3)
+            for place, i in enumerate(rng.permutation(40))
+        ]
+        shards = shard_evenly(sequences, 2)
+        half = len(shards) // 2
+        tables = [
+            np.array([(s.item, s.role, s.minibatch, float(s.minibatch)) for s in own]) for own in (shards[:half], shards[half:])
+        ]
+        owners = {i: {n for n, t in enumerate(tables) if i in t[:, 0]} for i in range(40)}
+        assert any(len(own) == 2 for own in owners.values())
+        losses = last_losses(tables, 40)
+        last = {s.item: s.minibatch for s in sequences}
+        assert losses[CRITIC].tolist() == [last[i] for i in range(40)] and np.isnan(losses[POLICY]).all()
+
+    def test_losses_by_role_and_item(self):
+        table = np.array(
+            [[0, CRITIC, 0, 1.5], [0, POLICY, 0, 2.5], [2, CRITIC, 1, 3.5], [-1, CRITIC, 9, 8.0], [3, CRITIC, 9, 9.0]]
+        )
+        losses = last_losses([table, np.zeros((0, 4))], 3)
+        np.testing.assert_array_equal(losses[CRITIC], [1.5, NAN, 3.5])
+        np.testing.assert_array_equal(losses[POLICY], [2.5, NAN, NAN])
+
+
+class TestStep:
+    """Who is called with what, in which order."""
+
+    def run(self, make, monkeypatch, sample="full", targets=None, **settings):
+        calls: list[tuple] = []
+        transitions, own_targets, refinements = items()
+        full = sample_of(transitions)
+        algorithm = make(**settings)
+        algorithm.replay = lambda: full if sample == "full" else None
+        report = object()
+
+        def stages_run(asked, target_version):
+            calls.append(("stages", asked, target_version))
+            return targets if targets is not None else own_targets, refinements, report
+
+        algorithm.stages.run = stages_run
+        algorithm.writer = SimpleNamespace(write=lambda *a: calls.append(("write", a[0])))
+        losses = {CRITIC: np.linspace(1, 2, COUNT), POLICY: np.where(np.arange(COUNT) % 3, 0.5, NAN)}
+        algorithm.learn = lambda sequences, count: calls.append(("learn", sequences, count)) or losses
+        algorithm.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda *a: calls.append(("priorities", *a)))
+        algorithm.sync_weights = lambda: calls.append(("sync",))
+        monkeypatch.setattr(nlac, "log_stages", lambda *a: calls.append(("log_stages", a[1])))
+        monkeypatch.setattr(nlac, "log_replay", lambda *a: calls.append(("log_replay", *a[2:])))
+        algorithm.training_step()
+        return calls, full, report, losses
+
+    def test_the_stages_in_their_order(self, make, monkeypatch):
+        calls, sample, report, losses = self.run(make, monkeypatch)
+        assert [call[0] for call in calls] == ["stages", "log_stages", "write", "learn", "priorities", "log_replay", "sync"]
+        by_name = {call[0]: call[1:] for call in calls}
+        assert by_name["stages"] == (sample.transitions, 5) and by_name["log_stages"] == (report,)
+        sequences, count = by_name["learn"]
+        assert count == COUNT and len(sequences) == 8 + 6
+        nodes, values = by_name["priorities"]
+        expected = priorities(losses[CRITIC], np.where(np.arange(COUNT) % 3, 0.5, 0.0))
+        assert nodes == sample.nodes and values.tolist() == expected.tolist()
+        assert by_name["log_replay"] == (sample, 5) and by_name["write"] == (3,)
+
+    def test_nothing_is_learned_before_enough_was_collected(self, make, monkeypatch):
+        assert self.run(make, monkeypatch, sample=None)[0] == []
+
+    def test_where_nothing_parses_nothing_is_learned_or_synced(self, make, monkeypatch):
+        transitions, _, _ = items()
+        unparsed = [BellmanTarget(t, None, None, None, None) for t in transitions]
+        calls, *_ = self.run(make, monkeypatch, targets=unparsed, policy_loss_coeff=0.0)
+        assert [call[0] for call in calls] == ["stages", "log_stages", "write"]
+
+
+class TestReplay:
+    @pytest.mark.parametrize(
+        ("steps", "final", "beta"), [(0, 100, 0.4), (50, 100, 0.7), (100, 100, 1.0), (1000, 100, 1.0), (1, 0, 1.0), (1, 1, 1.0)]
+    )
+    def test_beta_rises_linearly_to_1(self, make, steps, final, beta):
+        algorithm = make(steps, replay_buffer_config={"beta": 0.4, "beta_final_timesteps": final})
+        assert algorithm._beta() == pytest.approx(beta)
+
+    def drawing(self, make, steps=0, **settings):
+        algorithm = make(steps, **settings)
+        log: list[tuple] = []
+        algorithm.collect = lambda: log.append(("collect",)) or ["episode"]
+        algorithm.local_replay_buffer = SimpleNamespace(
+            add=lambda episodes: log.append(("add", episodes)),
+            sample_transitions=lambda *a: log.append(("draw", *a)) or "drawn",
+        )
+        return algorithm, log
+
+    def test_what_was_collected_is_kept_before_anything_is_drawn(self, make):
+        algorithm, log = self.drawing(make, 50, n_step=3, replay_buffer_config={"beta": 0.5, "beta_final_timesteps": 100})
+        assert algorithm.replay() == "drawn"
+        assert log == [("collect",), ("add", ["episode"]), ("draw", COUNT, 0.75, 3)]
+
+    @pytest.mark.parametrize(("steps", "drawn"), [(19, None), (20, "drawn"), (21, "drawn")])
+    def test_learning_starts_after_so_many_steps(self, make, steps, drawn):
+        algorithm, log = self.drawing(make, steps, num_steps_sampled_before_learning_starts=20)
+        assert algorithm.replay() == drawn and ("add", ["episode"]) in log
+
+    @pytest.mark.parametrize(
+        ("env", "iterations", "offline"),
+        [("E", None, False), ("E", 3, False), ("E", 4, True), ("E", 0, False), (LOGGED, None, True), (LOGGED, 0, True)],
+    )
+    def test_offline_iterations_collect_nothing(self, make, env, iterations, offline):
+        algorithm, log = self.drawing(make, env=env, offline_iterations=iterations)  # of which three are over
+        assert algorithm.is_learning_offline is offline
+        algorithm.replay()
+        assert [entry[0] for entry in log] == (["draw"] if offline else ["collect", "add", "draw"])
+
+    def test_the_buffer_is_what_the_config_says(self, make):
+        settings = {"capacity": 123, "max_bytes": 456, "alpha": 0.3}
+        config = make(seed=7, replay_buffer_config=settings).config
+        buffer = NLAC._create_local_replay_buffer_if_necessary(None, config)
+        assert (buffer.capacity, buffer.max_bytes, buffer.alpha, buffer.env) == (123, 456, 0.3, "TwentyQuestions")
+        assert buffer.rng.random() == np.random.default_rng(7).random()
+        config.seed = None
+        plain = NLAC._create_local_replay_buffer_if_necessary(None, config)
+        assert plain.rng.random() == np.random.default_rng(0).random()
+
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_checkpoints_hold_the_buffer_where_asked_to(self, make, monkeypatch, tmp_path, kept):
+        monkeypatch.setattr("rllib_nlac.algorithm.on_every_learner", lambda *_: [])
+        algorithm = make(store_buffer_in_checkpoints=kept)
+        algorithm.learner_group = None
+        algorithm.local_replay_buffer = TextReplayBuffer(env="E")
+        algorithm.save_parts(tmp_path)
+        assert (tmp_path / REPLAY_BUFFER).is_dir() is kept
+        loaded: list = []
+        algorithm.local_replay_buffer = SimpleNamespace(load=loaded.append)
+        algorithm.load_parts(tmp_path)
+        assert loaded == ([tmp_path / REPLAY_BUFFER] if kept else [])
+
+
+def test_a_restored_run_goes_on_with_the_stages_random_state_and_without_their_targets(make):
+    """Versions and ids repeat in another run's checkpoint: a target kept from before would be that of another transition."""
+    algorithm, forgotten = make(), []
+    algorithm.stages.forget_targets = lambda: forgotten.append(True)
+    state = algorithm.own_state()
+    expected = algorithm.stages.rng.random(3).tolist(), algorithm.rng.random(3).tolist()
+    algorithm.weight_version = 99
+    algorithm.set_own_state(state)
+    assert (algorithm.stages.rng.random(3).tolist(), algorithm.rng.random(3).tolist()) == expected
+    assert algorithm.weight_version == 5 and forgotten == [True]
