@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_nlac.sampling.engine import EngineError
+from rllib_nlac.sync import sync
 from rllib_nlac.sync.shared import SharedState, checksum
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.types import Weights
@@ -44,6 +46,27 @@ def test_both_sets_reach_the_engine_and_the_policys_serve_next():
     report = push_weights(LocalLearners(), engine, 3)
     assert engine.taken == [(Weights.TARGET, 3), (Weights.POLICY, 3)]
     assert report.version == 3 and report.num_bytes == 32 and report.seconds > 0
+
+
+class TestManyLearners:
+    """Every learner exports, as ZeRO 3 needs it, and the first one's state is what counts."""
+
+    def group(self, count: int, states):
+        return [SimpleNamespace(_learner_index=i, export_weights=lambda i=i: states(i)) for i in range(count)]
+
+    def test_only_the_first_hands_its_state_over(self, monkeypatch):
+        learners = self.group(3, lambda i: {Weights.POLICY: {"w": torch.full((2,), float(i))}})
+        monkeypatch.setattr(sync, "on_every_learner", lambda group, function: [function(each) for each in learners])
+        state = sync.export_weights(None)
+        assert state[Weights.POLICY]["w"].tolist() == [0.0, 0.0] and isinstance(state[Weights.POLICY], SharedState)
+        assert sync._export_from_first(learners[1]) is None
+
+    def test_without_target_weights_the_policys_alone_are_pushed(self, monkeypatch):
+        learners = self.group(1, lambda i: {Weights.POLICY: {"w": torch.ones(3, dtype=torch.bfloat16), "b": torch.ones(2)}})
+        monkeypatch.setattr(sync, "on_every_learner", lambda group, function: [function(each) for each in learners])
+        engine = Engine()
+        report = push_weights(None, engine, 9)
+        assert engine.taken == [(Weights.POLICY, 9)] and report.num_bytes == 3 * 2 + 2 * 4
 
 
 def test_a_lost_element_is_an_error():

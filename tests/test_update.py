@@ -208,7 +208,7 @@ class TestStep:
         algorithm.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda *a: calls.append(("priorities", *a)))
         algorithm.sync_weights = lambda: calls.append(("sync",))
         monkeypatch.setattr(nlac, "log_stages", lambda *a: calls.append(("log_stages", a[1])))
-        monkeypatch.setattr(nlac, "log_replay", lambda *a: calls.append(("log_replay", *a[2:])))
+        monkeypatch.setattr(nlac, "log_replay", lambda *a: calls.append(("log_replay", *a[1:])))
         algorithm.training_step()
         return calls, full, report, losses
 
@@ -222,7 +222,8 @@ class TestStep:
         nodes, values = by_name["priorities"]
         expected = priorities(losses[CRITIC], np.where(np.arange(COUNT) % 3, 0.5, 0.0))
         assert nodes == sample.nodes and values.tolist() == expected.tolist()
-        assert by_name["log_replay"] == (sample, 5) and by_name["write"] == (3,)
+        buffer, *rest = by_name["log_replay"]
+        assert hasattr(buffer, "update_priorities_of") and rest == [sample, 5] and by_name["write"] == (3,)
 
     def test_nothing_is_learned_before_enough_was_collected(self, make, monkeypatch):
         assert self.run(make, monkeypatch, sample=None)[0] == []
@@ -261,6 +262,24 @@ class TestReplay:
     def test_learning_starts_after_so_many_steps(self, make, steps, drawn):
         algorithm, log = self.drawing(make, steps, num_steps_sampled_before_learning_starts=20)
         assert algorithm.replay() == drawn and ("add", ["episode"]) in log
+
+    def test_without_logs_the_first_iteration_collects(self, make):
+        algorithm = make()
+        algorithm._iteration = 0
+        assert not algorithm.is_learning_offline
+        algorithm.config.offline_iterations = 1
+        assert algorithm.is_learning_offline
+
+    @pytest.mark.parametrize("logged", [True, False])
+    def test_logged_dialogues_are_in_the_buffer_before_anything_is_learned(self, make, monkeypatch, logged):
+        monkeypatch.setattr(nlac.LanguageAlgorithm, "setup", lambda self, config: None)
+        algorithm, added = make(prompts="compact"), []
+        algorithm.chat = "chat"
+        algorithm.local_replay_buffer = SimpleNamespace(add=added.append)
+        data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
+        algorithm.offline_data = data if logged else None
+        nlac.ReplayAlgorithm.setup(algorithm, {})
+        assert added == ([("chat", "compact")] if logged else [])
 
     @pytest.mark.parametrize(
         ("env", "iterations", "offline"),
