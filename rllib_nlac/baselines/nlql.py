@@ -69,7 +69,7 @@ class BestOfStages(LanguageStages):
         answers = yield Ask(
             [critique.future_prompt(p, t.state, a[1]) if a else None
              for (p, t), a in zip(items, actions, strict=True) for _ in range(k)],
-            settings.future, Weights.POLICY,
+            settings.future, settings.future_weights,
         )  # fmt: skip
         predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
         seen = critique.evaluator_input(predicted, settings.critic_input, self.rng)

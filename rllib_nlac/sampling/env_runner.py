@@ -141,6 +141,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 num_timesteps = self.config.get_rollout_fragment_length(self.worker_index) * len(self._slots)
         if self.config.in_evaluation:
             self._next_episode = 0  # every evaluation plays the same tasks
+        # After episodes that were lost or passed over the next task begins anew, so that its group is whole.
+        self._next_episode += -self._next_episode % self.config.episodes_per_task
         self._fetch_weights()
         return self._play(self._next_start, num_episodes, num_timesteps or 0)
 
@@ -210,7 +212,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """This runner's next episode. Its seeds depend on its number, not on the slot that plays it."""
         number = self._next_episode
         self._next_episode += 1
-        seed = self._seed or 0
+        seed = self._seed
+        if seed is None:  # of runners that began with the same seed each would play the others' episodes
+            seed = self.worker_index + EVALUATION_SEED * self.config.in_evaluation
         task = number if self.config.in_evaluation else number // self.config.episodes_per_task
         name = f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}"
         return Start(name, hash_seed(seed, task), hash_seed(seed, number))
