@@ -102,8 +102,8 @@ class LanguageConfig(AlgorithmConfig):
             history_turns: How many of the latest turns all roles see after the opening, for environments whose observations
                 sum up what matters; None shows the whole dialogue, as in the paper.
             max_response_tokens: The most generated tokens of an episode; at more it is truncated.
-            action_temperature: Temperature of the policy.
-            action_top_p: Nucleus mass of the policy.
+            action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
+            action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
             attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
             gradient_checkpointing: Trades compute for memory.
