@@ -133,7 +133,7 @@ class LanguageAlgorithm(Algorithm):
             count: How many items they belong to.
 
         Returns:
-            Each item's loss by role in the last gradient step that it had a part in, shape (count,); NaN where it had none.
+            Each item's loss by role, shape (count,); NaN where an item had no such sequence.
         """
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
@@ -146,11 +146,11 @@ class LanguageAlgorithm(Algorithm):
                 changes_learners=True,
             )
         losses = {CRITIC: np.full(count, np.nan), POLICY: np.full(count, np.nan)}
-        tables = [table for result in results for table in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek()]
-        # Another learner than the last one may have made an item's last step.
-        for item, role, loss, _ in sorted(np.concatenate(tables).tolist(), key=lambda row: row[-1]):
-            if 0 <= item < count:
-                losses[int(role)][int(item)] = loss
+        for result in results:
+            for table in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek():
+                for item, role, loss in np.asarray(table):
+                    if 0 <= item < count:
+                        losses[int(role)][int(item)] = loss
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         return losses
 

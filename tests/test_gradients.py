@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from types import SimpleNamespace
 
@@ -15,9 +14,7 @@ from micro import GRADIENT, VOCABULARY, build_learner, gradient_of, parameters_o
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_nlac import NLACConfig
-from rllib_nlac import algorithm as algorithm_module
 from rllib_nlac import metrics as metrics_module
-from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.language.settings import Sampling
@@ -126,20 +123,13 @@ class TestClippedLoss:
 
 
 class TestPriorities:
-    @given(st.lists(st.tuples(st.floats(0, 9) | st.none(), st.floats(0, 9) | st.none()), min_size=1, max_size=12))
-    @settings(max_examples=80, deadline=None)
-    def test_written_out(self, losses):
-        critic, policy = (np.array([np.nan if pair[i] is None else pair[i] for pair in losses]) for i in (0, 1))
-        result = priorities(critic, policy)
-        both = [None if pair == (None, None) else (pair[0] or 0.0) + (pair[1] or 0.0) for pair in losses]
-        known = [value for value in both if value is not None]
-        if not known:
-            assert result.tolist() == [1.0] * len(losses)
-            return
-        top = np.quantile(known, 0.95)
-        middle = np.median([min(value, top) for value in known])
-        expected = [(middle if value is None else min(value, top)) + 1e-3 for value in both]
-        np.testing.assert_allclose(result, expected, rtol=1e-9)
+    @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=12))
+    @settings(max_examples=40, deadline=None)
+    def test_of_transitions_with_both_losses(self, losses):
+        both = [critic + policy for critic, policy in losses]
+        top = np.quantile(both, 0.95)
+        result = priorities(*np.array(losses).T)
+        np.testing.assert_allclose(result, [min(value, top) + 1e-3 for value in both], rtol=1e-9)
 
 
 class TestBatch:
@@ -279,7 +269,7 @@ class TestGradient:
         assert float(results["gradient_norm"].peek()) == pytest.approx(float(expected.norm()), rel=1e-4)
         table = np.concatenate(results[SEQUENCE_LOSSES].peek())
         np.testing.assert_allclose(table[:, 2], losses, rtol=1e-3, atol=1e-5)
-        assert table[:, [0, 1, 3]].tolist() == [[s.item, s.role, s.minibatch] for s in sequences]
+        assert table[:, :2].tolist() == [[s.item, s.role] for s in sequences]
 
     @pytest.mark.parametrize("role", [CRITIC, POLICY])
     def test_a_minibatch_may_lack_a_role(self, learner_of, role):
@@ -377,24 +367,6 @@ class TestLogprobsOf:
         assert logprob_gap(None, [episode], 3, sampling) == pytest.approx(max(gap, 0.0), abs=1e-6)
         assert seen == [([generation.prompt_ids], [generation.token_ids], asked)]
         assert math.isnan(logprob_gap(None, [episode], 4, sampling))  # of other weights
-
-
-def test_the_losses_of_the_last_step_are_an_items_losses(monkeypatch):
-    """Whichever learner made it: RLlib brings the learners' tables one after the other."""
-    tables = [
-        np.array([[0, CRITIC, 5.0, 1], [1, CRITIC, 2.0, 0], [1, POLICY, 7.0, 1]], np.float32),
-        np.array([[0, CRITIC, 4.0, 0], [1, CRITIC, 3.0, 1], [-1, CRITIC, 9.0, 1]], np.float32),
-    ]
-    results = [{DEFAULT_MODULE_ID: {SEQUENCE_LOSSES: SimpleNamespace(peek=lambda t=table: [t])}} for table in tables]
-    monkeypatch.setattr(algorithm_module, "watched_update", lambda *_, **__: results)
-    fake = SimpleNamespace(
-        config=SimpleNamespace(num_learners=2), learner_group=None, env_steps_sampled=lambda: 0,
-        _with_learners=lambda work, changes_learners: work(),
-        metrics=SimpleNamespace(log_time=lambda key: contextlib.nullcontext(), aggregate=lambda *_, **__: None),
-    )  # fmt: skip
-    losses = LanguageAlgorithm.learn(fake, [TrainingSequence((1,), (2,), CRITIC, 0, 0, 1.0)], count=3)
-    np.testing.assert_array_equal(losses[CRITIC], [5.0, 3.0, np.nan])
-    np.testing.assert_array_equal(losses[POLICY], [np.nan, 7.0, np.nan])
 
 
 class TestSequencesOfNLAC:

@@ -167,7 +167,7 @@ class LanguageLearner(TorchLearner):
     def _log(self, rows: dict[str, torch.Tensor], losses: torch.Tensor, norms: list[float], seconds: float) -> None:
         real = rows["item"].cpu() >= 0
         role, item, losses = rows["role"].cpu()[real], rows["item"].cpu()[real], losses[real]
-        table = np.stack([item.numpy(), role.numpy(), losses.numpy(), rows["minibatch"].cpu()[real].numpy()], axis=1)
+        table = np.stack([item.numpy(), role.numpy(), losses.numpy()], axis=1)
         # A series, which RLlib concatenates over learners; the algorithm takes it out of the results again.
         self.metrics.log_value((DEFAULT_MODULE_ID, SEQUENCE_LOSSES), table, reduce="item_series")
         for name, kind in (("critic_loss", CRITIC), ("policy_loss", POLICY)):

@@ -210,14 +210,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def _next_start(self) -> Start:
         """This runner's next episode. Its seeds depend on its number, not on the slot that plays it."""
-        number = self._next_episode
+        number, runner = self._next_episode, self.worker_index
         self._next_episode += 1
-        seed = self._seed
-        if seed is None:  # of runners that began with the same seed each would play the others' episodes
-            seed = self.worker_index + EVALUATION_SEED * self.config.in_evaluation
+        # Not RLlib's seed of a runner: that is none without config.seed, so all runners would play the same episodes, and
+        # runner 2 of seed 0 has that of runner 1 of seed 1.
+        seed = (self.config.seed or 0) + EVALUATION_SEED * self.config.in_evaluation
         task = number if self.config.in_evaluation else number // self.config.episodes_per_task
-        name = f"{self.worker_index:04d}-{int(self.config.in_evaluation)}-{number:010d}"
-        return Start(name, hash_seed(seed, task), hash_seed(seed, number))
+        name = f"{runner:04d}-{int(self.config.in_evaluation)}-{number:010d}"
+        return Start(name, hash_seed(seed, task, runner), hash_seed(seed, number, runner))
 
     def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
         """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
