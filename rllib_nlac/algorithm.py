@@ -117,7 +117,8 @@ class LanguageAlgorithm(Algorithm):
                 episodes, results = self.collector.collect()
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
         if self.weight_version:
-            gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version))
+            sampling = self.config.action_sampling
+            gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version, sampling))
             self.metrics.log_value("logprob_gap", gap, window=1)
         log_collection(self.metrics, episodes, self.weight_version)
         if self.config.output:

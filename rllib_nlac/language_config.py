@@ -19,6 +19,15 @@ from rllib_nlac.sampling.vllm_engine import VLLMSettings
 
 # Models shipped with this package, by name: their folders below ``tiny/``; see ``tiny/worlds.py``.
 SHIPPED_MODELS = {"tiny": "model", "tiny_house": "house_model"}
+LEAST_TEMPERATURE = 0.01  # vLLM raises any lower one above 0 to it
+# Keys of DeepSpeed's that would change what a gradient step is, or be ignored, and ours that do what they say.
+DEEPSPEED_KEYS_OF_OURS = {
+    "train_batch_size": "minibatch_size",
+    "train_micro_batch_size_per_gpu": "max_tokens_per_micro_batch",
+    "gradient_accumulation_steps": "max_tokens_per_micro_batch",
+    "managed_gradient_accumulation": "max_tokens_per_micro_batch",
+    "optimizer": "lr, adam_epsilon and weight_decay",
+}
 
 
 class LanguageConfig(AlgorithmConfig):
@@ -93,8 +102,8 @@ class LanguageConfig(AlgorithmConfig):
             history_turns: How many of the latest turns all roles see after the opening, for environments whose observations
                 sum up what matters; None shows the whole dialogue, as in the paper.
             max_response_tokens: The most generated tokens of an episode; at more it is truncated.
-            action_temperature: Temperature of the policy.
-            action_top_p: Nucleus mass of the policy.
+            action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
+            action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
             attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
             gradient_checkpointing: Trades compute for memory.
@@ -237,6 +246,7 @@ class LanguageConfig(AlgorithmConfig):
         for key in ("max_action_tokens", "max_tokens_per_micro_batch", "episodes_per_task"):
             self._check(getattr(self, key) >= 1, key, "must be at least 1")
         self._check(self.action_temperature >= 0, "action_temperature", "must not be negative")
+        self._check(0 < self.action_top_p <= 1, "action_top_p", "must be above 0 and at most 1")
         self._check(self.input_ == "sampler" or hasattr(self, "offline_iterations"), "input_",
                     "needs an algorithm with a replay buffer, such as NLAC")  # fmt: skip
         self._check(self.history_turns is None or self.history_turns >= 1, "history_turns", "must be at least 1, or None")
@@ -262,6 +272,13 @@ class LanguageConfig(AlgorithmConfig):
         check_model_path(self.model_path)
         if Path(self.model_path).is_dir():  # a hub's name is left to the hub
             self.make_chat()
+
+    def _check_policy_gradient(self) -> None:
+        """For losses that divide the learner's probabilities by those that the engine sampled with."""
+        least = f"must be at least {LEAST_TEMPERATURE}, vLLM's lowest: a greedy policy has no gradient"
+        self._check(self.action_temperature >= LEAST_TEMPERATURE, "action_temperature", least)
+        whole = "must be 1: the loss compares probabilities under the whole distribution"
+        self._check(self.action_top_p == 1.0, "action_top_p", whole)
 
     def _check(self, condition: bool, key: str, complaint: str) -> None:
         if not condition:
@@ -405,6 +422,9 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "needs remote EnvRunners (num_env_runners > 0): one in the learner's process cannot play meanwhile",
         )
         self._check(0 <= self.zero_stage <= 3, "zero_stage", "must be 0, 1, 2 or 3")
+        self._check(self.grad_clip_by == "global_norm", "grad_clip_by", "must be global_norm: DeepSpeed clips by nothing else")
+        for key in DEEPSPEED_KEYS_OF_OURS.keys() & self.deepspeed_config.keys():
+            raise ValueError(f"config.deepspeed_config has {key!r}: remove it and set {DEEPSPEED_KEYS_OF_OURS[key]} instead")
         self._check(self.minibatch_size <= self.train_batch_size_per_learner, "minibatch_size",
                     f"must not exceed train_batch_size_per_learner, {self.train_batch_size_per_learner}")  # fmt: skip
         self._check(self.num_env_runners == 0 or self.num_engines > 0, "num_engines",

@@ -10,6 +10,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_nlac.language.settings import Sampling
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
@@ -89,11 +90,19 @@ def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
 
 
 def logprob_gap(
-    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, generations: int = 8
+    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, sampling: Sampling, generations: int = 8
 ) -> float:
     """Largest |log p_engine - log p_learner| over the tokens of a few turns that the current weights generated.
 
-    Compares temperature-1 samples; NaN where there are none. It proves that the engine serves the weights of the last sync.
+    NaN where there are none. It proves that the engine serves the weights of the last sync.
+
+    Args:
+        learner_group: Computes log p_learner.
+        episodes: Just collected.
+        version: Of the current weights.
+        sampling: How the turns were sampled. Within a nucleus the engine's probabilities are larger, by a factor of 1 / top_p
+            at most; only what lies beyond counts.
+        generations: So many turns are compared.
     """
     current: list[Generation] = [
         generation
@@ -104,8 +113,11 @@ def logprob_gap(
     if not current:
         return float("nan")
     prompts, answers = [g.prompt_ids for g in current], [g.token_ids for g in current]
-    own = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers))[0]
-    return float(max(np.abs(mine - g.logprobs).max() for mine, g in zip(own, current, strict=True)))
+    # Of greedy turns vLLM reports the probabilities at temperature 1, under the whole distribution.
+    temperature, top_p = (sampling.temperature, sampling.top_p) if sampling.temperature else (1.0, 1.0)
+    own = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers, temperature))[0]
+    excess = np.concatenate([g.logprobs - mine for mine, g in zip(own, current, strict=True)])
+    return float(np.maximum(-excess, excess + np.log(top_p)).max())
 
 
 class TransitionWriter:

@@ -81,6 +81,21 @@ def test_every_baseline_trains_saves_and_goes_on(build, name, tmp_path):
     assert name == "ReAct" or result["logprob_gap"] < 1e-3
 
 
+@pytest.mark.parametrize("kind", [GRPOConfig, ScalarCriticConfig])
+def test_at_another_temperature_engine_and_learner_agree(build, kind):
+    """So that the ratio of a policy that has not changed is 1."""
+    algorithm = build(kind().language(action_temperature=0.5))
+    learner = algorithm.learner_group._learner
+    algorithm.train()
+    episodes = algorithm.collect()
+    generations = [g for e in episodes for g in e.get_extra_model_outputs(GENERATION)][:8]
+    sequences = [TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, 1.0, 1.0, g.logprobs) for g in generations]
+    rows = to_multi_agent_batch(sequences, 8)["default_policy"]
+    losses = learner._sequence_losses({name: torch.from_numpy(column) for name, column in rows.items()})
+    assert losses.tolist() == pytest.approx([-1.0] * 8, abs=1e-3)  # minus the ratio times an advantage of 1
+    assert algorithm.train()["logprob_gap"] < 1e-3
+
+
 class TestPolicyGradient:
     @given(st.lists(st.floats(-10, 10), min_size=2, max_size=12))
     @settings(max_examples=100, deadline=None)

@@ -57,6 +57,29 @@ def test_logprobs_equal_the_trainers_after_a_sync_for_both_weight_sets(engine, c
             assert generation.weights is which and generation.weight_version == 5
 
 
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.5, 1.0), (2.0, 1.0), (1.0, 0.6), (0.7, 0.8), (0.0, 1.0), (0.0, 0.5)])
+def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(engine, chat, model_path, loaded, temperature, top_p):
+    """Divided by the temperature and renormalised within the nucleus; of greedy turns at temperature 1. Mixed in one batch."""
+    others = requests(chat, 4, temperature=1.3) + requests(chat, 4, temperature=0.0)
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    model.load_state_dict(loaded[Weights.POLICY], strict=False)
+    compared = 0
+    for generation in engine.generate([*requests(chat, 8, temperature=temperature, top_p=top_p), *others])[:8]:
+        ids = torch.tensor([[*generation.prompt_ids, *generation.token_ids]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, len(generation.prompt_ids) - 1 : -1]
+        chances = (logits / (temperature or 1.0)).softmax(-1)
+        for token, mine, chance in zip(generation.token_ids, generation.logprobs, chances, strict=True):
+            ordered = chance.sort(descending=True).values
+            before = ordered.cumsum(0) - ordered
+            nucleus = before < (top_p if temperature else 1.0)
+            if min(abs(before - top_p)) < 1e-3 and top_p < 1:
+                continue  # rounding decides about the nucleus' last token
+            compared += 1
+            assert mine == pytest.approx(float((chance[token] / ordered[nucleus].sum()).log()), abs=1e-3)
+    assert compared > 20
+
+
 def test_a_cached_prefix_does_not_survive_a_change_of_weights(engine, chat, model_path, loaded):
     long = (Message("user", "Guess my object. " * 40),)  # several cache blocks
     ask = [Request(chat.prompt_ids(long), 8, seed=0)]

@@ -241,14 +241,16 @@ def test_state_pickles(algorithm):
 
 
 class TestRemote:
-    @pytest.mark.parametrize("stage", [0, 1, 3])
+    @pytest.mark.parametrize("stage", [0, 1, 2, 3])
     def test_two_learners_give_the_update_of_one(self, small, ray_session, stage):
         """To 1e-5 of the step. Adam's usual epsilon turns the rounding of a gradient near 0 into the sign of a full step,
-        which would hide everything below 1e-2. With ZeRO each learner holds half of the target weights, too."""
+        which would hide everything below 1e-2. With ZeRO each learner holds half of the target weights, too. The second
+        gradient step has no sequence for the policy."""
         sequences = [
-            TrainingSequence((3, *range(10, 12 + i)), (20, 21 + i, 1), i % 2, i, i // 5, 0.1 * (i + 1)) for i in range(9)
+            TrainingSequence((3, *range(10, 12 + i)), (20, 21 + i, 1), i % 2 if i < 5 else 0, i, i // 5, 0.1 * (i + 1))
+            for i in range(9)
         ]
-        updated = []
+        updated, norms = [], []
         for learners in (0, 2):
             config = small.copy(copy_frozen=False).learners(num_learners=learners)
             config.language(max_tokens_per_micro_batch=16).deepspeed(zero_stage=stage).training(adam_epsilon=1e-3, tau=0.5)
@@ -256,7 +258,8 @@ class TestRemote:
             group = config.build_learner_group(rl_module_spec=spec)
             before = export_weights(group)[Weights.POLICY]
             batch = to_multi_agent_batch(shard_evenly(sequences, max(learners, 1)), env_steps=9)
-            group.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0})
+            results = group.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0})
+            norms += [float(result["default_policy"]["gradient_norm"].peek()) for result in results]
             updated.append(export_weights(group))
             shares = on_every_learner(group, lambda learner: sum(share.numel() for share in learner.target.state.values()))
             total = sum(tensor.numel() for tensor in before.values())
@@ -264,6 +267,7 @@ class TestRemote:
                 [total] * max(learners, 1) if stage == 0 or not learners else pytest.approx([total / 2] * 2, rel=0.01)
             )
             group.shutdown()
+        assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
         for weights in (Weights.POLICY, Weights.TARGET):
             one, two = updated[0][weights], updated[1][weights]
             difference = sum(((one[name] - two[name]) ** 2).sum() for name in before)

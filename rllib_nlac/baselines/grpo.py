@@ -22,6 +22,8 @@ from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.losses import clipped_policy_loss
 from rllib_nlac.sampling.env_runner import TASK_SEED
 
+ROUNDING = 1e-10  # returns are sums of rewards in float64
+
 
 class GRPOConfig(LanguageAlgorithmConfig):
     """Configures GRPO. ``minibatch_size`` counts turns, ``episodes_per_iteration`` all episodes of all tasks."""
@@ -62,6 +64,7 @@ class GRPOConfig(LanguageAlgorithmConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
+        self._check_policy_gradient()
         self._check(self.episodes_per_task >= 2, "episodes_per_task", "must be at least 2: an advantage compares episodes")
 
 
@@ -70,7 +73,9 @@ class PolicyGradientLearner(LanguageLearner):
 
     @override(LanguageLearner)
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        logprobs, mask, _ = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
+        logprobs, mask, _ = self._answer_logprobs(
+            rows["ids"], rows["prompt_length"], rows["length"], self.config.action_temperature
+        )
         behaviour = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
         return clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param)
 
@@ -89,22 +94,28 @@ class GRPO(LanguageAlgorithm):
         for episode in episodes:
             groups[episode.custom_data[TASK_SEED]].append(episode)
         sequences: list[TrainingSequence] = []
+        informative: list[bool] = []
         for group in groups.values():
             returns = np.array([episode.get_return() for episode in group])
+            informative.append(has_spread(returns))
             for episode, advantage in zip(group, group_advantages(returns, self.config.normalize_by_std), strict=True):
-                if advantage:
+                if advantage:  # else its gradient is 0
                     sequences += turn_sequences(episode, advantage=float(advantage))
-        self.metrics.log_value("informative_group_rate", np.mean([has_spread(group) for group in groups.values()]), window=1)
+        self.metrics.log_value("informative_group_rate", np.mean(informative), window=1)
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
 
 
-def has_spread(group: list[SingleAgentEpisode]) -> bool:
-    """Whether a group's returns differ, so that it says anything at all."""
-    return len({episode.get_return() for episode in group}) > 1
+def has_spread(returns: np.ndarray) -> bool:
+    """Whether the returns of a group differ by more than rounding, shape (G,), so that it says anything at all."""
+    return bool(np.ptp(returns) > ROUNDING * max(1.0, np.abs(returns).max()))
 
 
 def group_advantages(returns: np.ndarray, normalize_by_std: bool) -> np.ndarray:
-    """(R - mean R) / std R of one group, shape (G,); zeros where all returns are equal."""
+    """(R - mean R) / std R of one group, shape (G,); zeros where all returns are equal.
+
+    Returns that differ by rounding alone count as equal: divided by their deviation the rounding would be an advantage of 1.
+    """
+    if not has_spread(returns):
+        return np.zeros_like(returns)
     advantages = returns - returns.mean()
-    spread = returns.std()
-    return advantages / spread if normalize_by_std and spread > 0 else advantages
+    return advantages / returns.std() if normalize_by_std else advantages

@@ -25,6 +25,7 @@ from rllib_nlac.learner.losses import clipped_policy_loss, priorities
 from rllib_nlac.learner.value_head import ValueHeadModule
 from rllib_nlac.metrics import log_replay
 from rllib_nlac.nlac import ReplayAlgorithm
+from rllib_nlac.replay.buffer import ReplaySample
 from rllib_nlac.types import Generation, Message, Request, Transition
 
 
@@ -75,6 +76,7 @@ class ScalarCriticConfig(ReplayConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
+        self._check_policy_gradient()
         self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: an advantage compares actions")
         self._check(self.tau is not None, "tau", "must be a number: targets come from the target weights")
         self._check(self.zero_stage < 3, "zero_stage", "must be below 3: the target's values need whole parameters")
@@ -93,7 +95,9 @@ class ScalarCriticLearner(PolicyGradientLearner):
 
     @override(LanguageLearner)
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        logprobs, mask, values = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
+        logprobs, mask, values = self._answer_logprobs(
+            rows["ids"], rows["prompt_length"], rows["length"], self.config.action_temperature
+        )
         assert values is not None
         behaviour = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
         policy = clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param)
@@ -137,23 +141,41 @@ class ScalarCritic(ReplayAlgorithm):
         targets = self._targets(transitions, next_actions)
         soft = self._q(candidates, target=False) - self.config.entropy_alpha * np.array([g.logprobs.sum() for g in candidates])
         advantages = soft.reshape(-1, n) - soft.reshape(-1, n).mean(1, keepdims=True)
-        sequences: list[TrainingSequence] = []
-        size = self.config.minibatch_size
-        for i, t in enumerate(transitions):
-            step, weight = i // size, float(sample.weights[i]) / size
-            g = t.generation
-            sequences.append(
-                TrainingSequence(g.prompt_ids, g.token_ids, CRITIC, i, step, weight * self.config.vf_loss_coeff, targets[i])
-            )
-            for a, advantage in zip(candidates[i * n : (i + 1) * n], advantages[i], strict=True):
-                sequences.append(
-                    TrainingSequence(a.prompt_ids, a.token_ids, POLICY, i, step, weight / n, float(advantage), a.logprobs)
-                )
-        losses = self.learn(sequences, count=len(transitions))
+        groups = [candidates[i * n : (i + 1) * n] for i in range(len(transitions))]
+        losses = self.learn(self._sequences(sample, targets, groups, advantages), count=len(transitions))
         self.local_replay_buffer.update_priorities_of(sample.nodes, priorities(losses[CRITIC], np.full(len(targets), np.nan)))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
         self.metrics.log_value("q_mean", float(soft.mean()), window=1)
         self.sync_weights()
+
+    def _sequences(
+        self, sample: ReplaySample, targets: Sequence[float], candidates: Sequence[Sequence[Generation]], advantages: np.ndarray
+    ) -> list[TrainingSequence]:
+        """The stored action of every transition for the critic, its candidates for the policy, in every epoch.
+
+        Args:
+            sample: N transitions and their importance weights.
+            targets: y of each, shape (N,).
+            candidates: The policy's actions in each one's state, shape (N, n).
+            advantages: Theirs, shape (N, n).
+        """
+        sequences: list[TrainingSequence] = []
+        size, count = self.config.minibatch_size, len(sample.transitions)
+        orders = [range(count), *(self.rng.permutation(count).tolist() for _ in range(self.config.num_epochs - 1))]
+        for epoch, order in enumerate(orders):
+            for place, i in enumerate(order):
+                step, weight = epoch * -(-count // size) + place // size, float(sample.weights[i]) / size
+                g = sample.transitions[i].generation
+                sequences.append(
+                    TrainingSequence(g.prompt_ids, g.token_ids, CRITIC, i, step, weight * self.config.vf_loss_coeff, targets[i])
+                )
+                sequences += [
+                    TrainingSequence(
+                        a.prompt_ids, a.token_ids, POLICY, i, step, weight / len(candidates[i]), float(advantage), a.logprobs
+                    )
+                    for a, advantage in zip(candidates[i], advantages[i], strict=True)
+                ]
+        return sequences
 
     def _targets(self, transitions: Sequence[Transition], next_actions: Sequence[Generation | None]) -> list[float]:
         """y of each transition: its rewards, and what follows in the policy's hands, nothing across an end."""

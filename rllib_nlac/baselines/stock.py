@@ -49,9 +49,7 @@ class StockConfig(LanguageConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check(self.action_temperature > 0, "action_temperature", "must be positive: a greedy policy has no gradient")
-        self._check(self.action_top_p == 1.0, "action_top_p",
-                    "must be 1: RLlib's losses compare probabilities under the whole distribution")  # fmt: skip
+        self._check_policy_gradient()
         self._check(self.num_engines == 0, "num_engines",
                     "must be 0: under RLlib's own algorithms each EnvRunner has its engine; raise num_env_runners")  # fmt: skip
 

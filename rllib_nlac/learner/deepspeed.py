@@ -57,6 +57,8 @@ class DeepSpeedTrainer:
                 "zero_optimization": zero,
             },
         )
+        # Without ZeRO, DeepSpeed clips in float32 without keeping the norm.
+        self._keeps_norm = self.zero_stage > 0 or self.engine.bfloat16_enabled() or self.engine.fp16_enabled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The forward pass, through DeepSpeed's hooks."""
@@ -71,13 +73,18 @@ class DeepSpeedTrainer:
 
     def step(self) -> float:
         """Clips, steps the optimizer and its schedule, clears the gradient; returns the gradient's norm before clipping."""
-        # Without ZeRO, DeepSpeed clips in float32 without keeping the norm.
-        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-        own = torch.nn.utils.get_total_norm(gradients) if gradients and self.zero_stage == 0 else None
+        own = None if self._keeps_norm else self._reduced_norm()
         self.engine.step()
-        norm = self.engine.get_global_grad_norm()
-        norm = own if norm is None else norm
+        norm = self.engine.get_global_grad_norm() if self._keeps_norm else own
         return float("nan") if norm is None else float(norm)
+
+    def _reduced_norm(self) -> torch.Tensor | None:
+        """Norm of the gradient, averaged over the learners here and not in DeepSpeed's step, which keeps no norm."""
+        if self.world_size > 1:
+            self.engine.enable_backward_allreduce = False
+            self.engine.buffered_allreduce_fallback()
+        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients) if gradients else None
 
     def most_of_any_learner(self, count: int) -> int:
         """The largest ``count`` over all learners."""

@@ -100,7 +100,7 @@ class LanguageLearner(TorchLearner):
         return torch.where(rows["role"] == CRITIC, successor_loss(logprobs, mask), refinement_loss(logprobs, mask))
 
     def _answer_logprobs(
-        self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor
+        self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor, temperature: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Log-probabilities of the tokens from the shortest prompt on and the mask of answers, both (B, T'); head's values."""
         longest, shortest_prompt = int(length.max()), int(prompt_length.min())
@@ -111,7 +111,7 @@ class LanguageLearner(TorchLearner):
         logits, values = self._run_model(ids, length, kept + 1)
         places = torch.arange(shortest_prompt, longest, device=ids.device)
         mask = (places >= prompt_length[:, None]) & (places < length[:, None])
-        return answer_logprobs(logits[:, :-1], ids[:, -kept:]), mask, values
+        return answer_logprobs(logits[:, :-1], ids[:, -kept:], temperature), mask, values
 
     def _run_model(
         self, ids: torch.Tensor, length: torch.Tensor, logits_to_keep: int
@@ -120,13 +120,15 @@ class LanguageLearner(TorchLearner):
         return self.trainer(input_ids=ids, logits_to_keep=logits_to_keep, use_cache=False).logits, None
 
     @torch.no_grad()
-    def logprobs_of(self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]]) -> list[np.ndarray]:
+    def logprobs_of(
+        self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]], temperature: float = 1.0
+    ) -> list[np.ndarray]:
         """This learner's log-probabilities of sampled ids, to be compared with the engine's own."""
         results = []
         for prompt, answer in zip(prompt_ids, token_ids, strict=True):
             ids = torch.tensor([[*prompt, *answer]], device=self._device)
             start, end = torch.tensor([len(prompt)]), torch.tensor([ids.shape[1]])
-            logprobs, _, _ = self._answer_logprobs(ids, start.to(self._device), end.to(self._device))
+            logprobs, _, _ = self._answer_logprobs(ids, start.to(self._device), end.to(self._device), temperature)
             results.append(logprobs[0].float().cpu().numpy())
         return results
 

@@ -11,17 +11,20 @@ import numpy as np
 import torch
 
 
-def answer_logprobs(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def answer_logprobs(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Log-probability of each token under the logits of the position before it.
 
     Args:
         logits: Shape (B, T, V), for the last T positions before the end of ``ids``: position i predicts ``ids[:, i]``.
         ids: Shape (B, T), the tokens that were predicted.
+        temperature: Divides the logits. A policy gradient needs the one that the tokens were sampled at.
 
     Returns:
         Shape (B, T), float32.
     """
     logits = logits.float()
+    if temperature != 1.0:  # of a large vocabulary each copy counts
+        logits = logits / temperature
     return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 
 

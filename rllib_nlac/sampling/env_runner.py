@@ -141,6 +141,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 num_timesteps = self.config.get_rollout_fragment_length(self.worker_index) * len(self._slots)
         if self.config.in_evaluation:
             self._next_episode = 0  # every evaluation plays the same tasks
+        # After episodes that were lost or passed over the next task begins anew, so that its group is whole.
+        self._next_episode += -self._next_episode % self.config.episodes_per_task
         self._fetch_weights()
         return self._play(self._next_start, num_episodes, num_timesteps or 0)
 
