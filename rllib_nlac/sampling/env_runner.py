@@ -36,6 +36,7 @@ from ray.rllib.utils.metrics import (
     WEIGHTS_SEQ_NO,
 )
 
+from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.sampling.chat import PromptTooLong
@@ -82,6 +83,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._slots: list[Slot] = []
         self._next_episode = 0
         self._failures_in_a_row = self._discarded_in_a_row = 0
+        self._stop_reasons, self._subgoals = MetricNames(), MetricNames()
         self._threads = ThreadPoolExecutor(self.config.env_threads, "env") if self.config.env_threads else None
         self._weights_version = 0
         self._weights: dict[str, Any] | None = None
@@ -231,12 +233,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._call_back_on_episode("on_episode_created", slot)
         slot.episode.add_env_reset(observation, info)
         self._call_back_on_episode("on_episode_start", slot)
-        slot.messages = self.prompts.state(info.get("system_prompt", ""), observation, self.config.action_format)
+        slot.messages = self.prompts.state(info.get("system_prompt") or "", observation, self.config.action_format)
         slot.prompt_ids, slot.num_tokens = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens), 0
         limit = self.config.max_prompt_tokens
         if limit is not None and len(slot.prompt_ids) > limit:
             cause = (
-                f"task {info.get('task_id')!r} has a first prompt of {len(slot.prompt_ids)} tokens (max_prompt_tokens {limit})"
+                f"task {info.get('task_id')!r:.80} has a first prompt of {len(slot.prompt_ids)} tokens (max_prompt_tokens {limit})"
             )
             self._discard(slot, "prompt_limit", cause)
             return False
@@ -337,7 +339,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         slot.episode = None
         self._discarded_in_a_row += 1
         self._count("episodes_discarded", 1)
-        self._count(f"stop_reason_{reason}", 1)
+        self._count(f"stop_reason_{self._stop_reasons(reason)}", 1)
         level = logging.WARNING if self._discarded_in_a_row <= 3 else logging.DEBUG  # the count is in the metrics
         logger.log(level, "%s: an episode is left out (%s): %s", self.config.env, reason, cause)
         if self._discarded_in_a_row >= self.MAX_FAILURES_IN_A_ROW + len(self._slots):
@@ -362,9 +364,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._mean(EPISODE_LEN_MEAN, len(episode))
             self._mean(EPISODE_DURATION_SEC_MEAN, episode.get_duration_s())
             self._mean("success_rate", float(episode_success(episode)))
-            self._count(f"stop_reason_{info.get('stop_reason') or 'unknown'}", 1)
-            for name, reached in info.get("subgoals", {}).items():
-                self.metrics.log_value(("subgoals", name), float(reached), reduce="mean")
+            self._count(f"stop_reason_{self._stop_reasons(info.get('stop_reason') or 'unknown')}", 1)
+            for name, reached in (info.get("subgoals") or {}).items():
+                self.metrics.log_value(("subgoals", self._subgoals(name)), float(reached), reduce="mean")
         steps = sum(len(episode) for episode in episodes)
         self.num_env_steps_sampled_lifetime += steps
         for key, value in ((NUM_ENV_STEPS_SAMPLED, steps), (NUM_EPISODES, len(episodes)), ("num_generated_tokens", generated)):
