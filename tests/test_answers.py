@@ -176,7 +176,9 @@ def test_an_answer_that_cannot_be_read_loses_its_episode_and_is_named(play, answ
 
 def test_at_a_reset_as_well(play):
     episodes, metrics, log = play(12, first={"system_prompt": 7})
-    assert len(episodes) == 12 and int(metrics["env_failures"]) >= 4 and "reset() raised AnswerError: info['system_prompt']" in log
+    assert (
+        len(episodes) == 12 and int(metrics["env_failures"]) >= 4 and "reset() raised AnswerError: info['system_prompt']" in log
+    )
 
 
 def test_an_environment_makes_no_more_metrics_than_its_share(play):

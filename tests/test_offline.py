@@ -57,7 +57,7 @@ class TestRows:
             ({"messages": [{"role": "human", "content": "x"}]}, "message 0 must have a role of system, user"),
             ({"messages": [{"role": "user"}]}, "message 0 must have a role"),
             ({"rewards": [1.0]}, "there are 2 actions, and 'rewards' is"),
-            ({"rewards": [1.0, "x"]}, "log.jsonl, line 3: a reward must be a number, and it is str 'x'"),
+            ({"rewards": [1.0, "x"]}, "a reward must be a number, and it is str 'x'"),
             ({"rewards": [1.0, float("nan")]}, "must be a finite number"),
             ({"rewards": [1.0, 10**400]}, "must be a finite number"),
             ({"rewards": None}, "either 'rewards', one for each action, or 'reward'"),

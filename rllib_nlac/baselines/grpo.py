@@ -78,6 +78,11 @@ class PolicyGradientLearner(LanguageLearner):
 class GRPO(LanguageAlgorithm):
     """On-policy: a batch of groups, a few epochs of clipped policy gradient, new weights."""
 
+    nothing_to_learn = (
+        "all episodes of each task had the same return, so none was better than another. Take tasks that the model sometimes "
+        "solves, or more episodes of each (episodes_per_task)"
+    )
+
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> GRPOConfig:
@@ -100,11 +105,17 @@ class GRPO(LanguageAlgorithm):
 
 def has_spread(group: list[SingleAgentEpisode]) -> bool:
     """Whether a group's returns differ, so that it says anything at all."""
-    return len({episode.get_return() for episode in group}) > 1
+    return is_spread(np.array([episode.get_return() for episode in group]))
 
 
 def group_advantages(returns: np.ndarray, normalize_by_std: bool) -> np.ndarray:
     """(R - mean R) / std R of one group, shape (G,); zeros where all returns are equal."""
+    if not is_spread(returns):
+        return np.zeros(len(returns))
     advantages = returns - returns.mean()
-    spread = returns.std()
-    return advantages / spread if normalize_by_std and spread > 0 else advantages
+    return advantages / returns.std() if normalize_by_std else advantages
+
+
+def is_spread(returns: np.ndarray) -> bool:
+    """Whether returns differ by more than the rounding of their sums, which a division by their spread would blow up."""
+    return bool(np.ptp(returns) > 1e-9 * np.abs(returns).max(initial=0.0))

@@ -72,6 +72,7 @@ class BestOfStages(LanguageStages):
             settings.future, Weights.POLICY,
         )  # fmt: skip
         predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
+        report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
         seen = critique.evaluator_input(predicted, settings.critic_input, self.rng)
         answers = yield Ask(
             [critique.evaluate_prompt(p, t.state, a[1], d) if a else None
@@ -79,6 +80,7 @@ class BestOfStages(LanguageStages):
             settings.critique, settings.judge,
         )  # fmt: skip
         critiques = [critique.read_critique(answer) for answer in answers]
+        report.note("critique", answers, critiques)
         refinements = [
             choose(t, actions[i * n : (i + 1) * n], seen[i * n : (i + 1) * n], critiques[i * n : (i + 1) * n])
             for i, t in enumerate(transitions)

@@ -43,6 +43,11 @@ class RFTConfig(LanguageAlgorithmConfig):
 class RFT(LanguageAlgorithm):
     """The accepted episodes, of this iteration or of a pool of the latest, supervised."""
 
+    nothing_to_learn = (
+        "no episode was accepted: none succeeded, or none reached min_return. Begin with a model that sometimes succeeds, with "
+        "easier tasks, or play more episodes (episodes_per_iteration)"
+    )
+
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> RFTConfig:

@@ -90,6 +90,7 @@ class RolloutCritic(LanguageAlgorithm):
         (refinements,) = self.stages.drive(report, self.stages.improvement(judged, report, futures))
         targets = [target for group in described for target in group]
         log_stages(self.metrics, report, targets, refinements)
+        self.heed_stages(report)
         return self._sequences(targets, refinements)
 
     def branch(self, prefixes: list[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
@@ -126,9 +127,13 @@ class RolloutCritic(LanguageAlgorithm):
         for target, answer in critic:
             weight = config.critic_loss_coeff / len(critic)
             sequences.append(
-                TrainingSequence(self.stages.predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight)
-            )
+                TrainingSequence(
+                    self.stages.predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight,
+                    origin=f"turn {target.transition.id} of a rollout",
+                )
+            )  # fmt: skip
         for refinement, answer in policy:
             ids, weight = refinement.transition.generation.prompt_ids, config.policy_loss_coeff / len(policy)
-            sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, 0, 0, weight))
+            origin = f"turn {refinement.transition.id} of a judged episode"
+            sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, 0, 0, weight, origin=origin))
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)

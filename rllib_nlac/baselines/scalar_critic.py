@@ -140,17 +140,21 @@ class ScalarCritic(ReplayAlgorithm):
         sequences: list[TrainingSequence] = []
         size = self.config.minibatch_size
         for i, t in enumerate(transitions):
-            step, weight = i // size, float(sample.weights[i]) / size
+            step, weight, origin = i // size, float(sample.weights[i]) / size, f"transition {t.id}"
             g = t.generation
             sequences.append(
-                TrainingSequence(g.prompt_ids, g.token_ids, CRITIC, i, step, weight * self.config.vf_loss_coeff, targets[i])
+                TrainingSequence(
+                    g.prompt_ids, g.token_ids, CRITIC, i, step, weight * self.config.vf_loss_coeff, targets[i], origin=origin
+                )
             )
             for a, advantage in zip(candidates[i * n : (i + 1) * n], advantages[i], strict=True):
                 sequences.append(
-                    TrainingSequence(a.prompt_ids, a.token_ids, POLICY, i, step, weight / n, float(advantage), a.logprobs)
+                    TrainingSequence(
+                        a.prompt_ids, a.token_ids, POLICY, i, step, weight / n, float(advantage), a.logprobs, origin
+                    )
                 )
         losses = self.learn(sequences, count=len(transitions))
-        self.local_replay_buffer.update_priorities_of(sample.nodes, priorities(losses[CRITIC], np.full(len(targets), np.nan)))
+        self.prioritise(sample, priorities(losses[CRITIC], np.full(len(targets), np.nan)))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
         self.metrics.log_value("q_mean", float(soft.mean()), window=1)
         self.sync_weights()

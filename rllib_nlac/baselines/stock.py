@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPO, APPOConfig
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
 from rllib_nlac.language_config import LanguageConfig
+from rllib_nlac.learner.stopped import MAX_IN_A_ROW
+from rllib_nlac.sync.shared import NotFiniteError, broken_tensors
+from rllib_nlac.watch import Watched
 
 
 class StockConfig(LanguageConfig):
@@ -76,7 +83,37 @@ class TextPPOConfig(StockConfig, PPOConfig):
         super().__init__(algo_class=algo_class or TextPPO)
 
 
-class TextPPO(PPO):
+class StockOnText(Watched):
+    """What RLlib's algorithms lack on text: an end to runs whose numbers are no longer finite.
+
+    RLlib's learners put zeros in the place of gradients that are not finite and go on, with the same weights for ever, or with
+    weights that are not finite themselves.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._broken_losses = 0
+        super().__init__(*args, **kwargs)
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        super().training_step()
+        loss = self.metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID, "total_loss"), default=0.0)
+        self._broken_losses = 0 if np.isfinite(loss) else self._broken_losses + 1
+        if not self._broken_losses:
+            return
+        found = [result.get() for result in self.learner_group.foreach_learner(_broken_weights)]
+        if broken := next(filter(None, found), None):
+            raise NotFiniteError(f"after an update {broken}. {self.way_back()}")
+        if self._broken_losses >= MAX_IN_A_ROW:
+            raise NotFiniteError(f"the loss was {loss} in {self._broken_losses} iterations in a row. {self.way_back()}")
+
+
+def _broken_weights(learner: Any) -> str | None:
+    broken = broken_tensors(dict(learner.module[DEFAULT_MODULE_ID].named_parameters()))
+    return f"{len(broken)} of the model's tensors are not finite, first {next(iter(broken))}" if broken else None
+
+
+class TextPPO(StockOnText, PPO):
     """RLlib's PPO; only its default configuration differs."""
 
     @classmethod
@@ -92,7 +129,7 @@ class TextAPPOConfig(StockConfig, APPOConfig):
         super().__init__(algo_class=algo_class or TextAPPO)
 
 
-class TextAPPO(APPO):
+class TextAPPO(StockOnText, APPO):
     """RLlib's APPO; only its default configuration differs."""
 
     @classmethod

@@ -58,8 +58,8 @@ def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(
     """
     checks: list[tuple[str, Callable[[Callable[[], gym.Env], Sequence[int]], None]]] = [
         ("can be built, and its spaces are text", _spaces),
-        ("what it returns can be read", _answers),
         ("gymnasium's own checker", _gymnasium),
+        ("what it returns can be read", _answers),
         ("info holds what agents need", _info),
         ("the same seed gives the same task", _seeds),
         ("instances do not disturb each other", _interleaved),

@@ -88,17 +88,18 @@ def priorities(critic_loss: np.ndarray, policy_loss: np.ndarray) -> np.ndarray:
     """Replay priorities before the exponent: (L1 + L2 per token, clipped at the batch's 95th percentile) + 1e-3.
 
     Args:
-        critic_loss: Per transition, NaN where its L1 was dropped; shape (N,).
-        policy_loss: Per transition, NaN where its L2 was dropped; shape (N,).
+        critic_loss: Per transition, NaN where its L1 was dropped, infinite where its update was stopped; shape (N,).
+        policy_loss: Per transition, NaN where its L2 was dropped, infinite where its update was stopped; shape (N,).
 
     Returns:
         Shape (N,). A transition of which both losses were dropped gets the batch's median, so that it neither starves
-        nor is drawn over and over.
+        nor is drawn over and over. NaN where an update was stopped: what it says counts for nothing.
     """
     both = np.nan_to_num(critic_loss) + np.nan_to_num(policy_loss)
-    known = ~(np.isnan(critic_loss) & np.isnan(policy_loss))
+    stopped = np.isinf(critic_loss) | np.isinf(policy_loss)
+    known = ~(np.isnan(critic_loss) & np.isnan(policy_loss)) & ~stopped
     if not known.any():
-        return np.ones_like(both)
+        return np.where(stopped, np.nan, np.ones_like(both))
     clipped = np.minimum(both, np.quantile(both[known], 0.95))
     clipped[~known] = np.median(clipped[known])
-    return clipped + 1e-3
+    return np.where(stopped, np.nan, clipped + 1e-3)

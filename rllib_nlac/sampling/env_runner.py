@@ -44,12 +44,14 @@ from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.engines import local_engine
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Outcome, Rollout, Slot, Start
+from rllib_nlac.sync.shared import require_finite
 from rllib_nlac.types import Generation, Request, Weights, dialogue_after
 
 logger = logging.getLogger(__name__)
 
 GENERATION, MESSAGES = "generation", "messages"  # keys of an episode's extra model outputs
 TASK_SEED = "task_seed"  # key of an episode's custom data: what its environment was reset with
+UNPARSED_TURNS = "unparsed_turns"  # key of the metrics: a turn of each call of ``sample`` that did not parse, as it came
 EVALUATION_SEED = 1_000_000  # RLlib adds as much to the seed of its own evaluation runners
 
 
@@ -84,6 +86,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._next_episode = 0
         self._failures_in_a_row = self._discarded_in_a_row = 0
         self._stop_reasons, self._subgoals = MetricNames(), MetricNames()
+        self._unparsed_turn: str | None = None
         self._threads = ThreadPoolExecutor(self.config.env_threads, "env") if self.config.env_threads else None
         self._weights_version = 0
         self._weights: dict[str, Any] | None = None
@@ -144,7 +147,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self.config.in_evaluation:
             self._next_episode = 0  # every evaluation plays the same tasks
         self._fetch_weights()
-        return self._play(self._next_start, num_episodes, num_timesteps or 0)
+        self._unparsed_turn = None
+        episodes = self._play(self._next_start, num_episodes, num_timesteps or 0)
+        if self._unparsed_turn is not None:
+            self.metrics.log_value(UNPARSED_TURNS, self._unparsed_turn, reduce="item_series")
+        return episodes
 
     def sample_tasks(self, tasks: Sequence[int], attempts: int = 1, refined: bool = False) -> list[SingleAgentEpisode]:
         """Plays evaluation tasks: a number means the same task and the same seeds on every runner and at any time.
@@ -237,9 +244,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         slot.prompt_ids, slot.num_tokens = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens), 0
         limit = self.config.max_prompt_tokens
         if limit is not None and len(slot.prompt_ids) > limit:
-            cause = (
-                f"task {info.get('task_id')!r:.80} has a first prompt of {len(slot.prompt_ids)} tokens (max_prompt_tokens {limit})"
-            )
+            task, length = f"{info.get('task_id')!r:.80}", len(slot.prompt_ids)
+            cause = f"task {task} has a first prompt of {length} tokens (max_prompt_tokens {limit})"
             self._discard(slot, "prompt_limit", cause)
             return False
         if start.prefix is None:
@@ -282,8 +288,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def action(self, generation: Generation) -> str:
         """What of a turn goes to the environment: nothing of one that is malformed."""
-        action = parse_action(self.chat.decode(generation.token_ids), self.config.action_format)
+        turn = self.chat.decode(generation.token_ids)
+        action = parse_action(turn, self.config.action_format)
         self._count("action_parse_failures", action is None)
+        self._count("action_parse_failures_cut_off", action is None and not generation.finished)
+        if action is None and self._unparsed_turn is None:
+            self._unparsed_turn = turn
         return action or ""
 
     def record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
@@ -432,6 +442,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self._weights is not None:
             engine = local_engine(self.config, self.chat)
             if not engine.holds(self._weights):
+                require_finite(self._weights, "the weights that RLlib's sync brought")
                 engine.set_weights(Weights.POLICY, self._weights_version, self._weights)
             self.engine = engine
 

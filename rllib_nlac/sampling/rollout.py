@@ -65,8 +65,8 @@ class Slot:
     def step(self, action: str) -> Outcome:
         """Steps the environment."""
         try:
-            observation, *others = checked_step(self.env.step(action))
-            return Outcome(_as_text(observation), *others)
+            observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
+            return Outcome(_as_text(observation), reward, terminated, truncated, info)
         except Exception as error:
             return Outcome(error=error)
 
