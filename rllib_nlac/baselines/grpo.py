@@ -15,6 +15,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import TrainingSequence, into_minibatches, turn_sequences
@@ -25,6 +26,12 @@ from rllib_nlac.sampling.env_runner import TASK_SEED
 
 class GRPOConfig(LanguageAlgorithmConfig):
     """Configures GRPO. ``minibatch_size`` counts turns, ``episodes_per_iteration`` all episodes of all tasks."""
+
+    RANGES = {
+        "episodes_per_task": ranges.Range(2, whole=True, why="an advantage compares episodes"),
+        "clip_param": ranges.POSITIVE,
+        "normalize_by_std": ranges.FLAG,
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or GRPO)
@@ -58,11 +65,6 @@ class GRPOConfig(LanguageAlgorithmConfig):
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type:
         return PolicyGradientLearner
-
-    @override(AlgorithmConfig)
-    def validate(self) -> None:
-        super().validate()
-        self._check(self.episodes_per_task >= 2, "episodes_per_task", "must be at least 2: an advantage compares episodes")
 
 
 class PolicyGradientLearner(LanguageLearner):

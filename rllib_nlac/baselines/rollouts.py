@@ -16,6 +16,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
+from rllib_nlac import ranges
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.config import RolesConfig
 from rllib_nlac.language.stages import StageReport
@@ -28,6 +29,8 @@ from rllib_nlac.types import BellmanTarget, Refinement, Transition
 
 class RolloutConfig(RolesConfig):
     """Configures critics from rollouts. ``minibatch_size`` counts texts, of both roles together."""
+
+    RANGES = {"rollouts_per_action": ranges.COUNT}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -46,11 +49,6 @@ class RolloutConfig(RolesConfig):
         arguments = locals()
         super().training(**kwargs)
         return self._set(arguments)
-
-    @override(AlgorithmConfig)
-    def validate(self) -> None:
-        super().validate()
-        self._check(self.rollouts_per_action >= 1, "rollouts_per_action", "must be at least 1")
 
 
 class RolloutCritic(LanguageAlgorithm):

@@ -16,6 +16,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.grpo import PolicyGradientLearner
 from rllib_nlac.config import ReplayConfig
@@ -30,6 +31,14 @@ from rllib_nlac.types import Generation, Message, Request, Transition
 
 class ScalarCriticConfig(ReplayConfig):
     """Configures the scalar critic. ``minibatch_size`` counts transitions."""
+
+    RANGES = {
+        "num_candidates": ranges.Range(2, whole=True, why="an advantage compares actions"),
+        "tau": ranges.Range(0, 1, why="targets come from the target weights"),
+        "entropy_alpha": ranges.NOT_NEGATIVE,
+        "clip_param": ranges.POSITIVE,
+        "vf_loss_coeff": ranges.NOT_NEGATIVE,
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ScalarCritic)
@@ -75,8 +84,6 @@ class ScalarCriticConfig(ReplayConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: an advantage compares actions")
-        self._check(self.tau is not None, "tau", "must be a number: targets come from the target weights")
         self._check(self.zero_stage < 3, "zero_stage", "must be below 3: the target's values need whole parameters")
 
 

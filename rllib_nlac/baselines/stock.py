@@ -18,6 +18,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
+from rllib_nlac import ranges
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
 from rllib_nlac.language_config import LanguageConfig
 from rllib_nlac.learner.stopped import MAX_IN_A_ROW
@@ -31,6 +32,18 @@ class StockConfig(LanguageConfig):
     Each EnvRunner has an engine of its own, in its process; RLlib's own sync feeds it. The turn limit ends an episode
     (``truncation_ends``), as it does for NLAC; RLlib would otherwise bootstrap from a state that nobody ever acts in.
     """
+
+    RANGES = {
+        "action_temperature": ranges.Range(0, above=True, why="a greedy policy has no gradient"),
+        "lambda_": ranges.SHARE,
+        "entropy_coeff": ranges.Range(0, schedule=True),
+        "vf_loss_coeff": ranges.NOT_NEGATIVE,
+        "clip_param": ranges.POSITIVE,
+        "vf_clip_param": ranges.Range(0, infinite=True),
+        "kl_coeff": ranges.NOT_NEGATIVE,
+        "kl_target": ranges.NOT_NEGATIVE,
+        "tau": ranges.SHARE,
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -56,7 +69,6 @@ class StockConfig(LanguageConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check(self.action_temperature > 0, "action_temperature", "must be positive: a greedy policy has no gradient")
         self._check(self.action_top_p == 1.0, "action_top_p",
                     "must be 1: RLlib's losses compare probabilities under the whole distribution")  # fmt: skip
         self._check(self.num_engines == 0, "num_engines",
