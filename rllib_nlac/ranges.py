@@ -57,8 +57,8 @@ class Range:
             number = math.nan
         if math.isnan(number) or (math.isinf(number) and not self.infinite):
             return "must be a finite number"
-        too_small = value <= self.low if self.above else value < self.low
-        return f"must {self._bounds()}" if too_small or value > self.high else None
+        too_small = number <= self.low if self.above else number < self.low
+        return f"must {self._bounds()}" if too_small or number > self.high else None
 
     def _complaint_of_schedule(self, value: list | tuple) -> str | None:
         steps: list[int] = []

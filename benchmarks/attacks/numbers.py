@@ -66,7 +66,7 @@ def keys() -> tuple[int, int]:
 
 
 def steps() -> tuple[int, int]:
-    """Gradients that are not finite, under each ZeRO stage and precision, and how many changed neither weights nor later steps."""
+    """Gradients that are not finite, by ZeRO stage and precision, and how many changed neither weights nor later steps."""
     kept = total = 0
     for stage in (0, 1, 2, 3):
         for dtype in (torch.float32, torch.bfloat16):

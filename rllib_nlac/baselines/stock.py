@@ -21,6 +21,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 from rllib_nlac import ranges
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
 from rllib_nlac.language_config import LanguageConfig
+from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.stopped import MAX_IN_A_ROW
 from rllib_nlac.sync.shared import NotFiniteError, broken_tensors
 from rllib_nlac.watch import Watched
@@ -99,7 +100,7 @@ class StockOnText(Watched):
     """What RLlib's algorithms lack on text: an end to runs whose numbers are no longer finite.
 
     RLlib's learners put zeros in the place of gradients that are not finite and go on, with the same weights for ever, or with
-    weights that are not finite themselves.
+    weights that are not finite themselves. Training step, learner and loss stay RLlib's; results are looked at.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -107,17 +108,23 @@ class StockOnText(Watched):
         super().__init__(*args, **kwargs)
 
     @override(Algorithm)
-    def training_step(self) -> None:
-        super().training_step()
-        loss = self.metrics.peek((LEARNER_RESULTS, DEFAULT_MODULE_ID, "total_loss"), default=0.0)
+    def step(self) -> dict[str, Any]:
+        """RLlib's iteration.
+
+        Raises:
+            NotFiniteError: A loss was not finite and neither are the weights, or it was the third such iteration in a row.
+        """
+        results = super().step()
+        loss = (results.get(LEARNER_RESULTS, {}).get(DEFAULT_MODULE_ID) or {}).get("total_loss")
+        if loss is None:
+            return results  # of an asynchronous algorithm, whose learner is still at work
         self._broken_losses = 0 if np.isfinite(loss) else self._broken_losses + 1
-        if not self._broken_losses:
-            return
-        found = [result.get() for result in self.learner_group.foreach_learner(_broken_weights)]
-        if broken := next(filter(None, found), None):
-            raise NotFiniteError(f"after an update {broken}. {self.way_back()}")
+        if self._broken_losses:
+            if broken := next(filter(None, on_every_learner(self.learner_group, _broken_weights)), None):
+                raise NotFiniteError(f"the loss is {float(loss)}, and {broken}. {self.way_back()}")
         if self._broken_losses >= MAX_IN_A_ROW:
-            raise NotFiniteError(f"the loss was {loss} in {self._broken_losses} iterations in a row. {self.way_back()}")
+            raise NotFiniteError(f"the loss was not finite in {self._broken_losses} iterations in a row. {self.way_back()}")
+        return results
 
 
 def _broken_weights(learner: Any) -> str | None:
