@@ -31,25 +31,35 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from rllib_nlac import checkpoint
 from rllib_nlac.language.prompts import load_prompts
-from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.stages import LanguageStages, StageReport
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.group import LearnerSnapshots, is_lost, on_every_learner, watched_update
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
+from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.metrics import log_collection, log_faults, log_sync, logprob_gap
 from rllib_nlac.offline.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector
 from rllib_nlac.sampling.engines import make_engine
+from rllib_nlac.sync.shared import NotFiniteError
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
+from rllib_nlac.watch import Watched
 
 STATE = "nlac"  # key of our part of a checkpoint
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
+# What a person calls the critic's roles, and the key that limits each one's tokens.
+ROLES = {
+    "future": ("the critic's futures", "max_future_tokens"),
+    "target": ("the critic's Bellman targets", "max_future_tokens"),
+    "critique": ("the critic's critiques", "max_critique_tokens"),
+    "refinement": ("the refined actions", "max_action_tokens"),
+}
 MAX_LEARNER_RESTARTS = 3  # in a row; learners that are lost again and again are not lost by accident
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
-class LanguageAlgorithm(Algorithm):
+class LanguageAlgorithm(Watched, Algorithm):
     """Collects text episodes with vLLM, trains with DeepSpeed, and hands the new weights back.
 
     A baseline says what to train on by ``training_sequences``; whatever goes around the loop in another way overrides
@@ -58,9 +68,11 @@ class LanguageAlgorithm(Algorithm):
 
     config: Any
     learner_group: LearnerGroup
+    nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
 
     @override(Algorithm)
     def setup(self, config: LanguageAlgorithmConfig) -> None:
+        self.stopped = StoppedSteps()
         super().setup(config)
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
@@ -90,9 +102,22 @@ class LanguageAlgorithm(Algorithm):
     @override(Algorithm)
     def training_step(self) -> None:
         sequences = self.training_sequences(self.collect())
+        self.heed_lessons(sequences)
         if sequences:
             self.learn(sequences)
             self.sync_weights()
+
+    def heed_lessons(self, sequences: Sequence[TrainingSequence]) -> None:
+        """Tells a person where an iteration has nothing to train on."""
+        text = None if sequences else f"nothing was learned in iteration {self.iteration + 1}: {self.nothing_to_learn}"
+        self.notices.heed("nothing to learn", text)
+
+    def heed_stages(self, report: StageReport) -> None:
+        """Tells a person where most answers of one of the critic's roles do not parse."""
+        for role, (name, limit) in ROLES.items():
+            self.heed_parsing(
+                name, report.unparsed[role], report.answered[role], report.cut_off[role], report.examples.get(role, ""), limit
+            )
 
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         """What the learner trains on after these episodes."""
@@ -133,7 +158,11 @@ class LanguageAlgorithm(Algorithm):
             count: How many items they belong to.
 
         Returns:
-            Each item's loss by role in its last gradient step, shape (count,); NaN where an item had no such sequence.
+            Each item's loss by role in its last gradient step, shape (count,); NaN where an item had no such sequence, infinite
+            where its step was stopped because a loss or a gradient was not finite.
+
+        Raises:
+            NotFiniteError: The third step in a row was.
         """
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
@@ -147,13 +176,26 @@ class LanguageAlgorithm(Algorithm):
             )
         tables = [np.asarray(t) for result in results for t in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek()]
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self.stopped.heed(sequences, np.concatenate(tables))
+        self.notices.heed("stopped", self.stopped.notice)
+        if self.stopped.too_many:
+            raise NotFiniteError(f"{self.stopped.in_a_row} updates in a row were stopped, the last because "
+                                 f"{self.stopped.last}. {self.way_back()}")  # fmt: skip
         return last_losses(tables, count)
 
     def sync_weights(self) -> None:
-        """The learner's weights go to every engine, under a new version."""
-        self.weight_version += 1
+        """The learner's weights go to every engine, under a new version.
+
+        Raises:
+            NotFiniteError: They are not finite, and none was sent.
+        """
+        version = self.weight_version + 1
         with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
-            report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, self.weight_version))
+            try:
+                report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version))
+            except NotFiniteError as error:
+                raise NotFiniteError(f"{error}. {self.way_back()}") from error
+        self.weight_version = version
         log_sync(self.metrics, report)
         log_faults(self.metrics, self.engine, self.collector, self.num_learner_restarts)
 
@@ -308,18 +350,20 @@ def last_losses(tables: Sequence[np.ndarray], count: int) -> dict[int, np.ndarra
     """Each item's loss by role in its last gradient step.
 
     Args:
-        tables: Of every learner, rows of item, role, gradient step and loss. With several epochs the steps of an item may be
-            with different learners.
+        tables: Of every learner, rows of item, role, gradient step, loss and norm of the step's gradient. With several epochs
+            the steps of an item may be with different learners.
         count: How many items there are; of any other nothing is kept.
 
     Returns:
-        By role, shape (count,); NaN where an item had no such sequence.
+        By role, shape (count,); NaN where an item had no such sequence, infinite where no step of its was made, because the
+        gradient was not finite.
     """
     losses = {CRITIC: np.full(count, np.nan), POLICY: np.full(count, np.nan)}
-    rows = np.concatenate([table.reshape(-1, 4) for table in tables])
-    for item, role, _, loss in rows[np.argsort(rows[:, 2], kind="stable")]:
-        if 0 <= item < count:
-            losses[int(role)][int(item)] = loss
+    rows = np.concatenate([table.reshape(-1, 5) for table in tables])
+    for item, role, _, loss, norm in rows[np.argsort(rows[:, 2], kind="stable")]:
+        own = losses[int(role)]
+        if 0 <= item < count and (np.isfinite(norm) or np.isnan(own[int(item)])):
+            own[int(item)] = loss if np.isfinite(norm) else np.inf
     return losses
 
 

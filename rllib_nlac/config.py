@@ -8,6 +8,7 @@ from typing import Any, Self
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.offline.dialogues import DialogueData, input_files
@@ -25,6 +26,15 @@ REPLAY_DEFAULTS: dict[str, Any] = {
 
 class RolesConfig(LanguageAlgorithmConfig):
     """How the model's critic roles sample and what the policy learns from them; shared by all that criticise in words."""
+
+    RANGES = {
+        **{f"max_{key}_tokens": ranges.COUNT for key in ("future", "critique", "reasoning")},
+        **{f"{key}_temperature": ranges.NOT_NEGATIVE for key in ("future", "backup", "critique", "refine")},
+        "correct_reasoning": ranges.FLAG,
+        "tau": ranges.Range(0, 1, why="the backup is made under the target weights, 0 freezes and 1 copies them"),
+        "critic_loss_coeff": ranges.NOT_NEGATIVE,
+        "policy_loss_coeff": ranges.NOT_NEGATIVE,
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -130,11 +140,6 @@ class RolesConfig(LanguageAlgorithmConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        for key in ("max_future_tokens", "max_critique_tokens", "max_reasoning_tokens"):
-            self._check(getattr(self, key) >= 1, key, "must be at least 1")
-        for key in ("future", "backup", "critique", "refine"):
-            self._check(getattr(self, f"{key}_temperature") >= 0, f"{key}_temperature", "must not be negative")
-        self._check(self.tau is not None, "tau", "must be a number: the backup is made under the target weights")
         self._check_choice("backup_weights", "target", "initial")
         self._check_choice("future_weights", "policy", "initial")
         self._check_choice("judge_weights", "target", "policy", "initial")
@@ -143,6 +148,22 @@ class RolesConfig(LanguageAlgorithmConfig):
 
 class ReplayConfig(LanguageAlgorithmConfig):
     """Off-policy learning from prioritised replay. A mixin, like ``LanguageConfig``."""
+
+    RANGES = {
+        "store_buffer_in_checkpoints": ranges.FLAG,
+        "num_steps_sampled_before_learning_starts": ranges.WHOLE_NOT_NEGATIVE,
+        "n_step": ranges.COUNT,
+        "offline_iterations": ranges.Range(0, whole=True, optional=True),
+    }
+    NESTED_RANGES = {
+        "replay_buffer_config": {
+            "capacity": ranges.COUNT,
+            "max_bytes": ranges.POSITIVE,
+            "alpha": ranges.NOT_NEGATIVE,
+            "beta": ranges.SHARE,
+            "beta_final_timesteps": ranges.NOT_NEGATIVE,
+        }
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -213,7 +234,6 @@ class ReplayConfig(LanguageAlgorithmConfig):
         if self.is_offline:
             input_files(self.input_)
         self._check(self.offline_iterations is None or self.is_offline, "offline_iterations", "needs input_, the dialogues")
-        self._check(self.n_step >= 1, "n_step", "must be at least 1")
         self._check_keys("replay_buffer_config", set(REPLAY_DEFAULTS))
 
 
@@ -233,6 +253,18 @@ class NLACConfig(ReplayConfig, RolesConfig):
         algorithm = config.build_algo()
         print(algorithm.train()["env_runners"]["success_rate"])
     """
+
+    RANGES = {
+        "num_futures": ranges.COUNT,
+        "num_next_actions": ranges.COUNT,
+        "num_refinements": ranges.WHOLE_NOT_NEGATIVE,
+        "fresh_actions": ranges.FLAG,
+        "verify_refinements": ranges.FLAG,
+        "rejected_weight": ranges.SHARE,
+        "judged_fraction": ranges.Range(0, 1, above=True),
+        "num_policy_epochs": ranges.Range(0, whole=True, optional=True),
+        "self_imitation": ranges.FLAG,
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         from rllib_nlac.nlac import NLAC
@@ -315,15 +347,10 @@ class NLACConfig(ReplayConfig, RolesConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check(self.num_futures >= 1, "num_futures", "must be at least 1")
-        self._check(self.num_next_actions >= 1, "num_next_actions", "must be at least 1")
-        self._check(self.num_refinements >= 0, "num_refinements", "must not be negative")
         self._check(
             self.num_policy_epochs is None or 0 <= self.num_policy_epochs <= self.num_epochs,
             "num_policy_epochs", f"must be between 0 and num_epochs, which is {self.num_epochs}",
         )  # fmt: skip
-        self._check(0 < self.judged_fraction <= 1, "judged_fraction", "must be above 0 and at most 1")
-        self._check(0 <= self.rejected_weight <= 1, "rejected_weight", "must be between 0 and 1")
         self._check_choice("critic_input", "predicted", "backed_up", "permuted", "constant")
         self._check(
             self.critic_input != "backed_up" or not self.fresh_actions,

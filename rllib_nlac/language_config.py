@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +12,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.names import unknown_key
@@ -32,6 +34,39 @@ DEEPSPEED_KEYS_OF_OURS = {
 
 class LanguageConfig(AlgorithmConfig):
     """The part that RLlib's own algorithms and ours share on a text environment. A mixin: put it before RLlib's class."""
+
+    # What numeric keys and flags may hold; a class adds its own, and its word counts more than that of its bases.
+    RANGES: ranges.Ranges = {
+        **ranges.RLLIB,
+        "episodes_per_iteration": ranges.COUNT_OR_NONE,
+        "episodes_per_task": ranges.COUNT,
+        "truncation_ends": ranges.FLAG,
+        "env_threads": ranges.WHOLE_NOT_NEGATIVE,
+        "evaluation_attempts": ranges.COUNT,
+        "evaluate_refined": ranges.FLAG,
+        "max_context": ranges.COUNT_OR_NONE,
+        "max_action_tokens": ranges.COUNT,
+        "max_prompt_tokens": ranges.COUNT_OR_NONE,
+        "history_turns": ranges.COUNT_OR_NONE,
+        "max_response_tokens": ranges.COUNT_OR_NONE,
+        "action_temperature": ranges.NOT_NEGATIVE,
+        "action_top_p": ranges.Range(0, 1, above=True),
+        "gradient_checkpointing": ranges.FLAG,
+        "max_tokens_per_micro_batch": ranges.COUNT,
+        "num_engines": ranges.WHOLE_NOT_NEGATIVE,
+        "num_gpus_per_engine": ranges.NOT_NEGATIVE,
+        "engine_timeout_s": ranges.POSITIVE,
+    }
+    NESTED_RANGES: Mapping[str, ranges.Ranges] = {
+        "engine_config": {
+            "max_num_seqs": ranges.COUNT,
+            "tensor_parallel_size": ranges.COUNT,
+            "gpu_memory_utilization": ranges.Range(0, 1, above=True),
+            "cpu_kv_cache_gib": ranges.POSITIVE,
+            "enforce_eager": ranges.FLAG,
+            "enable_prefix_caching": ranges.FLAG,
+        }
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         from rllib_nlac.evaluate import evaluate_tasks
@@ -242,23 +277,17 @@ class LanguageConfig(AlgorithmConfig):
         from rllib_nlac.envs import registry
 
         registry.is_known(self.env)  # imports and registers what "my_module:MyEnvironment" names
+        self._check_ranges()
         super().validate()
-        for key in ("max_action_tokens", "max_tokens_per_micro_batch", "episodes_per_task"):
-            self._check(getattr(self, key) >= 1, key, "must be at least 1")
-        self._check(self.action_temperature >= 0, "action_temperature", "must not be negative")
-        self._check(0 < self.action_top_p <= 1, "action_top_p", "must be above 0 and at most 1")
         self._check(self.input_ == "sampler" or hasattr(self, "offline_iterations"), "input_",
                     "needs an algorithm with a replay buffer, such as NLAC")  # fmt: skip
-        self._check(self.history_turns is None or self.history_turns >= 1, "history_turns", "must be at least 1, or None")
-        self._check(self.env_threads >= 0, "env_threads", "must not be negative")
         if self.episodes_per_iteration is not None:
-            self._check(self.episodes_per_iteration >= 1, "episodes_per_iteration", "must be at least 1")
             self._check(self.episodes_per_iteration % self.episodes_per_task == 0, "episodes_per_iteration",
                         f"must be a multiple of episodes_per_task, {self.episodes_per_task}")  # fmt: skip
         if self.evaluation_interval:
             self._check(self.evaluation_duration_unit == "episodes" and self.evaluation_duration != "auto",
                         "evaluation_duration", "must be a number of episodes (evaluation_duration_unit: episodes)")  # fmt: skip
-            self._check(self.evaluation_attempts >= 1 and self.evaluation_duration % self.evaluation_attempts == 0,
+            self._check(self.evaluation_duration % self.evaluation_attempts == 0,
                         "evaluation_attempts", f"must divide evaluation_duration, {self.evaluation_duration}")  # fmt: skip
         self._check(not self.evaluate_refined or hasattr(self, "stage_settings"), "evaluate_refined",
                     "needs an algorithm with a critic in words, such as NLAC")  # fmt: skip
@@ -280,6 +309,18 @@ class LanguageConfig(AlgorithmConfig):
         whole = "must be 1: the loss compares probabilities under the whole distribution"
         self._check(self.action_top_p == 1.0, "action_top_p", whole)
 
+    def _check_ranges(self) -> None:
+        ranges_of_all: dict[str, ranges.Range | ranges.Flag] = {}
+        nested: dict[str, ranges.Ranges] = {}
+        for cls in reversed(type(self).__mro__):
+            ranges_of_all |= vars(cls).get("RANGES", {})
+            nested |= vars(cls).get("NESTED_RANGES", {})
+        values = {key: getattr(self, key) for key in ranges_of_all if hasattr(self, key)}
+        ranges.check(ranges_of_all, values, "config.{key}")
+        for key, inner in nested.items():
+            self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
+            ranges.check(inner, getattr(self, key), f"config.{key}[{{key!r}}]")
+
     def _check(self, condition: bool, key: str, complaint: str) -> None:
         if not condition:
             raise ValueError(f"config.{key} is {getattr(self, key)!r} and {complaint}")
@@ -295,6 +336,17 @@ class LanguageConfig(AlgorithmConfig):
 
 class LanguageAlgorithmConfig(LanguageConfig):
     """What NLAC and the baselines of this package share: collection by episodes, and DeepSpeed's gradient step."""
+
+    RANGES = {
+        "minibatch_size": ranges.COUNT,
+        "max_staleness": ranges.WHOLE_NOT_NEGATIVE,
+        "sample_timeout_s": ranges.POSITIVE,
+        "learner_snapshot_interval": ranges.WHOLE_NOT_NEGATIVE,
+        "tau": ranges.Range(0, 1, optional=True),
+        "weight_decay": ranges.NOT_NEGATIVE,
+        "adam_epsilon": ranges.Range(0, above=True, why="at 0 a weight without a gradient becomes 0 / 0"),
+        "zero_stage": ranges.Range(0, 3, whole=True),
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -409,13 +461,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        for key in ("minibatch_size", "train_batch_size_per_learner", "num_epochs"):
-            self._check(getattr(self, key) >= 1, key, "must be at least 1")
-        self._check(
-            self.tau is None or 0 <= self.tau <= 1, "tau", "must lie between 0 (frozen target) and 1 (no target network)"
-        )
-        self._check(self.learner_snapshot_interval >= 0, "learner_snapshot_interval", "must not be negative")
-        self._check(self.max_staleness >= 0, "max_staleness", "must not be negative")
         self._check(
             self.max_staleness == 0 or self.num_env_runners > 0,
             "max_staleness",
@@ -425,6 +470,9 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self._check(self.grad_clip_by == "global_norm", "grad_clip_by", "must be global_norm: DeepSpeed clips by nothing else")
         for key in DEEPSPEED_KEYS_OF_OURS.keys() & self.deepspeed_config.keys():
             raise ValueError(f"config.deepspeed_config has {key!r}: remove it and set {DEEPSPEED_KEYS_OF_OURS[key]} instead")
+        for part, key in (("zero_optimization", "compute_grad_norm"), ("bf16", "check_grad_overflow")):
+            off = self.deepspeed_settings.get(part, {}).get(key) is False
+            self._check(not off, "deepspeed_config", f"lets gradients pass that are not finite: leave out {part}.{key}")
         self._check(self.minibatch_size <= self.train_batch_size_per_learner, "minibatch_size",
                     f"must not exceed train_batch_size_per_learner, {self.train_batch_size_per_learner}")  # fmt: skip
         self._check(self.num_env_runners == 0 or self.num_engines > 0, "num_engines",

@@ -47,6 +47,9 @@ def log_stages(
         metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
     metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")
+    for role, count in report.answered.items():
+        metrics.log_value((STAGES, role, "unparsed_answer_rate"), report.unparsed[role] / count, window=1)
+        metrics.log_value((STAGES, role, "cut_off_rate"), report.cut_off[role] / count, window=1)
     for wave, seconds in report.seconds.items():
         metrics.log_value((STAGES, wave, "time_s"), seconds, window=1)
         metrics.log_value((STAGES, wave, "tokens_per_s"), report.tokens[wave] / max(seconds, 1e-9), window=1)

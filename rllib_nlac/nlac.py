@@ -76,6 +76,11 @@ class ReplayAlgorithm(LanguageAlgorithm):
                 self.config.total_train_batch_size, self._beta(), self.config.n_step
             )
 
+    def prioritise(self, sample: ReplaySample, values: np.ndarray) -> None:
+        """Gives the transitions of a sample their priorities; one that is NaN leaves a transition's as it is."""
+        known = np.flatnonzero(~np.isnan(values))
+        self.local_replay_buffer.update_priorities_of([sample.nodes[i] for i in known], values[known])
+
     def _beta(self) -> float:
         """β rises linearly from its first value to 1."""
         settings = self.config.replay_settings
@@ -122,16 +127,18 @@ class NLAC(ReplayAlgorithm):
         with self.metrics.log_time((TIMERS, LANGUAGE_STAGES_TIMER)):
             targets, refinements, report = self.stages.run(sample.transitions, target_version=self.weight_version)
         log_stages(self.metrics, report, targets, refinements)
+        self.heed_stages(report)
         self.writer.write(self.iteration, targets, refinements)
 
         # 7. The two losses, one gradient step a minibatch; what they say of each transition becomes its priority.
         sequences = self.sequences_of(sample, targets, refinements)
+        self.heed_lessons(sequences)
         if not sequences:
-            return  # nothing parsed; the counts say what
+            return
         losses = self.learn(sequences, count=len(sample.transitions))
         with self.metrics.log_time((TIMERS, REPLAY_BUFFER_UPDATE_PRIOS_TIMER)):
             of_policy = self.policy_losses(losses[POLICY], refinements)
-            self.local_replay_buffer.update_priorities_of(sample.nodes, priorities(losses[CRITIC], of_policy))
+            self.prioritise(sample, priorities(losses[CRITIC], of_policy))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
 
         # 8. The new weights go to every engine.
@@ -173,12 +180,14 @@ class NLAC(ReplayAlgorithm):
             for item, answer in critic:
                 ids = self.stages.predict_ids(sample.transitions[item])
                 weight = self.config.critic_loss_coeff * float(sample.weights[item]) / len(critic)
-                sequences.append(TrainingSequence(ids, answer.token_ids, CRITIC, item, minibatch, weight))
+                origin = f"transition {sample.transitions[item].id}"
+                sequences.append(TrainingSequence(ids, answer.token_ids, CRITIC, item, minibatch, weight, origin=origin))
             for item, answer in policy:
                 # The prompt is the one that the engine saw when it sampled the stored action.
                 ids = sample.transitions[item].generation.prompt_ids
                 weight = self.config.policy_loss_coeff * float(sample.weights[item]) * refinements[item].weight / total
-                sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, item, minibatch, weight))
+                origin = f"transition {sample.transitions[item].id}"
+                sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, item, minibatch, weight, origin=origin))
         return sequences
 
     @override(LanguageAlgorithm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,8 @@ from ray.tune import Callback
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from rllib_nlac.notices import NOTICES
 
 COLUMNS = {
     "iter": 4,
@@ -53,6 +56,8 @@ class ProgressLines(Callback):
         prefix = f"{trial.trial_id[-5:]} " if len(trials) > 1 else ""
         row = self._row({name: _show(values.get(name)) for name in COLUMNS})
         self._console.print(Text(prefix) + row, soft_wrap=True)
+        for notice in result.get(NOTICES, ()):
+            self._console.print(Text(f"{prefix}Note: {notice}", style="yellow"), soft_wrap=True)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._console.print(f"[green]{trial} is done.[/green]")
@@ -62,10 +67,11 @@ class ProgressLines(Callback):
 
     def _left(self, trial_id: str, result: Mapping[str, Any]) -> str:
         """Time left, from how far the nearest stop criterion has come since the first result."""
+        reached = [(_number(lookup(result, key)), _number(threshold)) for key, threshold in self._stop.items()]
         shares = [
-            min(float(value) / float(threshold), 1.0)
-            for key, threshold in self._stop.items()
-            if isinstance(value := lookup(result, key), (int, float)) and isinstance(threshold, (int, float)) and threshold > 0
+            min(value / threshold, 1.0)
+            for value, threshold in reached
+            if math.isfinite(value) and math.isfinite(threshold) and threshold > 0
         ]
         if not shares:
             return "-"
@@ -74,8 +80,9 @@ class ProgressLines(Callback):
         if share >= 1.0:
             return "0 s"
         if share <= first_share:
-            step = result.get("time_this_iter_s") or 0.0
-            seconds = step * (1.0 - share) / max(share, 1e-9)
+            if share <= 0:
+                return "-"
+            seconds = (result.get("time_this_iter_s") or 0.0) * (1.0 - share) / share
         else:
             seconds = (now - first_time) * (1.0 - share) / (share - first_share)
         return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
@@ -128,10 +135,22 @@ def evaluation_table(title: str, rows: Mapping[str, str]) -> Table:
     return table
 
 
+def _number(value: Any) -> float:
+    """A value as a float, NaN where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _show(value: Any) -> str:
-    if value is None or (isinstance(value, float) and value != value):
-        return "-"
     if isinstance(value, str):
         return value
-    number = float(value)
+    number = _number(value)
+    if not math.isfinite(number):
+        return "-" if math.isnan(number) else str(number)
+    if abs(number) >= 1e8:
+        return f"{number:.0e}"
     return f"{number:.0f}" if number == int(number) or abs(number) >= 100 else f"{number:.3f}"

@@ -36,7 +36,7 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("future_weights", "target", "future_weights"),
         ("episodes_per_iteration", 0, "must be at least 1"),
         ("tau", 1.5, "between 0"),
-        ("zero_stage", 4, "0, 1, 2 or 3"),
+        ("zero_stage", 4, "must be between 0 and 3"),
         ("minibatch_size", 4096, "must not exceed train_batch_size_per_learner, 512"),
         ("critic_input", "random", "one of predicted, backed_up, permuted, constant"),
         ("train_on_yes", "maybe", "one of success, always, never"),

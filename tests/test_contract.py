@@ -22,7 +22,7 @@ PLAYABLE = [
 @pytest.mark.parametrize(("name", "config"), PLAYABLE)
 def test_every_registered_environment_keeps_it(name, config):
     findings = list(contract.check_environment(lambda: registry.make(name, config), seeds=range(20)))
-    assert len(findings) == 12 and [f for f in findings if f.verdict == "FAILED"] == []
+    assert len(findings) == 13 and [f for f in findings if f.verdict == "FAILED"] == []
     notes = [f.check for f in findings if f.verdict == "note"]
     assert notes == (["the scripted expert gets the largest return"] if name == "TextArena" else [])
 
@@ -75,7 +75,8 @@ BROKEN = {
     "what is hidden": type("Tells", (Good,), {"first": lambda self: f"Not number {self.number}, honestly."}),
     "the scripted expert": type("Fails", (Good,), {"expert_action": lambda self: "I give up."}),
     "pickled": type("Forgets", (Good,), {"__setstate__": lambda self, state: self.__dict__.update(state | {"number": 0})}),
-    "info holds": type("Odd", (Good,), {"more": lambda self: {"system_prompt": 7}}),
+    "what it returns": type("Odd", (Good,), {"more": lambda self: {"system_prompt": 7}}),
+    "what it returns can": type("PaysNothing", (Good,), {"pay": lambda self: float("nan")}),
     "gymnasium's": type("NoSeed", (Good,), {"reset": lambda self, **options: ("x", {})}),
     "can be built": type(
         "Numbers", (Good,), {"__init__": lambda self: setattr(self, "observation_space", gym.spaces.Discrete(2))}

@@ -268,7 +268,7 @@ class TestGradient:
         assert_close(before - parameters_of(learner), expected)
         assert float(results["gradient_norm"].peek()) == pytest.approx(float(expected.norm()), rel=1e-4)
         table = np.concatenate(results[SEQUENCE_LOSSES].peek())
-        np.testing.assert_allclose(table[:, 2], losses, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(table[:, 3], losses, rtol=1e-3, atol=1e-5)
         assert table[:, :2].tolist() == [[s.item, s.role] for s in sequences]
 
     @pytest.mark.parametrize("role", [CRITIC, POLICY])

@@ -169,7 +169,8 @@ class TestPriorities:
         shards = shard_evenly(sequences, 2)
         half = len(shards) // 2
         tables = [
-            np.array([(s.item, s.role, s.minibatch, float(s.minibatch)) for s in own]) for own in (shards[:half], shards[half:])
+            np.array([(s.item, s.role, s.minibatch, float(s.minibatch), 1.0) for s in own])
+            for own in (shards[:half], shards[half:])
         ]
         owners = {i: {n for n, t in enumerate(tables) if i in t[:, 0]} for i in range(40)}
         assert any(len(own) == 2 for own in owners.values())
@@ -178,12 +179,14 @@ class TestPriorities:
         assert losses[CRITIC].tolist() == [last[i] for i in range(40)] and np.isnan(losses[POLICY]).all()
 
     def test_losses_by_role_and_item(self):
-        table = np.array(
-            [[0, CRITIC, 0, 1.5], [0, POLICY, 0, 2.5], [2, CRITIC, 1, 3.5], [-1, CRITIC, 9, 8.0], [3, CRITIC, 9, 9.0]]
-        )
-        losses = last_losses([table, np.zeros((0, 4))], 3)
+        rows = [[0, CRITIC, 0, 1.5], [0, POLICY, 0, 2.5], [2, CRITIC, 1, 3.5], [-1, CRITIC, 9, 8.0], [3, CRITIC, 9, 9.0]]
+        losses = last_losses([np.array([[*row, 1.0] for row in rows]), np.zeros((0, 5))], 3)
         np.testing.assert_array_equal(losses[CRITIC], [1.5, NAN, 3.5])
         np.testing.assert_array_equal(losses[POLICY], [2.5, NAN, NAN])
+
+    def test_a_step_that_was_stopped_says_nothing_unless_it_was_the_only_one(self):
+        rows = [[0, CRITIC, 0, 1.5, 1.0], [0, CRITIC, 1, 7.0, np.inf], [1, CRITIC, 1, 2.5, np.nan], [2, CRITIC, 1, NAN, NAN]]
+        assert last_losses([np.array(rows)], 3)[CRITIC].tolist() == [1.5, np.inf, np.inf]
 
 
 class TestStep:

@@ -15,6 +15,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import TrainingSequence, into_minibatches, turn_sequences
@@ -27,6 +28,12 @@ ROUNDING = 1e-10  # returns are sums of rewards in float64
 
 class GRPOConfig(LanguageAlgorithmConfig):
     """Configures GRPO. ``minibatch_size`` counts turns, ``episodes_per_iteration`` all episodes of all tasks."""
+
+    RANGES = {
+        "episodes_per_task": ranges.Range(2, whole=True, why="an advantage compares episodes"),
+        "clip_param": ranges.POSITIVE,
+        "normalize_by_std": ranges.FLAG,
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or GRPO)
@@ -65,7 +72,6 @@ class GRPOConfig(LanguageAlgorithmConfig):
     def validate(self) -> None:
         super().validate()
         self._check_policy_gradient()
-        self._check(self.episodes_per_task >= 2, "episodes_per_task", "must be at least 2: an advantage compares episodes")
 
 
 class PolicyGradientLearner(LanguageLearner):
@@ -82,6 +88,11 @@ class PolicyGradientLearner(LanguageLearner):
 
 class GRPO(LanguageAlgorithm):
     """On-policy: a batch of groups, a few epochs of clipped policy gradient, new weights."""
+
+    nothing_to_learn = (
+        "all episodes of each task had the same return, so none was better than another. Take tasks that the model sometimes "
+        "solves, or more episodes of each (episodes_per_task)"
+    )
 
     @classmethod
     @override(LanguageAlgorithm)

@@ -11,6 +11,7 @@ from typing import Any, Self
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.config import NLACConfig
 from rllib_nlac.language import critique, refine
 from rllib_nlac.language.stages import Answer, Ask, LanguageStages, Stage, StageReport
@@ -20,6 +21,8 @@ from rllib_nlac.types import Critique, Future, Refinement, Transition, Weights
 
 class NLQLConfig(NLACConfig):
     """Configures NLQL."""
+
+    RANGES = {"num_candidates": ranges.Range(2, whole=True, why="the best of one teaches nothing")}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or NLQL)
@@ -42,7 +45,6 @@ class NLQLConfig(NLACConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: the best of one teaches nothing")
         self._check(
             self.critic_input != "backed_up",
             "critic_input", "speaks of stored actions, and the candidates are new ones: set it to predicted",
@@ -72,6 +74,7 @@ class BestOfStages(LanguageStages):
             settings.future, settings.future_weights,
         )  # fmt: skip
         predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
+        report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
         seen = critique.evaluator_input(predicted, settings.critic_input, self.rng)
         answers = yield Ask(
             [critique.evaluate_prompt(p, t.state, a[1], d) if a else None
@@ -79,6 +82,7 @@ class BestOfStages(LanguageStages):
             settings.critique, settings.judge,
         )  # fmt: skip
         critiques = [critique.read_critique(answer) for answer in answers]
+        report.note("critique", answers, critiques)
         refinements = [
             choose(t, actions[i * n : (i + 1) * n], seen[i * n : (i + 1) * n], critiques[i * n : (i + 1) * n])
             for i, t in enumerate(transitions)

@@ -16,6 +16,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.language_config import LanguageAlgorithmConfig, LanguageConfig
 from rllib_nlac.names import unknown_key
@@ -27,6 +28,14 @@ ENDPOINT_CONTEXT = 1_000_000  # the endpoint minds its own limit
 
 class ReActConfig(LanguageAlgorithmConfig):
     """Configures ReAct prompting."""
+
+    NESTED_RANGES = {
+        "endpoint": {
+            "max_concurrency": ranges.COUNT,
+            "max_retries": ranges.WHOLE_NOT_NEGATIVE,
+            "timeout_s": ranges.POSITIVE,
+        }
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReAct)

@@ -8,6 +8,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import TrainingSequence, into_minibatches, turn_sequences
@@ -16,6 +17,8 @@ from rllib_nlac.sampling.env_runner import episode_success
 
 class RFTConfig(LanguageAlgorithmConfig):
     """Configures RFT. ``minibatch_size`` counts turns."""
+
+    RANGES = {"min_return": ranges.Range(optional=True), "pool_size": ranges.WHOLE_NOT_NEGATIVE}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or RFT)
@@ -42,6 +45,11 @@ class RFTConfig(LanguageAlgorithmConfig):
 
 class RFT(LanguageAlgorithm):
     """The accepted episodes, of this iteration or of a pool of the latest, supervised."""
+
+    nothing_to_learn = (
+        "no episode was accepted: none succeeded, or none reached min_return. Begin with a model that sometimes succeeds, with "
+        "easier tasks, or play more episodes (episodes_per_iteration)"
+    )
 
     @classmethod
     @override(LanguageAlgorithm)

@@ -16,6 +16,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
+from rllib_nlac import ranges
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.config import RolesConfig
 from rllib_nlac.language.stages import StageReport
@@ -28,6 +29,8 @@ from rllib_nlac.types import BellmanTarget, Refinement, Transition
 
 class RolloutConfig(RolesConfig):
     """Configures critics from rollouts. ``minibatch_size`` counts texts, of both roles together."""
+
+    RANGES = {"rollouts_per_action": ranges.COUNT}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -46,11 +49,6 @@ class RolloutConfig(RolesConfig):
         arguments = locals()
         super().training(**kwargs)
         return self._set(arguments)
-
-    @override(AlgorithmConfig)
-    def validate(self) -> None:
-        super().validate()
-        self._check(self.rollouts_per_action >= 1, "rollouts_per_action", "must be at least 1")
 
 
 class RolloutCritic(LanguageAlgorithm):
@@ -90,6 +88,7 @@ class RolloutCritic(LanguageAlgorithm):
         (refinements,) = self.stages.drive(report, self.stages.improvement(judged, report, futures))
         targets = [target for group in described for target in group]
         log_stages(self.metrics, report, targets, refinements)
+        self.heed_stages(report)
         return self._sequences(targets, refinements)
 
     def branch(self, prefixes: list[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
@@ -126,9 +125,13 @@ class RolloutCritic(LanguageAlgorithm):
         for target, answer in critic:
             weight = config.critic_loss_coeff / len(critic)
             sequences.append(
-                TrainingSequence(self.stages.predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight)
-            )
+                TrainingSequence(
+                    self.stages.predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight,
+                    origin=f"turn {target.transition.id} of a rollout",
+                )
+            )  # fmt: skip
         for refinement, answer in policy:
             ids, weight = refinement.transition.generation.prompt_ids, config.policy_loss_coeff / len(policy)
-            sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, 0, 0, weight))
+            origin = f"turn {refinement.transition.id} of a judged episode"
+            sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, 0, 0, weight, origin=origin))
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)

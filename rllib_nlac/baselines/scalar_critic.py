@@ -16,6 +16,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac import ranges
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.grpo import PolicyGradientLearner
 from rllib_nlac.config import ReplayConfig
@@ -31,6 +32,14 @@ from rllib_nlac.types import Generation, Message, Request, Transition
 
 class ScalarCriticConfig(ReplayConfig):
     """Configures the scalar critic. ``minibatch_size`` counts transitions."""
+
+    RANGES = {
+        "num_candidates": ranges.Range(2, whole=True, why="an advantage compares actions"),
+        "tau": ranges.Range(0, 1, why="targets come from the target weights"),
+        "entropy_alpha": ranges.NOT_NEGATIVE,
+        "clip_param": ranges.POSITIVE,
+        "vf_loss_coeff": ranges.NOT_NEGATIVE,
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ScalarCritic)
@@ -77,8 +86,6 @@ class ScalarCriticConfig(ReplayConfig):
     def validate(self) -> None:
         super().validate()
         self._check_policy_gradient()
-        self._check(self.num_candidates >= 2, "num_candidates", "must be at least 2: an advantage compares actions")
-        self._check(self.tau is not None, "tau", "must be a number: targets come from the target weights")
         self._check(self.zero_stage < 3, "zero_stage", "must be below 3: the target's values need whole parameters")
 
 
@@ -143,7 +150,7 @@ class ScalarCritic(ReplayAlgorithm):
         advantages = soft.reshape(-1, n) - soft.reshape(-1, n).mean(1, keepdims=True)
         groups = [candidates[i * n : (i + 1) * n] for i in range(len(transitions))]
         losses = self.learn(self._sequences(sample, targets, groups, advantages), count=len(transitions))
-        self.local_replay_buffer.update_priorities_of(sample.nodes, priorities(losses[CRITIC], np.full(len(targets), np.nan)))
+        self.prioritise(sample, priorities(losses[CRITIC], np.full(len(targets), np.nan)))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
         self.metrics.log_value("q_mean", float(soft.mean()), window=1)
         self.sync_weights()
@@ -165,13 +172,14 @@ class ScalarCritic(ReplayAlgorithm):
         for epoch, order in enumerate(orders):
             for place, i in enumerate(order):
                 step, weight = epoch * -(-count // size) + place // size, float(sample.weights[i]) / size
-                g = sample.transitions[i].generation
+                g, origin = sample.transitions[i].generation, f"transition {sample.transitions[i].id}"
+                of_critic, of_candidate = weight * self.config.vf_loss_coeff, weight / len(candidates[i])
                 sequences.append(
-                    TrainingSequence(g.prompt_ids, g.token_ids, CRITIC, i, step, weight * self.config.vf_loss_coeff, targets[i])
+                    TrainingSequence(g.prompt_ids, g.token_ids, CRITIC, i, step, of_critic, targets[i], origin=origin)
                 )
                 sequences += [
                     TrainingSequence(
-                        a.prompt_ids, a.token_ids, POLICY, i, step, weight / len(candidates[i]), float(advantage), a.logprobs
+                        a.prompt_ids, a.token_ids, POLICY, i, step, of_candidate, float(advantage), a.logprobs, origin
                     )
                     for a, advantage in zip(candidates[i], advantages[i], strict=True)
                 ]

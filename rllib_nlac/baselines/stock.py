@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPO, APPOConfig
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import LEARNER_RESULTS
 
+from rllib_nlac import ranges
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
 from rllib_nlac.language_config import LanguageConfig
+from rllib_nlac.learner.group import on_every_learner
+from rllib_nlac.learner.stopped import MAX_IN_A_ROW
+from rllib_nlac.sync.shared import NotFiniteError, broken_tensors
+from rllib_nlac.watch import Watched
 
 
 class StockConfig(LanguageConfig):
@@ -24,6 +33,18 @@ class StockConfig(LanguageConfig):
     Each EnvRunner has an engine of its own, in its process; RLlib's own sync feeds it. The turn limit ends an episode
     (``truncation_ends``), as it does for NLAC; RLlib would otherwise bootstrap from a state that nobody ever acts in.
     """
+
+    RANGES = {
+        "action_temperature": ranges.Range(0, above=True, why="a greedy policy has no gradient"),
+        "lambda_": ranges.SHARE,
+        "entropy_coeff": ranges.Range(0, schedule=True),
+        "vf_loss_coeff": ranges.NOT_NEGATIVE,
+        "clip_param": ranges.POSITIVE,
+        "vf_clip_param": ranges.Range(0, infinite=True),
+        "kl_coeff": ranges.NOT_NEGATIVE,
+        "kl_target": ranges.NOT_NEGATIVE,
+        "tau": ranges.SHARE,
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -74,7 +95,43 @@ class TextPPOConfig(StockConfig, PPOConfig):
         super().__init__(algo_class=algo_class or TextPPO)
 
 
-class TextPPO(PPO):
+class StockOnText(Watched):
+    """What RLlib's algorithms lack on text: an end to runs whose numbers are no longer finite.
+
+    RLlib's learners put zeros in the place of gradients that are not finite and go on, with the same weights for ever, or with
+    weights that are not finite themselves. Training step, learner and loss stay RLlib's; results are looked at.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._broken_losses = 0
+        super().__init__(*args, **kwargs)
+
+    @override(Algorithm)
+    def step(self) -> dict[str, Any]:
+        """RLlib's iteration.
+
+        Raises:
+            NotFiniteError: A loss was not finite and neither are the weights, or it was the third such iteration in a row.
+        """
+        results = super().step()
+        loss = (results.get(LEARNER_RESULTS, {}).get(DEFAULT_MODULE_ID) or {}).get("total_loss")
+        if loss is None:
+            return results  # of an asynchronous algorithm, whose learner is still at work
+        self._broken_losses = 0 if np.isfinite(loss) else self._broken_losses + 1
+        broken = filter(None, on_every_learner(self.learner_group, _broken_weights)) if self._broken_losses else iter(())
+        if what := next(broken, None):
+            raise NotFiniteError(f"the loss is {float(loss)}, and {what}. {self.way_back()}")
+        if self._broken_losses >= MAX_IN_A_ROW:
+            raise NotFiniteError(f"the loss was not finite in {self._broken_losses} iterations in a row. {self.way_back()}")
+        return results
+
+
+def _broken_weights(learner: Any) -> str | None:
+    broken = broken_tensors(dict(learner.module[DEFAULT_MODULE_ID].named_parameters()))
+    return f"{len(broken)} of the model's tensors are not finite, first {next(iter(broken))}" if broken else None
+
+
+class TextPPO(StockOnText, PPO):
     """RLlib's PPO; only its default configuration differs."""
 
     @classmethod
@@ -90,7 +147,7 @@ class TextAPPOConfig(StockConfig, APPOConfig):
         super().__init__(algo_class=algo_class or TextAPPO)
 
 
-class TextAPPO(APPO):
+class TextAPPO(StockOnText, APPO):
     """RLlib's APPO; only its default configuration differs."""
 
     @classmethod

@@ -9,13 +9,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
+from rllib_nlac.envs.answers import AnswerError, checked_reset, checked_step
 from rllib_nlac.sampling.env_runner import check_text_env
+
+Answer = TypeVar("Answer")
 
 ODD_TEXTS = ("", " ", "😀🙈 ünïcödé \u202e \x00", "x " * 50_000, '{"name": "x"}', "{" * 2000, "1/0", "%s {0} \\boxed{")
 PLAIN_TEXTS = ("Hello.", "Yes.", "Is it big?", "1", "I do not know.")
@@ -56,12 +59,13 @@ def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(
     checks: list[tuple[str, Callable[[Callable[[], gym.Env], Sequence[int]], None]]] = [
         ("can be built, and its spaces are text", _spaces),
         ("gymnasium's own checker", _gymnasium),
+        ("what it returns can be read", _answers),
         ("info holds what agents need", _info),
         ("the same seed gives the same task", _seeds),
         ("instances do not disturb each other", _interleaved),
         ("global random states are left alone", _global_states),
         ("no text crashes it", _odd_texts),
-        ("episodes end, with finite rewards", _ends),
+        ("episodes end", _ends),
         ("what is hidden stays hidden", _hidden),
         ("pickled in mid-episode it goes on the same", _pickled),
         ("the scripted expert gets the largest return", _expert),
@@ -78,7 +82,7 @@ def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(
         except Exception as error:
             finding = Finding(name, "FAILED", f"it raised {type(error).__name__}: {error}")
         yield finding
-        if check is _spaces and finding.verdict == "FAILED":
+        if check in (_spaces, _answers) and finding.verdict == "FAILED":
             return  # nothing else can be asked of it
 
 
@@ -87,6 +91,12 @@ def _spaces(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
         check_text_env(make(), "it")
     except ValueError as error:
         raise Broken(str(error)) from error
+
+
+def _answers(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        for use_expert in (False, True):
+            play(make(), seed, use_expert)
 
 
 def _gymnasium(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
@@ -100,13 +110,8 @@ def _gymnasium(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
 
 def _info(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
     _, info = make().reset(seed=seeds[0])
-    prompt = info.get("system_prompt")
-    if prompt is not None and not isinstance(prompt, str):
-        raise Broken(f"info['system_prompt'] is a {type(prompt).__name__} and must be a str")
-    if not isinstance(info.get("privileged", {}), dict):
-        raise Broken("info['privileged'] must be a dict of what no prompt may show")
     last = play(make(), seeds[0]).infos[-1]
-    if prompt is None:
+    if info.get("system_prompt") is None:
         raise Noted("info of reset() has no 'system_prompt': the agent is told nothing before the first observation")
     if "success" not in last:
         raise Noted("the last info has no 'success': a positive return will count as one")
@@ -170,8 +175,6 @@ def _ends(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
         episode = play(make(), seed, use_expert=False)
         if not episode.ended:
             raise Broken(f"an episode was not over after {MAX_STEPS} steps: set truncated at a limit of turns")
-        if not all(np.isfinite(episode.rewards)):
-            raise Broken(f"a reward is not finite: {episode.rewards}")
 
 
 def _hidden(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
@@ -250,8 +253,12 @@ def play(env: gym.Env, seed: int, use_expert: bool = True) -> Episode:
 
 
 def _steps(env: gym.Env, seed: int, use_expert: bool = True) -> Iterator[Any]:
-    """Plays step by step; yields None after each and the episode in the end."""
-    observation, info = env.reset(seed=seed)
+    """Plays step by step; yields None after each and the episode in the end.
+
+    Raises:
+        Broken: An answer would cost an EnvRunner the episode.
+    """
+    observation, info = _checked(checked_reset, env.reset(seed=seed))
     episode = Episode([observation], [], [info])
     expert = getattr(env, "expert_action", None) if use_expert else None
     for number in range(MAX_STEPS):
@@ -261,15 +268,22 @@ def _steps(env: gym.Env, seed: int, use_expert: bool = True) -> Iterator[Any]:
                 action = expert()
             except NotImplementedError:
                 expert = None
-        observation, reward, terminated, truncated, info = env.step(action)
+        observation, reward, terminated, truncated, info = _checked(checked_step, env.step(action))
         episode.observations.append(observation)
-        episode.rewards.append(float(reward))
+        episode.rewards.append(reward)
         episode.infos.append(info)
-        episode.ended = bool(terminated or truncated)
+        episode.ended = terminated or truncated
         if episode.ended:
             break
         yield None
     yield episode
+
+
+def _checked(read: Callable[[Any], Answer], answer: Any) -> Answer:
+    try:
+        return read(answer)
+    except AnswerError as error:
+        raise Broken(f"{error}. A run would lose the episode") from error
 
 
 def _has_expert(env: gym.Env, seed: int) -> bool:

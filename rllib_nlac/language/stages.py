@@ -67,12 +67,31 @@ class StageReport:
         tokens: Generated tokens by wave.
         seconds: Wall-clock by wave.
         calls: Engine calls.
+        answered: How often each role answered: "future", "target", "critique", "refinement".
+        unparsed: How many of these answers did not parse, by role.
+        cut_off: How many of those that did not parse the token limit cut off, by role.
+        examples: The first answer of each role that did not parse, as it came.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     calls: int = 0
+    answered: Counter[str] = field(default_factory=Counter)
+    unparsed: Counter[str] = field(default_factory=Counter)
+    cut_off: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def note(self, role: str, answers: Sequence[Answer | None], parsed: Sequence[Any]) -> None:
+        """Books what a role answered and what became of each answer, None where it did not parse."""
+        for answer, result in zip(answers, parsed, strict=True):
+            if answer is None:
+                continue
+            self.answered[role] += 1
+            if result is None:
+                self.unparsed[role] += 1
+                self.cut_off[role] += not answer[0].finished
+                self.examples.setdefault(role, answer[1])
 
 
 def backup_stage(
@@ -81,7 +100,7 @@ def backup_stage(
     """y of every transition. With n steps, y of the last of them first, and each earlier one rests on the next one's."""
     chains = [(t, *t.following) for t in transitions]
     ends = [chain[-1] for chain in chains]
-    next_actions, next_futures = yield from _continuation(ends, prompts, settings)
+    next_actions, next_futures = yield from _continuation(ends, prompts, settings, report)
 
     later: list[Future | None] = list(next_futures)
     targets: list[BellmanTarget] = [backup.read_target(t, None, None, None) for t in transitions]
@@ -95,6 +114,7 @@ def backup_stage(
         for i, step, answer in zip(due, steps, answers, strict=True):
             targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i])
             later[i] = targets[i].future
+        report.note("target", answers, [targets[i].future for i in due])
     if settings.reasoning is not None:
         thoughts = [reasoning.target_thought(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
         generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
@@ -104,7 +124,7 @@ def backup_stage(
 
 
 def _continuation(
-    ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings
+    ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, report: StageReport
 ) -> Stage[tuple[list[str | None], list[Future | None]]]:
     """a' and d' behind every transition; of several a', the first whose d' the evaluator approves of, or else the first."""
     count = settings.num_next_actions
@@ -116,11 +136,13 @@ def _continuation(
         settings.future, Weights.INITIAL if settings.future_weights is Weights.INITIAL else Weights.TARGET,
     )  # fmt: skip
     futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
+    report.note("future", answers, futures)
     if count == 1:
         return actions, futures
     verdicts = yield from _critiques(
-        [p for p, _ in states], [t.next_state for _, t in states], actions, [(d,) if d else () for d in futures], settings
-    )
+        [p for p, _ in states], [t.next_state for _, t in states], actions, [(d,) if d else () for d in futures],
+        settings, report,
+    )  # fmt: skip
     chosen = []
     for start in range(0, len(states), count):
         known = [i for i in range(start, start + count) if futures[i]] or [start]
@@ -130,7 +152,7 @@ def _continuation(
 
 def _critiques(
     prompts: Sequence[PromptSet], states: Sequence[tuple[Message, ...]], actions: Sequence[str | None],
-    futures: Sequence[Sequence[Future]], settings: StageSettings,
+    futures: Sequence[Sequence[Future]], settings: StageSettings, report: StageReport,
 ) -> Stage[list[Critique | None]]:  # fmt: skip
     """What the evaluator says of each action, given its futures; None where there is no action or no future."""
     answers = yield Ask(
@@ -138,7 +160,9 @@ def _critiques(
          for p, s, a, d in zip(prompts, states, actions, futures, strict=True)],
         settings.critique, settings.judge,
     )  # fmt: skip
-    return [critique.read_critique(answer) for answer in answers]
+    critiques = [critique.read_critique(answer) for answer in answers]
+    report.note("critique", answers, critiques)
+    return critiques
 
 
 def improvement_stage(
@@ -166,9 +190,10 @@ def improvement_stage(
                 settings.future, settings.future_weights,
             )  # fmt: skip
             parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(count)]
+            report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
             report.counts["unparsed_future"] += k * sum(a is not None for a in actions) - sum(map(len, parsed))
         seen = critique.evaluator_input(parsed, settings.critic_input, rng)
-        return seen, (yield from _critiques(prompts, [t.state for t in transitions], actions, seen, settings))
+        return seen, (yield from _critiques(prompts, [t.state for t in transitions], actions, seen, settings, report))
 
     k, rounds = settings.num_futures, settings.num_refinements
     count = len(transitions)
@@ -202,6 +227,7 @@ def improvement_stage(
         )  # fmt: skip
         # Where a later round has nothing better to offer, the former round's action stands.
         new = [refine.read_action(answer, settings.action_format) for answer in answers]
+        report.note("refinement", answers, new)
         advice = [(*former, c) if a and c else former for a, c, former in zip(new, critiques, advice, strict=True)]
         refined = [a or former for a, former in zip(new, refined, strict=True)]
         actions = [answer[1] if answer else None for answer in refined]

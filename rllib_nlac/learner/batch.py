@@ -24,11 +24,13 @@ class TrainingSequence:
         prompt_ids: Token ids of the prompt.
         answer_ids: The sampled ids.
         role: CRITIC (L1) or POLICY (L2).
-        item: Which transition of the sampled batch it belongs to.
+        item: Which transition of the sampled batch it belongs to, or which sequence it is where there is none; -1 of a copy
+            that only fills up.
         minibatch: Which gradient step it belongs to.
         weight: Its share in that step's loss, importance weight and mean included.
         scalar: Of a policy gradient its advantage, of a scalar critic its regression target.
         logprobs: Log-probabilities of the answer's tokens when they were sampled, for policy gradients.
+        origin: What it was made of, for messages: a transition, or an episode's turn.
     """
 
     prompt_ids: Sequence[int]
@@ -39,6 +41,7 @@ class TrainingSequence:
     weight: float
     scalar: float = 0.0
     logprobs: Sequence[float] | np.ndarray = ()
+    origin: str = ""
 
 
 def to_multi_agent_batch(sequences: Sequence[TrainingSequence], env_steps: int) -> MultiAgentBatch:
@@ -98,6 +101,7 @@ def into_minibatches(
         rng: For the order.
     """
     steps: list[list[TrainingSequence]] = []
+    sequences = [replace(sequence, item=item) for item, sequence in enumerate(sequences)]
     for _ in range(epochs):
         order = rng.permutation(len(sequences))
         steps += [[sequences[i] for i in order[start : start + size]] for start in range(0, len(order), size)]
@@ -115,11 +119,12 @@ def turn_sequences(episode: SingleAgentEpisode, advantage: float = 0.0) -> list[
     """
     generations = episode.get_extra_model_outputs(GENERATION)
     tokens = sum(len(g.token_ids) for g in generations)
-    return [
-        TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, len(g.token_ids) / tokens, advantage, g.logprobs)
-        for g in generations
-        if g.token_ids
-    ]
+    sequences = []
+    for t, g in enumerate(generations):
+        if g.token_ids:
+            share, origin = len(g.token_ids) / tokens, f"episode {episode.id_}, turn {t}"
+            sequences.append(TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, share, advantage, g.logprobs, origin))
+    return sequences
 
 
 def micro_batches(lengths: torch.Tensor, rows: torch.Tensor, max_tokens: int) -> Iterator[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -67,16 +68,33 @@ class DeepSpeedTrainer:
     def backward(self, loss: torch.Tensor) -> None:
         """Adds a micro-batch's share of the gradient; shares add up to the sum over all learners.
 
-        DeepSpeed averages over learners, and a loss whose weights already hold the mean wants the sum.
+        DeepSpeed averages over learners, and a loss whose weights already hold the mean wants the sum. The gradient of a loss
+        that is not finite may be: it is made NaN, so that ``step`` of every learner learns of it by the gradient's norm.
         """
-        self.engine.backward(loss * self.world_size)
+        poison = torch.where(loss.detach().isfinite(), 1.0, torch.nan).to(loss.dtype)
+        self.engine.backward(loss * self.world_size * poison)
 
     def step(self) -> float:
-        """Clips, steps the optimizer and its schedule, clears the gradient; returns the gradient's norm before clipping."""
+        """Clips, steps the optimizer and its schedule, clears the gradient; returns the gradient's norm before clipping.
+
+        Where the norm is not finite, on any learner, all learners drop the gradient: weights, optimizer and schedule stay as
+        they were.
+
+        Raises:
+            RuntimeError: DeepSpeed stepped on such a gradient, or keeps no norm.
+        """
         own = None if self._keeps_norm else self._reduced_norm()
+        if own is not None and not own.isfinite():
+            self.engine.zero_grad()
+            return float(own)
         self.engine.step()
         norm = self.engine.get_global_grad_norm() if self._keeps_norm else own
-        return float("nan") if norm is None else float(norm)
+        if norm is None or (not math.isfinite(norm) and self.engine.was_step_applied()):
+            raise RuntimeError(
+                f"DeepSpeed stepped on a gradient whose norm is {norm}: leave compute_grad_norm and check_grad_overflow out of "
+                "deepspeed_config, and go on from the last checkpoint"
+            )
+        return float(norm)
 
     def _reduced_norm(self) -> torch.Tensor | None:
         """Norm of the gradient, averaged over the learners here and not in DeepSpeed's step, which keeps no norm."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -60,16 +61,28 @@ class LanguageLearner(TorchLearner):
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
         started = time.perf_counter()
         rows = batch[DEFAULT_MODULE_ID]
-        losses = torch.zeros(len(rows["length"]))
-        norms: list[float] = []
+        losses, norms = torch.zeros(len(rows["length"])), torch.zeros(len(rows["length"]), dtype=torch.float64)
+        steps: list[float] = []
         for minibatch in rows["minibatch"].unique().tolist():
-            losses += self._gradient_step(rows, (rows["minibatch"] == minibatch).nonzero().squeeze(-1), norms)
-        self._log(rows, losses, norms, time.perf_counter() - started)
-        return {}, {DEFAULT_MODULE_ID: (losses * rows["weight"].cpu()).sum()}, {}
+            members = (rows["minibatch"] == minibatch).nonzero().squeeze(-1)
+            steps.append(self._gradient_step(rows, members, losses))
+            norms[members.cpu()] = steps[-1]
+        self._log(rows, losses, norms, steps, time.perf_counter() - started)
+        done = norms.isfinite()
+        return {}, {DEFAULT_MODULE_ID: (losses * rows["weight"].cpu())[done].sum()}, {}
 
-    def _gradient_step(self, rows: dict[str, torch.Tensor], members: torch.Tensor, norms: list[float]) -> torch.Tensor:
-        """One optimizer step on the given rows, in micro-batches; returns each row's loss, 0 for all others."""
-        losses = torch.zeros(len(rows["length"]))
+    def _gradient_step(self, rows: dict[str, torch.Tensor], members: torch.Tensor, losses: torch.Tensor) -> float:
+        """One optimizer step on the given rows, in micro-batches.
+
+        Args:
+            rows: The batch.
+            members: The rows of this step.
+            losses: Takes up each of their losses, shape (N,).
+
+        Returns:
+            The gradient's norm before clipping. Where it is not finite no learner has made the step, and the target weights
+            stay where they are, too.
+        """
         groups = list(micro_batches(rows["length"], members, self.config.max_tokens_per_micro_batch))
         missing = self.trainer.most_of_any_learner(len(groups)) - len(groups)
         for number, group in enumerate([*groups, *[groups[-1][:1]] * missing]):
@@ -82,10 +95,10 @@ class LanguageLearner(TorchLearner):
             )
             self.trainer.backward(loss)
             losses[group.cpu()] = fwd_out[SEQUENCE_LOSSES].detach().float().cpu()
-        norms.append(self.trainer.step())
-        if self.target is not None and self.config.tau > 0:
+        norm = self.trainer.step()
+        if math.isfinite(norm) and self.target is not None and self.config.tau > 0:
             self.target.update(self.trainer.parts())
-        return losses
+        return norm
 
     @override(TorchLearner)
     def compute_loss_for_module(
@@ -164,17 +177,23 @@ class LanguageLearner(TorchLearner):
         """What DeepSpeed trains: the language model, with a head where a module has one."""
         return self.module[DEFAULT_MODULE_ID].trained
 
-    def _log(self, rows: dict[str, torch.Tensor], losses: torch.Tensor, norms: list[float], seconds: float) -> None:
+    def _log(
+        self, rows: dict[str, torch.Tensor], losses: torch.Tensor, norms: torch.Tensor, steps: list[float], seconds: float
+    ) -> None:
         real = rows["item"].cpu() >= 0
-        role, item, step, losses = (*(rows[name].cpu()[real] for name in ("role", "item", "minibatch")), losses[real])
-        table = np.stack([item.numpy(), role.numpy(), step.numpy(), losses.numpy()], axis=1)
+        role, item, step = (rows[name].cpu()[real] for name in ("role", "item", "minibatch"))
+        losses, norms = losses[real], norms[real]
+        columns = [column.numpy() for column in (item, role, step, losses, norms)]
         # A series, which RLlib concatenates over learners; the algorithm takes it out of the results again.
-        self.metrics.log_value((DEFAULT_MODULE_ID, SEQUENCE_LOSSES), table, reduce="item_series")
+        self.metrics.log_value((DEFAULT_MODULE_ID, SEQUENCE_LOSSES), np.stack(columns, axis=1), reduce="item_series")
         for name, kind in (("critic_loss", CRITIC), ("policy_loss", POLICY)):
             if (role == kind).any():
-                self.metrics.log_value((DEFAULT_MODULE_ID, name), losses[role == kind].mean().item(), window=1)
-        self.metrics.log_value((DEFAULT_MODULE_ID, "gradient_norm"), float(np.mean(norms)), window=1)
-        self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), len(norms), reduce="sum")
+                mean = losses[(role == kind) & norms.isfinite()].mean().item()  # NaN where every step was stopped
+                self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, window=1)
+        done = [norm for norm in steps if math.isfinite(norm)]
+        self.metrics.log_value((DEFAULT_MODULE_ID, "gradient_norm"), float(np.mean(done)) if done else math.nan, window=1)
+        self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), len(done), reduce="sum")
+        self.metrics.log_value((DEFAULT_MODULE_ID, "num_stopped_steps"), len(steps) - len(done), reduce="sum")
         tokens = int(rows["length"].sum())
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_tokens_trained"), tokens, reduce="sum")
         self.metrics.log_value((DEFAULT_MODULE_ID, "tokens_per_s"), tokens / max(seconds, 1e-9), window=1)

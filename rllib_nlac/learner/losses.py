@@ -91,17 +91,20 @@ def priorities(critic_loss: np.ndarray, policy_loss: np.ndarray) -> np.ndarray:
     """Replay priorities before the exponent: (L1 + L2 per token, clipped at the batch's 95th percentile) + 1e-3.
 
     Args:
-        critic_loss: Per transition, NaN where its L1 is not known; shape (N,).
-        policy_loss: Per transition, NaN where its L2 is not known; shape (N,).
+        critic_loss: Per transition, NaN where its L1 is not known, infinite where its update was stopped; shape (N,).
+        policy_loss: Per transition, NaN where its L2 is not known, infinite where its update was stopped; shape (N,).
 
     Returns:
         Shape (N,). A loss that is not known counts as the mean of those that are: as 0 it would make a transition rarer only
-        because a text about it did not parse.
+        because a text about it did not parse. NaN where an update was stopped: what it says counts for nothing.
     """
+    stopped = np.isinf(critic_loss) | np.isinf(policy_loss)
+    if stopped.all():
+        return np.full(len(stopped), np.nan)
     both = _filled(critic_loss) + _filled(policy_loss)
-    return np.minimum(both, np.quantile(both, 0.95)) + 1e-3
+    return np.where(stopped, np.nan, np.minimum(both, np.quantile(both[~stopped], 0.95)) + 1e-3)
 
 
 def _filled(losses: np.ndarray) -> np.ndarray:
-    known = losses[~np.isnan(losses)]
-    return np.where(np.isnan(losses), known.mean() if len(known) else 0.0, losses)
+    known = losses[np.isfinite(losses)]
+    return np.where(np.isfinite(losses), losses, known.mean() if len(known) else 0.0)

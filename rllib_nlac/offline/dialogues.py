@@ -24,6 +24,7 @@ import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_data import OfflineData
 
+from rllib_nlac.envs.answers import AnswerError, reward_of
 from rllib_nlac.envs.rows import Row, read_rows
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.prompts import PromptSet
@@ -108,10 +109,10 @@ def _rewards(row: Row, fields: Mapping[str, Any], count: int) -> tuple[float, ..
     values = fields.get("rewards", [*[0.0] * (count - 1), fields.get("reward")])
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"{row.place}: there are {count} actions, and 'rewards' is {values!r:.60}")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-            raise ValueError(f"{row.place}: a reward must be a finite number, and one is {value!r}")
-    return tuple(map(float, values))
+    try:
+        return tuple(reward_of(value, "a reward") for value in values)
+    except AnswerError as error:
+        raise ValueError(f"{row.place}: {error}") from error
 
 
 def to_episode(

@@ -131,7 +131,13 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         return transition_at(self.env, episode, t, first_id=episode_index * MAX_EPISODE_LENGTH, n_step=n_step)
 
     def update_priorities_of(self, nodes: Sequence[int], priorities: np.ndarray) -> None:
-        """Sets the priorities of sampled transitions, before the exponent α; where one was drawn twice the last counts."""
+        """Sets the priorities of sampled transitions, before the exponent α; where one was drawn twice the last counts.
+
+        Raises:
+            ValueError: One is not finite or not positive, so that nothing, or nothing else, would ever be drawn.
+        """
+        if not np.all(np.isfinite(priorities) & (np.asarray(priorities) > 0)):
+            raise ValueError(f"priorities must be finite and positive, and they are {np.asarray(priorities)}")
         self._last_sampled_indices = list(nodes)
         super().update_priorities(np.asarray(priorities, np.float64))
 

@@ -35,6 +35,7 @@ from ray.rllib.utils.metrics import (
     WEIGHTS_SEQ_NO,
 )
 
+from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.sampling.chat import PromptTooLong
@@ -42,6 +43,7 @@ from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.engines import local_engine
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Outcome, Rollout, Slot, Start
+from rllib_nlac.sync.shared import require_finite
 from rllib_nlac.types import Generation, Request, Weights, dialogue_after, hash_seed
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ logger = logging.getLogger(__name__)
 GENERATION, MESSAGES = "generation", "messages"  # keys of an episode's extra model outputs
 TASK_SEED = "task_seed"  # key of an episode's custom data: what its environment was reset with
 TASK = "task"  # another: the number of its task in an evaluation
+UNPARSED_TURNS = "unparsed_turns"  # key of the metrics: a turn of each call of ``sample`` that did not parse, as it came
 EVALUATION_SEED = 1_000_000  # RLlib adds as much to the seed of its own evaluation runners
 
 
@@ -82,6 +85,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._slots: list[Slot] = []
         self._next_episode = 0
         self._failures_in_a_row = self._discarded_in_a_row = 0
+        self._stop_reasons, self._subgoals = MetricNames(), MetricNames()
+        self._unparsed_turn: str | None = None
         self._threads = ThreadPoolExecutor(self.config.env_threads, "env") if self.config.env_threads else None
         self._weights_version = 0
         self._weights: dict[str, Any] | None = None
@@ -144,7 +149,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         # After episodes that were lost or passed over the next task begins anew, so that its group is whole.
         self._next_episode += -self._next_episode % self.config.episodes_per_task
         self._fetch_weights()
-        return self._play(self._next_start, num_episodes, num_timesteps or 0)
+        self._unparsed_turn = None
+        episodes = self._play(self._next_start, num_episodes, num_timesteps or 0)
+        if self._unparsed_turn is not None:
+            self.metrics.log_value(UNPARSED_TURNS, self._unparsed_turn, reduce="item_series")
+        return episodes
 
     def sample_tasks(self, tasks: Sequence[int], attempts: int = 1, refined: bool = False) -> list[SingleAgentEpisode]:
         """Plays evaluation tasks: a number means the same task and the same seeds on every runner and at any time.
@@ -238,13 +247,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._call_back_on_episode("on_episode_created", slot)
         slot.episode.add_env_reset(observation, info)
         self._call_back_on_episode("on_episode_start", slot)
-        slot.messages = self.prompts.state(info.get("system_prompt", ""), observation, self.config.action_format)
+        slot.messages = self.prompts.state(info.get("system_prompt") or "", observation, self.config.action_format)
         slot.prompt_ids, slot.num_tokens = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens), 0
         limit = self.config.max_prompt_tokens
         if limit is not None and len(slot.prompt_ids) > limit:
-            cause = (
-                f"task {info.get('task_id')!r} has a first prompt of {len(slot.prompt_ids)} tokens (max_prompt_tokens {limit})"
-            )
+            task, length = f"{info.get('task_id')!r:.80}", len(slot.prompt_ids)
+            cause = f"task {task} has a first prompt of {length} tokens (max_prompt_tokens {limit})"
             self._discard(slot, "prompt_limit", cause)
             return False
         if start.prefix is None:
@@ -287,8 +295,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def action(self, generation: Generation) -> str:
         """What of a turn goes to the environment: nothing of one that is malformed."""
-        action = parse_action(self.chat.decode(generation.token_ids), self.config.action_format)
+        turn = self.chat.decode(generation.token_ids)
+        action = parse_action(turn, self.config.action_format)
         self._count("action_parse_failures", action is None)
+        self._count("action_parse_failures_cut_off", action is None and not generation.finished)
+        if action is None and self._unparsed_turn is None:
+            self._unparsed_turn = turn
         return action or ""
 
     def record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
@@ -344,7 +356,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         slot.episode = None
         self._discarded_in_a_row += 1
         self._count("episodes_discarded", 1)
-        self._count(f"stop_reason_{reason}", 1)
+        self._count(f"stop_reason_{self._stop_reasons(reason)}", 1)
         level = logging.WARNING if self._discarded_in_a_row <= 3 else logging.DEBUG  # the count is in the metrics
         logger.log(level, "%s: an episode is left out (%s): %s", self.config.env, reason, cause)
         if self._discarded_in_a_row >= self.MAX_FAILURES_IN_A_ROW + len(self._slots):
@@ -369,9 +381,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._mean(EPISODE_LEN_MEAN, len(episode))
             self._mean(EPISODE_DURATION_SEC_MEAN, episode.get_duration_s())
             self._mean("success_rate", float(episode_success(episode)))
-            self._count(f"stop_reason_{info.get('stop_reason') or 'unknown'}", 1)
-            for name, reached in info.get("subgoals", {}).items():
-                self.metrics.log_value(("subgoals", name), float(reached), reduce="mean")
+            self._count(f"stop_reason_{self._stop_reasons(info.get('stop_reason') or 'unknown')}", 1)
+            for name, reached in (info.get("subgoals") or {}).items():
+                self.metrics.log_value(("subgoals", self._subgoals(name)), float(reached), reduce="mean")
         steps = sum(len(episode) for episode in episodes)
         self.num_env_steps_sampled_lifetime += steps
         for key, value in ((NUM_ENV_STEPS_SAMPLED, steps), (NUM_EPISODES, len(episodes)), ("num_generated_tokens", generated)):
@@ -437,6 +449,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self._weights is not None:
             engine = local_engine(self.config, self.chat)
             if not engine.holds(self._weights):
+                require_finite(self._weights, "the weights that RLlib's sync brought")
                 engine.set_weights(Weights.POLICY, self._weights_version, self._weights)
             self.engine = engine
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_nlac.envs.answers import checked_reset, checked_step
 from rllib_nlac.types import Generation, Message
 
 
@@ -56,7 +57,7 @@ class Slot:
     def reset(self, start: Start) -> Outcome:
         """Resets the environment to the task of an episode."""
         try:
-            observation, info = self.env.reset(seed=start.task_seed)
+            observation, info = checked_reset(self.env.reset(seed=start.task_seed))
             return Outcome(_as_text(observation), info=info)
         except Exception as error:
             return Outcome(error=error)
@@ -64,8 +65,8 @@ class Slot:
     def step(self, action: str) -> Outcome:
         """Steps the environment."""
         try:
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            return Outcome(_as_text(observation), float(reward), bool(terminated), bool(truncated), info)
+            observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
+            return Outcome(_as_text(observation), reward, terminated, truncated, info)
         except Exception as error:
             return Outcome(error=error)
 

@@ -10,7 +10,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.sampling.engine import Engine, EngineError
-from rllib_nlac.sync.shared import SharedState, checksum
+from rllib_nlac.sync.shared import SharedState, checksum, require_finite
 from rllib_nlac.types import Weights
 
 
@@ -34,9 +34,12 @@ def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> S
 
     Raises:
         EngineError: An engine did not take the weights: its checksum of what it received differs from the learner's.
+        NotFiniteError: Weights are not finite; nothing was sent.
     """
     started = time.perf_counter()
     states = export_weights(learner_group)
+    for which, state in states.items():
+        require_finite(state, f"the {which} weights that version {version} would have")
     # The policy's come last, so that they are what serves next without another swap.
     order = sorted(states, key=lambda weights: weights is Weights.POLICY)
     num_bytes = sum(_push(engine, which, version, states[which]) for which in order)

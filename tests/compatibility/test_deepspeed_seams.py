@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
 
 import deepspeed
 import pytest
@@ -72,3 +76,85 @@ def test_backward_adds_up_and_step_is_the_only_boundary(stage):
     moved = before - weight_of(trainer)
     torch.testing.assert_close(moved, torch.full((2, 3), 1.5))  # learning rate 0.5, three times a gradient of 1
     assert norm == pytest.approx((8 * 9) ** 0.5)  # six weights and two biases, each with a gradient of 3
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def adam(stage: int, dtype: str, **settings) -> DeepSpeedTrainer:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).to(DTYPES[dtype])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return DeepSpeedTrainer(
+        model, optimizer,
+        {"zero_optimization": {"stage": stage}, "bf16": {"enabled": dtype == "bfloat16"}, "gradient_clipping": 1.0} | settings,
+    )  # fmt: skip
+
+
+def all_weights(trainer: DeepSpeedTrainer) -> list[float]:
+    return [x for part in trainer.parts() for p in part.values() for x in p.detach().float().flatten().tolist()]
+
+
+def backward(trainer: DeepSpeedTrainer, times: float) -> None:
+    x = torch.ones(2, 3, dtype=next(trainer.engine.module.parameters()).dtype)
+    trainer.backward(trainer(x).float().sum() * times)
+
+
+@pytest.mark.parametrize("times", [float("nan"), float("inf"), 2e38])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_gradient_that_is_not_finite_is_dropped_and_leaves_no_trace(stage, dtype, times):
+    """With a loss that is none, and with one that is finite while the gradient's norm overflows."""
+    fresh, trainer = adam(stage, dtype), adam(stage, dtype)
+    before = all_weights(trainer)
+    for _ in range(3):
+        backward(trainer, 1.0)
+        backward(trainer, times)
+        assert not math.isfinite(trainer.step())
+        assert all_weights(trainer) == before
+    for each in (fresh, trainer):
+        backward(each, 1.0)
+        assert math.isfinite(each.step())
+        backward(each, 2.0)
+        each.step()
+    assert all_weights(trainer) == all_weights(fresh) != before
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_deepspeed_that_does_not_look_is_an_error(stage):
+    zero = {"stage": stage, "compute_grad_norm": False}
+    trainer = adam(stage, "float32", zero_optimization=zero, gradient_clipping=0.0)
+    backward(trainer, 1.0)
+    with pytest.raises(RuntimeError, match="leave compute_grad_norm"):
+        trainer.step()
+    trainer = adam(stage, "bfloat16", bf16={"enabled": True, "check_grad_overflow": False})
+    backward(trainer, float("nan"))
+    with pytest.raises(RuntimeError, match="DeepSpeed stepped on a gradient whose norm is"):
+        trainer.step()
+
+
+def two_learners(rank: int, folder: str) -> None:
+    """One of two processes; the second's second loss is none."""
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    found = {}
+    for stage in (0, 1, 2, 3):
+        for dtype in DTYPES:
+            trainer = adam(stage, dtype)
+            weights, norms = [all_weights(trainer)], []
+            for number in range(3):
+                backward(trainer, float("nan") if (rank, number) == (1, 1) else 1.0)
+                norms.append(math.isfinite(trainer.step()))
+                weights.append(all_weights(trainer))
+            found[f"{stage} {dtype}"] = norms, [a == b for a, b in pairwise(weights)], weights[-1]
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def test_two_learners_drop_it_together(tmp_path):
+    torch.multiprocessing.spawn(two_learners, args=(str(tmp_path),), nprocs=2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert len(first) == 8
+    for name, (norms, stayed, weights) in first.items():
+        assert norms == [True, False, True] and stayed == [False, True, False], name
+        assert second[name] == [norms, stayed, weights], name

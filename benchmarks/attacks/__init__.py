@@ -1,0 +1,1 @@
+"""Attacks on the package, each a command that prints what holds: ``python -m benchmarks.attacks.<part>``."""

@@ -1,0 +1,96 @@
+"""Gradient steps that were stopped because a loss or a gradient was not finite: what the log says, and when a run must end."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rllib_nlac.learner.batch import CRITIC, TrainingSequence
+
+MAX_IN_A_ROW = 3
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoppedStep:
+    """A gradient step that no learner has made.
+
+    Attributes:
+        minibatch: Its number within the batch.
+        norm: Of the gradient; infinite or NaN.
+        broken: Names of the sequences whose own loss is not finite, with that loss.
+        others: Names of the other sequences.
+    """
+
+    minibatch: int
+    norm: float
+    broken: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def __str__(self) -> str:
+        cause = f"losses that are not finite: {'; '.join(self.broken)}" if self.broken else "every loss by itself is finite"
+        beside = f"; also in it: {'; '.join(self.others)}" if self.others else ""
+        return f"minibatch {self.minibatch} has a gradient of norm {self.norm}, and {cause}{beside}"
+
+
+class StoppedSteps:
+    """Follows a run's gradient steps.
+
+    Attributes:
+        in_a_row: How many of the latest were stopped, one after the other.
+        last: The latest that was.
+    """
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+        self.last: StoppedStep | None = None
+
+    @property
+    def too_many(self) -> bool:
+        """Whether so many were stopped in a row that it is no accident of one batch."""
+        return self.in_a_row >= MAX_IN_A_ROW
+
+    @property
+    def notice(self) -> str | None:
+        """What to say to a person; None where the latest step was made."""
+        return f"an update was stopped: {str(self.last)[:300]} (the log has it all)" if self.in_a_row else None
+
+    def heed(self, sequences: Sequence[TrainingSequence], table: np.ndarray) -> None:
+        """Takes the steps of one batch and logs those that were stopped; ends early where there are too many.
+
+        Args:
+            sequences: What was trained on.
+            table: A row of item, role, minibatch, loss and norm of the minibatch's gradient for each sequence, shape (N, 5).
+        """
+        for step in _steps(sequences, table):
+            if step is None:
+                self.in_a_row = 0
+                continue
+            self.in_a_row += 1
+            self.last = step
+            logger.warning("an update was stopped; weights, target, priorities and engines keep what they had: %s", step)
+            if self.too_many:
+                return
+
+
+def _steps(sequences: Sequence[TrainingSequence], table: np.ndarray) -> Iterator[StoppedStep | None]:
+    """The steps of a batch in their order, None for one that was made."""
+    for minibatch in np.unique(table[:, 2]):
+        rows = table[table[:, 2] == minibatch]
+        if math.isfinite(norm := float(rows[0, 4])):
+            yield None
+            continue
+        broken = {(int(item), int(role)): loss for item, role, _, loss, _ in rows if not math.isfinite(loss)}
+        members = [s for s in sequences if s.minibatch == minibatch and s.item >= 0]
+        named = {
+            f"{s.origin} ({'critic' if s.role == CRITIC else 'policy'})": broken.get((s.item, s.role), 0.0) for s in members
+        }
+        yield StoppedStep(
+            int(minibatch), norm,
+            tuple(f"{name}, loss {loss}" for name, loss in named.items() if not math.isfinite(loss)),
+            tuple(name for name, loss in named.items() if math.isfinite(loss)),
+        )  # fmt: skip

@@ -1,0 +1,140 @@
+"""What a person is told while a run goes on: columns that hold anything, and what does not parse."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from rllib_nlac.baselines.rft import RFTConfig
+from rllib_nlac.language.stages import StageReport
+from rllib_nlac.notices import NOTICES, Notices, shown
+from rllib_nlac.progress import COLUMNS, ProgressLines
+from rllib_nlac.types import Weights
+
+TRIAL = SimpleNamespace(trial_id="abc_00000")
+
+
+def printed(*results: dict, stop: dict | None = None) -> list[str]:
+    file = io.StringIO()
+    lines = ProgressLines(Console(file=file, width=60), stop or {})
+    for result in results:
+        lines.on_trial_result(0, [TRIAL], TRIAL, result)
+    return file.getvalue().splitlines()
+
+
+def result(value, iteration=1) -> dict:
+    env = dict.fromkeys(("num_episodes_lifetime", "success_rate", "episode_return_mean", "tokens_per_s"), value)
+    return {
+        "training_iteration": iteration, "time_total_s": value, "env_runners": env, "config": {"evaluation_interval": 1},
+        "learners": {"default_policy": {"critic_loss": value, "policy_loss": value}}, "time_this_iter_s": 1.0,
+        "evaluation": {"env_runners": {"success_rate": value}},
+    }  # fmt: skip
+
+
+class TestColumns:
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "-"), (None, "-"), (10**400, "inf"), (-(10**400), "-inf"),
+            (1e300, "1e+300"), (12345678, "12345678"), (0.25, "0.250"), ([1], "-"), ({}, "-"), ("text", "text"), (True, "1"),
+        ],
+    )  # fmt: skip
+    def test_every_column_holds_everything(self, value, text):
+        header, row = printed(result(value))
+        assert header.split() == " ".join(COLUMNS).split()
+        assert row.split().count(text) == 8 + (text in ("1", "-"))  # the iteration is 1, and nothing says what is left
+
+    @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, None, 10**400, -5.0, 0.0, "x"])
+    @pytest.mark.parametrize("threshold", [1.0, math.inf, math.nan, 10**400, "x", 0, -1])
+    def test_what_is_left_of_any_stop_criterion(self, value, threshold):
+        rows = printed(result(value), result(value, 2), stop={"env_runners/success_rate": threshold})
+        assert [row.split()[-1] for row in rows[1:]] == ["-", "-"]
+
+    def test_what_is_left_of_a_plain_one(self):
+        rows = printed(result(0.25), result(1.0, 2), stop={"env_runners/success_rate": 1.0})
+        assert [" ".join(row.split()[-2:]) for row in rows[1:]] == ["3 s", "0 s"]
+
+
+class TestNotices:
+    def test_each_is_said_once_until_it_is_over(self, caplog):
+        notices = Notices()
+        with caplog.at_level(logging.WARNING):
+            for text in ("a fails", "a fails", None, None, "a fails again"):
+                notices.heed("a", text)
+        assert notices.take() == ["a fails", "a fails again"] and notices.take() == []
+        assert caplog.text.count("a fails") == 2
+
+    def test_foreign_text_is_shortened_and_escaped(self):
+        assert shown("\x1b[31mred\u202e\n[/INST]\ud800") == "'\\x1b[31mred\\u202e\\n[/INST]\\ud800'"
+        assert shown("x" * 1_000_000) == "'" + "x" * 200 + "' and so on, 1000000 characters"
+
+    def test_on_screen_they_are_no_markup(self):
+        rows = printed({**result(0.5), NOTICES: ["[/INST] [bold]x[/bold] do not parse"]})
+        assert rows[-1] == "Note: [/INST] [bold]x[/bold] do not parse"
+
+
+class TestReport:
+    def test_what_did_not_parse_is_counted_by_role_with_an_example(self, engine, chat):
+        from rllib_nlac.types import Request
+
+        answers = [(g, f"answer {i}") for i, g in enumerate(engine.generate([Request((3, 10), 2)] * 3))]
+        cut = [(replace(g, finished=i != 1), text) for i, (g, text) in enumerate(answers)]
+        report = StageReport()
+        report.note("future", [None, *cut], [None, "parsed", None, None])
+        assert (report.answered["future"], report.unparsed["future"], report.cut_off["future"]) == (3, 2, 1)
+        assert report.examples == {"future": "answer 1"}
+
+
+def small(config):
+    config.environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
+    config.language(language_model="tiny", prompts="compact", max_action_tokens=12).debugging(seed=0)
+    config.training(episodes_per_iteration=16, train_batch_size_per_learner=32, minibatch_size=16, lr=1e-4)
+    config.num_envs_per_env_runner = 16
+    return config
+
+
+class TestRuns:
+    def test_a_model_that_speaks_garbage_is_noticed_with_an_example_and_until_it_recovers(
+        self, config, ray_session, lent_engine, chat
+    ):
+        algorithm = small(config).build_algo()
+        try:
+            generate = algorithm.engine.generate
+            ids = chat.encode("no label \x1b[31m here")
+
+            def garbage(finished):
+                return lambda requests, weights=Weights.POLICY: [
+                    replace(g, token_ids=ids, logprobs=g.logprobs[:1].repeat(len(ids)), finished=finished)
+                    for g in generate(requests, weights)
+                ]
+
+            algorithm.engine.generate = garbage(True)
+            first = algorithm.train()[NOTICES]
+            (future,) = [text for text in first if "the critic's futures" in text]
+            assert "(100%) do not parse. One of them: 'no label" in future and "\x1b" not in future
+            assert "language_model (tiny) is instruction-tuned and that prompts (compact)" in future
+            assert any("Bellman targets (100%)" in text for text in first)
+            assert any("nothing was learned in iteration 1" in text for text in first)
+            assert NOTICES not in algorithm.train()  # said already
+            algorithm.engine.generate = generate
+            assert NOTICES not in algorithm.train()
+            algorithm.engine.generate = garbage(False)
+            (future,) = [text for text in algorithm.train()[NOTICES] if "the critic's futures" in text]
+            assert "cut off by max_future_tokens" in future and "What to do: raise max_future_tokens, which is 24" in future
+        finally:
+            algorithm.stop()
+
+    def test_turns_without_an_action_and_nothing_to_imitate(self, ray_session, lent_engine):
+        algorithm = small(RFTConfig()).language(action_format="react").build_algo()
+        try:
+            notices = algorithm.train()[NOTICES]
+        finally:
+            algorithm.stop()
+        assert any("of the policy's turns (100%) do not parse" in text and "One of them: '" in text for text in notices)
+        assert any("nothing was learned in iteration 1: no episode was accepted" in text for text in notices)
