@@ -147,7 +147,7 @@ def test_parse_future(text, future):
         ("Fix: x\nOptimal: No", (False, "", "x")),
         ("Optimal: Yes\nFix: ignored", (True, "", "")),
         ("- optimal : YES.\n- reason: r", (True, "r", "")),
-        ("Well.\nOptimal: **No**, since\nReason: *r*\nFix: _f_ ", (False, "r", "f")),
+        ("Well.\nOptimal: **No**, since\nReason: *r*\nFix: _f_", (False, "r", "f")),
         ("Reason: r\nFix: f\nOptimal: No", (False, "r", "f")),
     ],
 )
