@@ -119,6 +119,15 @@ class TestBadPromptSets:
         ("**Future:** it fails, FAILURE.", Future("it fails, FAILURE.", False)),
         ("future : a SUCCESS at first, then FAILURE", Future("a SUCCESS at first, then FAILURE", False)),
         ("<think>Future: x SUCCESS</think>\nFuture: y FAILURE", Future("y FAILURE", False)),
+        ("- Future: x. success", Future("x. success", True)),
+        ("> __Future__ : FAILURE", Future("FAILURE", False)),
+        ("## future:\ntwo\nlines SUCCESS", Future("two\nlines SUCCESS", True)),
+        ("I see a SUCCESS.\nFuture: y FAILURE\nFuture: z SUCCESS", Future("y FAILURE\nFuture: z SUCCESS", True)),
+        ("The Future: x SUCCESS", None),
+        ("Future x SUCCESS", None),
+        ("Future: SUCCESSFUL, FAILURES", None),
+        ("SUCCESS\nFuture: x", None),
+        ("hm</think>Future: y SUCCESS", Future("y SUCCESS", True)),
         ("Future: nothing is said of the end", None),
         ("It will be a SUCCESS", None),
         ("Future: UNSUCCESSFUL", None),
@@ -137,6 +146,9 @@ def test_parse_future(text, future):
         ("**Optimal:** no\n\n**Reason:** two\nlines\n**Fix:** ask", (False, "two\nlines", "ask")),
         ("Fix: x\nOptimal: No", (False, "", "x")),
         ("Optimal: Yes\nFix: ignored", (True, "", "")),
+        ("- optimal : YES.\n- reason: r", (True, "r", "")),
+        ("Well.\nOptimal: **No**, since\nReason: *r*\nFix: _f_", (False, "r", "f")),
+        ("Reason: r\nFix: f\nOptimal: No", (False, "r", "f")),
     ],
 )
 def test_parse_critique(text, expected):
@@ -145,7 +157,22 @@ def test_parse_critique(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Yes", "Optimal:", "Optimal: maybe\nFix: x", "Optimal: No\nReason: bad.", "Optimal: No\nFix:"]
+    "text",
+    [
+        "",
+        "Yes",
+        "Optimal:",
+        "Optimal: maybe\nFix: x",
+        "Optimal: No\nReason: bad.",
+        "Optimal: No\nFix:",
+        "Optimal: Not sure\nFix: x",
+        "Optimal: Yesterday",
+        "Optimal: it is yes",
+        "It is Optimal: Yes",
+        "Optimal\nYes",
+        "<think>Optimal: Yes</think>",
+        "Reason: yes",
+    ],
 )
 def test_critiques_that_do_not_parse(text):
     assert parse_critique(text) is None
@@ -159,6 +186,10 @@ def test_critiques_that_do_not_parse(text):
         ("Thought: Action: x\nAction: a\nAction: b", "react", "b"),
         ("Is it big?", "react", None),
         ("Action:", "react", None),
+        ("> **Action:** go\nnorth", "react", "go\nnorth"),
+        ("thought: x\naction : y", "react", "y"),
+        ("<think>Action: x</think>y", "react", None),
+        ("my Action: y", "react", None),
         ("   ", "plain", None),
         ("<think>long</think> go", "plain", "go"),
     ],
