@@ -75,8 +75,8 @@ class TestNotices:
         assert shown("x" * 1_000_000) == "'" + "x" * 200 + "' and so on, 1000000 characters"
 
     def test_on_screen_they_are_no_markup(self):
-        rows = printed({**result(0.5), NOTICES: ["[/INST] [bold]x[/bold] do not parse"]})
-        assert rows[-1] == "Note: [/INST] [bold]x[/bold] do not parse"
+        rows = printed({**result(0.5), NOTICES: "[/INST] [bold]x[/bold] do not parse\nand more"})
+        assert rows[-2:] == ["Note: [/INST] [bold]x[/bold] do not parse", "Note: and more"]
 
 
 class TestReport:
@@ -115,7 +115,7 @@ class TestRuns:
                 ]
 
             algorithm.engine.generate = garbage(True)
-            first = algorithm.train()[NOTICES]
+            first = algorithm.train()[NOTICES].splitlines()
             (future,) = [text for text in first if "the critic's futures" in text]
             assert "(100%) do not parse. One of them: 'no label" in future and "\x1b" not in future
             assert "language_model (tiny) is instruction-tuned and that prompts (compact)" in future
@@ -125,7 +125,7 @@ class TestRuns:
             algorithm.engine.generate = generate
             assert NOTICES not in algorithm.train()
             algorithm.engine.generate = garbage(False)
-            (future,) = [text for text in algorithm.train()[NOTICES] if "the critic's futures" in text]
+            (future,) = [text for text in algorithm.train()[NOTICES].splitlines() if "the critic's futures" in text]
             assert "cut off by max_future_tokens" in future and "What to do: raise max_future_tokens, which is 24" in future
         finally:
             algorithm.stop()
@@ -133,7 +133,7 @@ class TestRuns:
     def test_turns_without_an_action_and_nothing_to_imitate(self, ray_session, lent_engine):
         algorithm = small(RFTConfig()).language(action_format="react").build_algo()
         try:
-            notices = algorithm.train()[NOTICES]
+            notices = algorithm.train()[NOTICES].splitlines()
         finally:
             algorithm.stop()
         assert any("of the policy's turns (100%) do not parse" in text and "One of them: '" in text for text in notices)
