@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from rllib_nlac.baselines.rft import RFTConfig
+from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.notices import NOTICES, Notices, shown
 from rllib_nlac.progress import COLUMNS, ProgressLines
@@ -138,3 +139,16 @@ class TestRuns:
             algorithm.stop()
         assert any("of the policy's turns (100%) do not parse" in text and "One of them: '" in text for text in notices)
         assert any("nothing was learned in iteration 1: no episode was accepted" in text for text in notices)
+
+    def test_under_rllibs_own_algorithms_too(self, ray_session, engine, monkeypatch):
+        monkeypatch.setattr("rllib_nlac.sampling.env_runner.local_engine", lambda config, chat: engine)
+        config = TextPPOConfig().environment("TwentyQuestions", env_config={"max_turns": 3}).debugging(seed=0)
+        config.language(language_model="tiny", prompts="compact", max_action_tokens=12, action_format="react")
+        config.training(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)
+        config.num_envs_per_env_runner = 4
+        algorithm = config.build_algo()
+        try:
+            (notice,) = algorithm.train()[NOTICES].splitlines()
+        finally:
+            algorithm.stop()
+        assert "of the policy's turns (100%) do not parse" in notice and "One of them: '" in notice
