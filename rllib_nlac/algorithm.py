@@ -279,6 +279,7 @@ class LanguageAlgorithm(Watched, Algorithm):
                 checkpoint.write_manifest(folder, self.facts())
 
         self._with_learners(save)
+        self.last_checkpoint = final
         return final
 
     def save_parts(self, folder: Path) -> None:

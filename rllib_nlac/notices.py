@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-NOTICES = "notices"  # key of the results; ``rllib train`` prints what stands there
+NOTICES = "notices"  # key of the results: a text, a line for each; ``rllib train`` prints it
 logger = logging.getLogger(__name__)
 
 

@@ -56,7 +56,7 @@ class ProgressLines(Callback):
         prefix = f"{trial.trial_id[-5:]} " if len(trials) > 1 else ""
         row = self._row({name: _show(values.get(name)) for name in COLUMNS})
         self._console.print(Text(prefix) + row, soft_wrap=True)
-        for notice in result.get(NOTICES, ()):
+        for notice in (result.get(NOTICES) or "").splitlines():
             self._console.print(Text(f"{prefix}Note: {notice}", style="yellow"), soft_wrap=True)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:

@@ -31,7 +31,7 @@ class Watched(Algorithm):
         runners = results.get(ENV_RUNNER_RESULTS) or {}
         self._heed_turns(runners, runners.pop(UNPARSED_TURNS, []))
         if new := self.notices.take():
-            results[NOTICES] = new
+            results[NOTICES] = "\n".join(new)  # a list would be taken for a histogram
         return results
 
     def _heed_turns(self, runners: dict[str, Any], examples: list[str]) -> None:

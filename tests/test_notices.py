@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from rllib_nlac.baselines.rft import RFTConfig
+from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.notices import NOTICES, Notices, shown
 from rllib_nlac.progress import COLUMNS, ProgressLines
@@ -75,8 +76,8 @@ class TestNotices:
         assert shown("x" * 1_000_000) == "'" + "x" * 200 + "' and so on, 1000000 characters"
 
     def test_on_screen_they_are_no_markup(self):
-        rows = printed({**result(0.5), NOTICES: ["[/INST] [bold]x[/bold] do not parse"]})
-        assert rows[-1] == "Note: [/INST] [bold]x[/bold] do not parse"
+        rows = printed({**result(0.5), NOTICES: "[/INST] [bold]x[/bold] do not parse\nand more"})
+        assert rows[-2:] == ["Note: [/INST] [bold]x[/bold] do not parse", "Note: and more"]
 
 
 class TestReport:
@@ -115,7 +116,7 @@ class TestRuns:
                 ]
 
             algorithm.engine.generate = garbage(True)
-            first = algorithm.train()[NOTICES]
+            first = algorithm.train()[NOTICES].splitlines()
             (future,) = [text for text in first if "the critic's futures" in text]
             assert "(100%) do not parse. One of them: 'no label" in future and "\x1b" not in future
             assert "language_model (tiny) is instruction-tuned and that prompts (compact)" in future
@@ -125,7 +126,7 @@ class TestRuns:
             algorithm.engine.generate = generate
             assert NOTICES not in algorithm.train()
             algorithm.engine.generate = garbage(False)
-            (future,) = [text for text in algorithm.train()[NOTICES] if "the critic's futures" in text]
+            (future,) = [text for text in algorithm.train()[NOTICES].splitlines() if "the critic's futures" in text]
             assert "cut off by max_future_tokens" in future and "What to do: raise max_future_tokens, which is 24" in future
         finally:
             algorithm.stop()
@@ -133,8 +134,21 @@ class TestRuns:
     def test_turns_without_an_action_and_nothing_to_imitate(self, ray_session, lent_engine):
         algorithm = small(RFTConfig()).language(action_format="react").build_algo()
         try:
-            notices = algorithm.train()[NOTICES]
+            notices = algorithm.train()[NOTICES].splitlines()
         finally:
             algorithm.stop()
         assert any("of the policy's turns (100%) do not parse" in text and "One of them: '" in text for text in notices)
         assert any("nothing was learned in iteration 1: no episode was accepted" in text for text in notices)
+
+    def test_under_rllibs_own_algorithms_too(self, ray_session, engine, monkeypatch):
+        monkeypatch.setattr("rllib_nlac.sampling.env_runner.local_engine", lambda config, chat: engine)
+        config = TextPPOConfig().environment("TwentyQuestions", env_config={"max_turns": 3}).debugging(seed=0)
+        config.language(language_model="tiny", prompts="compact", max_action_tokens=12, action_format="react")
+        config.training(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)
+        config.num_envs_per_env_runner = 4
+        algorithm = config.build_algo()
+        try:
+            (notice,) = algorithm.train()[NOTICES].splitlines()
+        finally:
+            algorithm.stop()
+        assert "of the policy's turns (100%) do not parse" in notice and "One of them: '" in notice

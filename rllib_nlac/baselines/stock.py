@@ -118,9 +118,9 @@ class StockOnText(Watched):
         if loss is None:
             return results  # of an asynchronous algorithm, whose learner is still at work
         self._broken_losses = 0 if np.isfinite(loss) else self._broken_losses + 1
-        broken = filter(None, on_every_learner(self.learner_group, _broken_weights)) if self._broken_losses else iter(())
-        if what := next(broken, None):
-            raise NotFiniteError(f"the loss is {float(loss)}, and {what}. {self.way_back()}")
+        found = on_every_learner(self.learner_group, _broken_weights) if self._broken_losses else []
+        if broken := next(filter(None, found), None):
+            raise NotFiniteError(f"the loss is {float(loss)}, and {broken}. {self.way_back()}")
         if self._broken_losses >= MAX_IN_A_ROW:
             raise NotFiniteError(f"the loss was not finite in {self._broken_losses} iterations in a row. {self.way_back()}")
         return results
