@@ -36,6 +36,7 @@ class LanguageConfig(AlgorithmConfig):
         self.episodes_per_task = 1
         self.truncation_ends = False
         self.env_threads = 0
+        self.env_step_timeout_s: float | None = None
         # evaluation(...)
         self.custom_evaluation_function = evaluate_tasks
         self.evaluation_attempts = 1
@@ -112,6 +113,7 @@ class LanguageConfig(AlgorithmConfig):
         episodes_per_iteration: int | None = NotProvided,
         truncation_ends: bool | None = NotProvided,
         env_threads: int | None = NotProvided,
+        env_step_timeout_s: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets collection; RLlib's own keys are taken too.
@@ -123,6 +125,8 @@ class LanguageConfig(AlgorithmConfig):
                 from its last state.
             env_threads: Threads that step environments side by side, for those that wait for somebody else, such as an
                 endpoint; 0 steps them one after the other.
+            env_step_timeout_s: An environment whose ``reset`` or ``step`` takes longer loses its episode, as one that raises,
+                and is replaced. Its thread is left behind, so the call must not need the main thread. None waits for ever.
 
         Returns:
             This updated config.
@@ -241,6 +245,8 @@ class LanguageConfig(AlgorithmConfig):
                     "needs an algorithm with a replay buffer, such as NLAC")  # fmt: skip
         self._check(self.history_turns is None or self.history_turns >= 1, "history_turns", "must be at least 1, or None")
         self._check(self.env_threads >= 0, "env_threads", "must not be negative")
+        self._check(self.env_step_timeout_s is None or self.env_step_timeout_s > 0, "env_step_timeout_s",
+                    "must be positive, or None for no limit")  # fmt: skip
         if self.episodes_per_iteration is not None:
             self._check(self.episodes_per_iteration >= 1, "episodes_per_iteration", "must be at least 1")
             self._check(self.episodes_per_iteration % self.episodes_per_task == 0, "episodes_per_iteration",
@@ -290,6 +296,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.max_staleness = 0
         self.sample_timeout_s = 1800.0
         self.learner_snapshot_interval = 1
+        self.learner_timeout_s = 1800.0
         self.tau: float | None = None
         self.weight_decay = 0.0
         self.adam_epsilon = 1e-8
@@ -339,7 +346,13 @@ class LanguageAlgorithmConfig(LanguageConfig):
         return self._set(arguments)
 
     @override(AlgorithmConfig)
-    def fault_tolerance(self, *, learner_snapshot_interval: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+    def fault_tolerance(  # type: ignore[override]
+        self,
+        *,
+        learner_snapshot_interval: int | None = NotProvided,
+        learner_timeout_s: float | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
         """Sets what happens when processes are lost; RLlib's own keys are taken too.
 
         Args:
@@ -347,6 +360,8 @@ class LanguageAlgorithmConfig(LanguageConfig):
                 from which a lost one is made good; what was learned since is learned again or lost. 0 copies nothing, for
                 models whose optimizer is too large for it: then the trial ends, and Tune's ``max_failures`` restarts it
                 from its last checkpoint.
+            learner_timeout_s: A remote learner that has not finished one call after so long, such as a whole update, counts as
+                lost: all are ended and start again as above.
 
         Returns:
             This updated config.
@@ -398,6 +413,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
             self.tau is None or 0 <= self.tau <= 1, "tau", "must lie between 0 (frozen target) and 1 (no target network)"
         )
         self._check(self.learner_snapshot_interval >= 0, "learner_snapshot_interval", "must not be negative")
+        self._check(self.learner_timeout_s > 0, "learner_timeout_s", "must be positive")
         self._check(self.max_staleness >= 0, "max_staleness", "must not be negative")
         self._check(
             self.max_staleness == 0 or self.num_env_runners > 0,

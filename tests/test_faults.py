@@ -73,12 +73,12 @@ def test_a_killed_process_is_made_good(algorithm, first, kind):
 
 
 def test_collecting_ahead_is_bounded_and_reported(algorithm, first):
-    algorithm.collector._max_staleness = 1
+    algorithm.collector._max_staleness = algorithm.config.max_staleness = 1
     try:
         ages = [int(algorithm.train()["collection"]["staleness_max"]) for _ in range(3)]
     finally:
-        algorithm.collector._max_staleness = 0
-        algorithm.train()  # what was asked ahead
+        algorithm.collector._max_staleness = algorithm.config.max_staleness = 0
+        algorithm.collector.forget()  # what was asked ahead
     assert ages == [0, 1, 1]
 
 
@@ -92,7 +92,7 @@ def test_an_error_of_an_environment_ends_the_run_with_its_text(algorithm, first)
 
     group.foreach_env_runner(spoil, local_env_runner=False)
     with pytest.raises(
-        CollectionError, match=r"EnvRunner \d failed: RuntimeError: .*failed 20 times in a row.*ZeroDivisionError"
+        CollectionError, match=r"EnvRunner \d \(pid \d+\) failed: RuntimeError: .*failed 20 times in a row.*ZeroDivisionError"
     ):
         algorithm.train()
 
@@ -103,20 +103,9 @@ def test_a_stalled_engine_ends_in_a_timeout_with_the_cause(algorithm, first):
     os.kill(pid, signal.SIGSTOP)
     try:
         started = time.monotonic()
-        with pytest.raises(EngineError, match=r"did not answer set_weights\(\) within 3 s \(engine_timeout_s\)"):
+        with pytest.raises(EngineError, match=r"engine 0 \(pid \d+\) did not answer set_weights\(\) within 3 s"):
             algorithm.sync_weights()
         assert time.monotonic() - started < 30
     finally:
         os.kill(pid, signal.SIGCONT)
         algorithm.engine._timeout_s = 300.0
-
-
-def test_a_restarted_engine_has_the_current_weights_before_it_answers(algorithm, first):
-    from rllib_nlac.types import Request, Weights
-
-    algorithm.sync_weights()
-    (actor, _), version = algorithm.engine._actors, algorithm.weight_version
-    os.kill(processes(algorithm)["engine"][0], signal.SIGKILL)
-    for weights in (Weights.POLICY, Weights.TARGET):
-        (answer,) = ray.get(actor.generate.remote([Request((3, 4, 5), 2)], weights))
-        assert answer.weight_version == version and answer.weights is weights
