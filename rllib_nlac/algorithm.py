@@ -16,6 +16,7 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
@@ -116,7 +117,7 @@ class LanguageAlgorithm(Algorithm):
             else:
                 episodes, results = self.collector.collect()
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
-        check_age(episodes, self.weight_version, self.config.max_staleness)
+        check_age(episodes, self.weight_version, self.collector.max_staleness if self.collector else 0)
         if self.weight_version:
             gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version))
             self.metrics.log_value("logprob_gap", gap, window=1)
@@ -190,6 +191,14 @@ class LanguageAlgorithm(Algorithm):
             if self._updates_since_snapshot % interval == 0:
                 self.snapshots.take(self.learner_group)
             self._updates_since_snapshot += 1
+
+    @override(Algorithm)
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Also has others play what runners owed that have been lost and are back."""
+        restored = super().restore_env_runners(env_runner_group)
+        if restored and env_runner_group is self.env_runner_group and self.collector is not None:
+            self.collector.take_back(restored)
+        return restored
 
     @override(Algorithm)
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

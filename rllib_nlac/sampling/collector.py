@@ -156,7 +156,7 @@ class Rounds:
                     current.delivered[answer.tag] = answer
                 else:
                     current.unasked.append(share)
-            self._take_back()
+            self.take_back()
             waited = time.monotonic() - last_progress
             if self._timeout_s is not None and waited > self._timeout_s:
                 owing = ", ".join(self._name(runner) for runner, _ in current.owed.values()) or "none that is alive"
@@ -188,9 +188,13 @@ class Rounds:
                 )
                 each.owed[tag] = (runner, share)
 
-    def _take_back(self) -> None:
-        """What lost runners owe goes to others."""
-        healthy = set(self._group.healthy_env_runner_ids())
+    def take_back(self, restarted: Sequence[int] = ()) -> None:
+        """What lost runners owe goes to others; RLlib has forgotten these requests.
+
+        Args:
+            restarted: Runners that were lost, and are back.
+        """
+        healthy = set(self._group.healthy_env_runner_ids()) - set(restarted)
         for each in self._rounds:
             for tag, (runner, share) in list(each.owed.items()):
                 if runner not in healthy:
@@ -224,7 +228,7 @@ class Collector(Rounds):
         super().__init__(group, restore, timeout_s, "sample_timeout_s")
         self._engine = engine
         self._shares = shares
-        self._max_staleness = max_staleness
+        self.max_staleness = max_staleness
         #: The counters of each runner, which a request brings along.
         self.runner_states: dict[int, dict[str, Any]] = {}
         self._era = 0
@@ -235,7 +239,7 @@ class Collector(Rounds):
         Raises:
             CollectionError: As ``finish``.
         """
-        while len(self._rounds) <= self._max_staleness:
+        while len(self._rounds) <= self.max_staleness:
             self._rounds.append(Round([Share(count) for count in self._shares]))
         current = self._rounds[0]
         self.finish(current)

@@ -24,13 +24,13 @@ class Job:
     Attributes:
         function: The call; it returns an error and raises none.
         argument: Its argument.
-        began: When a thread took it up, None before.
+        began: When a thread took it up, by the monotonic clock.
         outcome: What came of it, None before.
     """
 
     function: Callable[[Any], Outcome]
     argument: Any
-    began: float | None = None
+    began: float = 0.0
     outcome: Outcome | None = None
 
 
@@ -45,6 +45,7 @@ class EnvThreads:
     def __init__(self, count: int, limit_s: float | None) -> None:
         self._count, self._limit_s = count, limit_s
         self._queue: deque[Job] = deque()
+        self._running: set[Job] = set()
         self._alive = self._idle = 0
         lock = threading.Lock()
         self._queued, self._changed = threading.Condition(lock), threading.Condition(lock)
@@ -66,11 +67,11 @@ class EnvThreads:
         """
         with self._changed:
             while True:
-                left = [self._time_left(job) for job in jobs]
+                next_s = self._give_up_overdue()
                 done = [job for job in jobs if job.outcome is not None]
                 if done or not wait:
                     return done
-                self._changed.wait(min((seconds for seconds in left if seconds is not None), default=None))
+                self._changed.wait(next_s)
 
     def call(self, function: Callable[[Any], Outcome], argument: Any) -> Outcome:
         """Makes one call and waits for it."""
@@ -78,16 +79,20 @@ class EnvThreads:
         assert job.outcome is not None
         return job.outcome
 
-    def _time_left(self, job: Job) -> float | None:
-        """Seconds until a running job is overdue, None where nothing limits it; gives up what is overdue."""
-        if self._limit_s is None or job.began is None or job.outcome is not None:
+    def _give_up_overdue(self) -> float | None:
+        """Ends the wait for running jobs whose time is over; seconds until the next one's is, None where nothing limits it.
+
+        Of all jobs: one that is waited for may be queued behind another that hangs.
+        """
+        if self._limit_s is None or not self._running:
             return None
-        left = job.began + self._limit_s - time.monotonic()
-        if left <= 0:
+        now = time.monotonic()
+        for job in [job for job in self._running if now >= job.began + self._limit_s]:
             job.outcome = Outcome(error=TimeoutError(f"no answer within {self._limit_s:g} s (env_step_timeout_s)"))
+            self._running.remove(job)
             self._alive -= 1
             self._provide()
-        return left
+        return min((job.began + self._limit_s - now for job in self._running), default=None)
 
     def _provide(self) -> None:
         """Sees to it that somebody takes up what is queued."""
@@ -108,10 +113,12 @@ class EnvThreads:
                         return
                 job = self._queue.popleft()
                 job.began = time.monotonic()
+                self._running.add(job)
                 self._changed.notify_all()  # whoever waits knows now until when
             outcome = job.function(job.argument)
             with self._changed:
                 if job.outcome is not None:
                     return  # too late: another thread has taken this one's place
                 job.outcome = outcome
+                self._running.remove(job)
                 self._changed.notify_all()
