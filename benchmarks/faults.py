@@ -3,10 +3,10 @@
     python -m benchmarks.faults [--seed 0] [--rounds 1]
 
 A round is twenty faults in random order: each kind of process alone and each pair of kinds at the same moment, once with
-SIGKILL, once with SIGSTOP and a SIGCONT some seconds later. The moment lies anywhere in an iteration, in training or in
-evaluation. A fault is survived when the iteration during which it happened and the one after it end with all their episodes
-collected, a gradient step made, all evaluation episodes played, and engines whose weights have the current version and whose
-log-probabilities are the learner's.
+SIGKILL, once with SIGSTOP and a SIGCONT some seconds later, half of them during training and half during evaluation. A fault is
+survived when the iteration during which it happened and the one after it end with all their episodes collected, a gradient step
+made, all evaluation episodes played, and engines whose weights have the current version and whose log-probabilities are the
+learner's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import ray
@@ -116,42 +117,42 @@ class Attack:
     def start(self) -> None:
         """Builds an algorithm and measures its iterations."""
         self.algorithm: LanguageAlgorithm = small_config().build_algo()  # type: ignore[assignment]
-        self.evaluating = False
-        evaluate = self.algorithm.evaluate
+        self.begun = {"training": threading.Event(), "evaluation": threading.Event()}
+        last: dict[str, float] = {}
+        for name, phase in (("training_step", "training"), ("evaluate", "evaluation")):
+            setattr(self.algorithm, name, self._observed(getattr(self.algorithm, name), phase, last))
+        for _ in range(2):
+            self.episodes = int(self.algorithm.train()["env_runners"]["num_episodes_lifetime"])
+        self.seconds = dict(last)  # how long each phase takes where nothing happens
 
-        def observed(*args, **kwargs):
-            self.evaluating = True
+    def _observed(self, call: Callable[..., Any], phase: str, last: dict[str, float]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            started = time.monotonic()
+            self.begun[phase].set()
             try:
-                return evaluate(*args, **kwargs)
+                return call(*args, **kwargs)
             finally:
-                self.evaluating = False
+                self.begun[phase].clear()
+                last[phase] = time.monotonic() - started
 
-        self.algorithm.evaluate = observed  # type: ignore[method-assign]
-        self.algorithm.train()
-        started = time.monotonic()
-        self.episodes = int(self.algorithm.train()["env_runners"]["num_episodes_lifetime"])
-        self.seconds = time.monotonic() - started
+        return observed
 
-    def fault(self, kinds: Sequence[str], which: signal.Signals) -> tuple[str, str]:
-        """Makes one fault happen.
-
-        Returns:
-            In which phase it happened, and what was wrong afterwards or an empty string.
-        """
-        phase, struck = "", threading.Event()
-        moment = self.rng.uniform(0, self.seconds)
+    def fault(self, kinds: Sequence[str], which: signal.Signals, phase: str) -> str:
+        """Makes one fault happen; what was wrong afterwards, or an empty string."""
+        struck, over = threading.Event(), False
+        moment = self.rng.uniform(0, self.seconds[phase])
         stopped_s = self.rng.uniform(*STOPPED_S)
         running = processes(self.algorithm)
         victims = [self.rng.choice(running[kind]) for kind in kinds]
 
         def run() -> None:
-            nonlocal phase
+            self.begun[phase].wait()
             time.sleep(moment)
-            phase = "evaluation" if self.evaluating else "training"
-            struck.set()
-            strike(victims, which, stopped_s)
+            if not over:
+                struck.set()
+                strike(victims, which, stopped_s)
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
             while True:
@@ -162,12 +163,15 @@ class Attack:
                 if trouble or over:
                     break
         except Exception as error:
-            thread.join()
+            over = True
+            if struck.is_set():
+                thread.join()
             self.algorithm.stop()
             self.start()
-            return phase, f"{type(error).__name__}: {error}"
-        thread.join()
-        return phase, trouble
+            return f"{type(error).__name__}: {error}"
+        if struck.is_set():
+            thread.join()
+        return trouble
 
 
 def main() -> None:
@@ -179,11 +183,13 @@ def main() -> None:
     attack = Attack(arguments.seed)
     groups = [*((kind,) for kind in KINDS), *itertools.combinations(KINDS, 2)]
     faults = [(kinds, which) for kinds in groups for which in SIGNALS] * arguments.rounds
+    phases = ["training", "evaluation"] * (len(faults) // 2)
     attack.rng.shuffle(faults)
+    attack.rng.shuffle(phases)
     made, survived = Counter[str](), Counter[str]()
-    for number, (kinds, which) in enumerate(faults, start=1):
+    for number, ((kinds, which), phase) in enumerate(zip(faults, phases, strict=True), start=1):
         started = time.monotonic()
-        phase, trouble = attack.fault(kinds, which)
+        trouble = attack.fault(kinds, which, phase)
         for name in ("all", which.name, f"in {phase}", "pairs" if len(kinds) > 1 else "single"):
             made[name] += 1
             survived[name] += not trouble

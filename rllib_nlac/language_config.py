@@ -297,6 +297,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.sample_timeout_s = 1800.0
         self.learner_snapshot_interval = 1
         self.learner_timeout_s = 1800.0
+        self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
         self.tau: float | None = None
         self.weight_decay = 0.0
         self.adam_epsilon = 1e-8

@@ -30,7 +30,7 @@ def algorithm(ray_session):
     os.kill(victim, signal.SIGSTOP)
     started = time.monotonic()
     algorithm.stop()
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 120
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from rllib_nlac.sampling.env_runner import GENERATION, NEXT_EPISODE
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0
-STOP_S = 10.0  # to answer at the end of a run
+STOP_S = 30.0  # to answer at the end of a run
 MAX_LOSSES = 5  # of one share, in a row; processes that end again and again do not end by accident
 
 
