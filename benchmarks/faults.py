@@ -169,6 +169,7 @@ class Attack:
             self.algorithm.stop()
             self.start()
             return f"{type(error).__name__}: {error}"
+        over = True
         if struck.is_set():
             thread.join()
         return trouble

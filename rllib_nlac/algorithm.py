@@ -35,7 +35,7 @@ from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
-from rllib_nlac.learner.group import LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
+from rllib_nlac.learner.group import LearnerLost, LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.metrics import log_collection, log_faults, log_sync, logprob_gap
 from rllib_nlac.offline.dialogues import write_dialogues
@@ -177,7 +177,7 @@ class LanguageAlgorithm(Algorithm):
                     raise
                 with self._recovery:
                     if group is self.learner_group:  # or else another thread has found the loss before
-                        if not is_lost(group):
+                        if not isinstance(error, LearnerLost) and not is_lost(group):
                             raise
                         logger.warning("a learner was lost; starting again from the last snapshot: %s", error)
                         self.learner_group = self.snapshots.rebuild(group)
