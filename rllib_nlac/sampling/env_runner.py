@@ -421,7 +421,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """Counters, and the weights that RLlib's own sync has brought: without them a restarted runner has no engine."""
         state = {NEXT_EPISODE: self._next_episode, NUM_ENV_STEPS_SAMPLED_LIFETIME: self.num_env_steps_sampled_lifetime}
-        # RLlib asks for everything with no arguments; a checkpoint says what it leaves out, and has the weights from the learner.
+        # RLlib asks for everything with no arguments; a checkpoint says what it leaves out, and has them from the learner.
         is_wanted = COMPONENT_RL_MODULE in force_list(components) or (components is None and not_components is None)
         if self._weights is not None and is_wanted:
             state |= {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: self._weights}, WEIGHTS_SEQ_NO: self._weights_version}
