@@ -77,9 +77,13 @@ def verdict(result: dict, episodes_before: int) -> str:
         return "no gradient step"
     if not result["logprob_gap"] < 1e-3:
         return f"engines and learner differ by {result['logprob_gap']}"
-    if "evaluation" in result and result["evaluation"]["env_runners"]["num_tasks"] != EVALUATION_EPISODES:
-        return f"{result['evaluation']['env_runners']['num_tasks']} evaluation episodes instead of {EVALUATION_EPISODES}"
     return ""
+
+
+def wrong_evaluation(result: dict) -> str:
+    """What is wrong with an iteration's evaluation, or an empty string."""
+    played = result["evaluation"]["env_runners"]["num_tasks"]
+    return "" if played == EVALUATION_EPISODES else f"{played} evaluation episodes instead of {EVALUATION_EPISODES}"
 
 
 def wrong_weights(algorithm: LanguageAlgorithm) -> str:
@@ -158,7 +162,7 @@ class Attack:
             while True:
                 over = struck.is_set()  # the iteration after the fault is judged too
                 result = self.algorithm.train()
-                trouble = verdict(result, self.episodes) or wrong_weights(self.algorithm)
+                trouble = verdict(result, self.episodes) or wrong_evaluation(result) or wrong_weights(self.algorithm)
                 self.episodes = int(result["env_runners"]["num_episodes_lifetime"])
                 if trouble or over:
                     break
