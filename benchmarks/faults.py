@@ -1,34 +1,44 @@
-"""Kills processes with SIGKILL at random moments of a run, and says what the run made of it.
+"""Kills and stops processes at random moments of a run, and says what the run made of it.
 
-    python -m benchmarks.faults [--kills 10]
+    python -m benchmarks.faults [--seed 0] [--rounds 1]
 
-An EnvRunner, an engine or a learner is lost ``--kills`` times each, in random order. A kill is survived when the iteration
-during which it happened ends with all its episodes collected, a gradient step made, and engines whose log-probabilities are
-the learner's.
+A round is twenty faults in random order: each kind of process alone and each pair of kinds at the same moment, once with
+SIGKILL, once with SIGSTOP and a SIGCONT some seconds later, half of them during training and half during evaluation. A fault is
+survived when the iteration during which it happened and the one after it end with all their episodes collected, a gradient step
+made, all evaluation episodes played, and engines whose weights have the current version and whose log-probabilities are the
+learner's.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import ray
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm import LanguageAlgorithm
 from rllib_nlac.learner.group import on_every_learner
+from rllib_nlac.types import Message, Request, Weights
 
 EPISODES = 16
-KINDS = ("EnvRunner", "engine", "learner")
+EVALUATION_EPISODES = 16
+KINDS = ("EnvRunner", "engine", "learner", "evaluation EnvRunner")
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+STOPPED_S = (1.0, 10.0)  # how long a stopped process stays so, at least and at most
 
 
 def small_config() -> NLACConfig:
-    """Two EnvRunners, two engines and two learners, as small as they get."""
+    """Two EnvRunners, two engines, two learners and an evaluation EnvRunner, as small as they get."""
     return (
         NLACConfig()
         .environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
@@ -38,17 +48,24 @@ def small_config() -> NLACConfig:
         .engines(num_engines=2, engine_config={"cpu_kv_cache_gib": 0.25}, engine_timeout_s=300)
         .learners(num_learners=2)
         .training(lr=1e-3, train_batch_size_per_learner=48, minibatch_size=24)
+        .evaluation(evaluation_num_env_runners=1, evaluation_interval=1, evaluation_duration=EVALUATION_EPISODES)
+        .fault_tolerance(learner_timeout_s=300)
         .debugging(seed=0)
     )
 
 
 def processes(algorithm: LanguageAlgorithm) -> dict[str, list[int]]:
     """Process ids by kind."""
-    engines = [actor.__ray_call__.remote(lambda engine: os.getpid()) for actor in algorithm.engine._actors]
+    engines = [actor.__ray_call__.remote(lambda engine: os.getpid()) for actor in algorithm.engine._actors]  # type: ignore[attr-defined]
+    runners = [
+        group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False, timeout_seconds=60)
+        for group in (algorithm.env_runner_group, algorithm.eval_env_runner_group)
+    ]
     return {
-        "EnvRunner": algorithm.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False),
-        "engine": ray.get(engines),
+        "EnvRunner": runners[0],
+        "engine": ray.get(engines, timeout=300),
         "learner": on_every_learner(algorithm.learner_group, lambda learner: os.getpid()),
+        "evaluation EnvRunner": runners[1],
     }
 
 
@@ -63,47 +80,129 @@ def verdict(result: dict, episodes_before: int) -> str:
     return ""
 
 
+def wrong_evaluation(result: dict) -> str:
+    """What is wrong with an iteration's evaluation, or an empty string."""
+    played = result["evaluation"]["env_runners"]["num_tasks"]
+    return "" if played == EVALUATION_EPISODES else f"{played} evaluation episodes instead of {EVALUATION_EPISODES}"
+
+
+def wrong_weights(algorithm: LanguageAlgorithm) -> str:
+    """What is wrong with the weights that the engines serve, or an empty string."""
+    prompt = algorithm.chat.prompt_ids((Message("user", "Guess my object."),))
+    requests = [Request(prompt, 4, seed=seed) for seed in range(4)]  # some for each engine
+    for weights in (Weights.TARGET, Weights.POLICY):
+        answers = algorithm.engine.generate(requests, weights)
+        versions = {answer.weight_version for answer in answers}
+        if versions != {algorithm.weight_version} or {answer.weights for answer in answers} != {weights}:
+            return f"versions {versions} of the {weights} weights instead of {algorithm.weight_version}"
+    prompts, ids = [answer.prompt_ids for answer in answers], [answer.token_ids for answer in answers]
+    own = on_every_learner(algorithm.learner_group, lambda learner: learner.logprobs_of(prompts, ids))[0]
+    gap = max(np.abs(mine - answer.logprobs).max() for mine, answer in zip(own, answers, strict=True))
+    return "" if gap < 1e-3 else f"the policy's log-probabilities differ by {gap}"
+
+
+def strike(pids: Sequence[int], which: signal.Signals, stopped_s: float) -> None:
+    """Kills processes, or stops them for a while."""
+    for pid in pids:
+        os.kill(pid, which)
+    if which == signal.SIGSTOP:
+        time.sleep(stopped_s)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+class Attack:
+    """One algorithm and what happens to it; another takes its place where a fault ends it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.start()
+
+    def start(self) -> None:
+        """Builds an algorithm and measures its iterations."""
+        self.algorithm: LanguageAlgorithm = small_config().build_algo()  # type: ignore[assignment]
+        self.begun = {"training": threading.Event(), "evaluation": threading.Event()}
+        last: dict[str, float] = {}
+        for name, phase in (("training_step", "training"), ("evaluate", "evaluation")):
+            setattr(self.algorithm, name, self._observed(getattr(self.algorithm, name), phase, last))
+        for _ in range(2):
+            self.episodes = int(self.algorithm.train()["env_runners"]["num_episodes_lifetime"])
+        self.seconds = dict(last)  # how long each phase takes where nothing happens
+
+    def _observed(self, call: Callable[..., Any], phase: str, last: dict[str, float]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            started = time.monotonic()
+            self.begun[phase].set()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.begun[phase].clear()
+                last[phase] = time.monotonic() - started
+
+        return observed
+
+    def fault(self, kinds: Sequence[str], which: signal.Signals, phase: str) -> str:
+        """Makes one fault happen; what was wrong afterwards, or an empty string."""
+        struck, over = threading.Event(), False
+        moment = self.rng.uniform(0, self.seconds[phase])
+        stopped_s = self.rng.uniform(*STOPPED_S)
+        running = processes(self.algorithm)
+        victims = [self.rng.choice(running[kind]) for kind in kinds]
+
+        def run() -> None:
+            self.begun[phase].wait()
+            time.sleep(moment)
+            if not over:
+                struck.set()
+                strike(victims, which, stopped_s)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            while True:
+                over = struck.is_set()  # the iteration after the fault is judged too
+                result = self.algorithm.train()
+                trouble = verdict(result, self.episodes) or wrong_evaluation(result) or wrong_weights(self.algorithm)
+                self.episodes = int(result["env_runners"]["num_episodes_lifetime"])
+                if trouble or over:
+                    break
+        except Exception as error:
+            over = True
+            if struck.is_set():
+                thread.join()
+            self.algorithm.stop()
+            self.start()
+            return f"{type(error).__name__}: {error}"
+        over = True
+        if struck.is_set():
+            thread.join()
+        return trouble
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=10, help="how often each kind of process is killed")
+    parser.add_argument("--rounds", type=int, default=1, help="how often the twenty faults happen")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    algorithm: LanguageAlgorithm = small_config().build_algo()  # type: ignore[assignment]
-    result = algorithm.train()
-    kinds = [kind for kind in KINDS for _ in range(arguments.kills)]
-    rng.shuffle(kinds)
-    survived: Counter[str] = Counter()
-    started = time.monotonic()
-    result = algorithm.train()
-    seconds = 2 * (time.monotonic() - started)
-    for number, kind in enumerate(kinds, start=1):
-        before = int(result["env_runners"]["num_episodes_lifetime"])
-        victim = rng.choice(processes(algorithm)[kind])
-        killed = threading.Timer(rng.uniform(0, seconds), os.kill, (victim, signal.SIGKILL))
+    attack = Attack(arguments.seed)
+    groups = [*((kind,) for kind in KINDS), *itertools.combinations(KINDS, 2)]
+    faults = [(kinds, which) for kinds in groups for which in SIGNALS] * arguments.rounds
+    phases = ["training", "evaluation"] * (len(faults) // 2)
+    attack.rng.shuffle(faults)
+    attack.rng.shuffle(phases)
+    made, survived = Counter[str](), Counter[str]()
+    for number, ((kinds, which), phase) in enumerate(zip(faults, phases, strict=True), start=1):
         started = time.monotonic()
-        killed.start()
-        troubles = []
-        while True:
-            over = killed.finished.is_set()  # the iteration after the kill is judged too
-            result = algorithm.train()
-            troubles.append(verdict(result, before))
-            before = int(result["env_runners"]["num_episodes_lifetime"])
-            if over:
-                break
-        trouble = next(filter(None, troubles), "")
-        survived[kind] += not trouble
-        print(
-            f"{number:3d} {kind:10s} {trouble or 'survived':40s} {time.monotonic() - started:6.1f} s",
-            flush=True,
-        )
-    print({key: int(result["faults"][key]) for key in result["faults"]}, dict(result["fault_tolerance"]))
-    for kind in KINDS:
-        print(f"{kind}: {survived[kind]} of {arguments.kills} kills survived")
-    buffer = algorithm.local_replay_buffer.get_num_episodes()  # type: ignore[attr-defined]
-    print(f"replay buffer: {buffer} episodes of {int(result['env_runners']['num_episodes_lifetime'])} collected")
-    algorithm.stop()
+        trouble = attack.fault(kinds, which, phase)
+        for name in ("all", which.name, f"in {phase}", "pairs" if len(kinds) > 1 else "single"):
+            made[name] += 1
+            survived[name] += not trouble
+        what = f"{number:3d} {which.name} {' + '.join(kinds)}"
+        print(f"{what:56s} {phase:11s} {trouble or 'survived'} {time.monotonic() - started:6.1f} s", flush=True)
+    for name in sorted(made):
+        print(f"{name}: {survived[name]} of {made[name]} survived")
+    attack.algorithm.stop()
     ray.shutdown()
 
 

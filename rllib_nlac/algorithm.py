@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import numpy as np
 import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -34,12 +35,12 @@ from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages, StageReport
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
-from rllib_nlac.learner.group import LearnerSnapshots, is_lost, on_every_learner, watched_update
+from rllib_nlac.learner.group import LearnerLost, LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.metrics import log_collection, log_faults, log_sync, logprob_gap
 from rllib_nlac.offline.dialogues import write_dialogues
-from rllib_nlac.sampling.collector import Collector
+from rllib_nlac.sampling.collector import Collector, check_age, end_unresponsive
 from rllib_nlac.sampling.engines import make_engine
 from rllib_nlac.sync.shared import NotFiniteError
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
@@ -77,12 +78,12 @@ class LanguageAlgorithm(Watched, Algorithm):
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
         self.engine = make_engine(self.config, self.chat)
-        engine = self.engine
         for group in (self.env_runner_group, self.eval_env_runner_group):
-            if group is not None:
-                group.foreach_env_runner(lambda runner: runner.attach(engine))
+            if group is not None and group.local_env_runner is not None:
+                group.local_env_runner.attach(self.engine)
         self.collector = self._make_collector()
         self.snapshots = LearnerSnapshots()
+        self._recovery = threading.RLock()  # RLlib may evaluate beside the training, in another thread
         self.num_learner_restarts = self._updates_since_snapshot = 0
         self.weight_version = 0
         self._take_snapshot()
@@ -97,7 +98,7 @@ class LanguageAlgorithm(Watched, Algorithm):
         if config.episodes_per_iteration is not None:
             shares = [share for i in range(config.num_env_runners) if (share := config.share_of_episodes(i + 1))]
         restore = functools.partial(self.restore_env_runners, self.env_runner_group)
-        return Collector(self.env_runner_group, restore, shares, config.max_staleness, config.sample_timeout_s)
+        return Collector(self.env_runner_group, self.engine, restore, shares, config.max_staleness, config.sample_timeout_s)
 
     @override(Algorithm)
     def training_step(self) -> None:
@@ -141,6 +142,7 @@ class LanguageAlgorithm(Watched, Algorithm):
             else:
                 episodes, results = self.collector.collect()
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
+        check_age(episodes, self.weight_version, self.collector.max_staleness if self.collector else 0)
         if self.weight_version:
             sampling = self.config.action_sampling
             gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version, sampling))
@@ -200,20 +202,24 @@ class LanguageAlgorithm(Watched, Algorithm):
         log_faults(self.metrics, self.engine, self.collector, self.num_learner_restarts)
 
     def _with_learners(self, work: Callable[[], Result], changes_learners: bool = False) -> Result:
-        """Does something with the learners; where one of them is lost, from the last snapshot again."""
+        """Does something with the learners; where one of them is lost or does not answer, from the last snapshot again."""
         for attempt in range(MAX_LEARNER_RESTARTS + 1):
+            group = self.learner_group
             try:
                 result = work()
                 if changes_learners:
                     self._take_snapshot()
                 return result
             except Exception as error:
-                restarts = attempt < MAX_LEARNER_RESTARTS and self.config.learner_snapshot_interval
-                if not restarts or not is_lost(self.learner_group):
+                if attempt == MAX_LEARNER_RESTARTS or not self.config.learner_snapshot_interval:
                     raise
-                logger.warning("a learner was lost; starting again from the last snapshot: %s", error)
-                self.learner_group = self.snapshots.rebuild(self.learner_group)
-                self.num_learner_restarts += 1
+                with self._recovery:
+                    if group is self.learner_group:  # or else another thread has found the loss before
+                        if not isinstance(error, LearnerLost) and not is_lost(group):
+                            raise
+                        logger.warning("a learner was lost; starting again from the last snapshot: %s", error)
+                        self.learner_group = self.snapshots.rebuild(group)
+                        self.num_learner_restarts += 1
         raise AssertionError("the last attempt returns or raises")
 
     def _take_snapshot(self) -> None:
@@ -226,17 +232,21 @@ class LanguageAlgorithm(Watched, Algorithm):
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Also gives the engine to runners that have started again, and lets training runners go on with new tasks."""
+        """Also has others play what runners owed that have been lost and are back."""
         restored = super().restore_env_runners(env_runner_group)
-        engine, states = self.engine, {}
-        if env_runner_group is self.env_runner_group and self.collector is not None:
-            states = self.collector.runner_states
-        if restored:
-            env_runner_group.foreach_env_runner(
-                lambda runner: (runner.attach(engine), runner.set_state(states.get(runner.worker_index, {}))),
-                remote_worker_ids=restored, local_env_runner=False,
-            )  # fmt: skip
+        if restored and env_runner_group is self.env_runner_group and self.collector is not None:
+            self.collector.take_back(restored)
         return restored
+
+    @override(Algorithm)
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's, which reads the learners' weights before it begins."""
+
+        def evaluate() -> dict[str, Any]:
+            with watched(self.learner_group):
+                return super(LanguageAlgorithm, self).evaluate(*args, **kwargs)
+
+        return self._with_learners(evaluate)
 
     def env_steps_sampled(self) -> int:
         """Environment steps since the beginning of the run."""
@@ -244,17 +254,21 @@ class LanguageAlgorithm(Watched, Algorithm):
 
     def own_state(self) -> dict[str, Any]:
         """Our part of a checkpoint, beside RLlib's."""
-        group = self.env_runner_group
-        runners = group.foreach_env_runner(lambda runner: (runner.worker_index, runner.get_state())) if group else []
-        return {"weight_version": self.weight_version, "rng": self.rng.bit_generator.state, "env_runners": dict(runners)}
+        # Of the runners' own processes one may be lost just now.
+        runners = dict(self.collector.runner_states) if self.collector is not None else {}
+        if self.env_runner is not None:
+            runners[self.env_runner.worker_index] = self.env_runner.get_state(not_components=COMPONENT_RL_MODULE)
+        return {"weight_version": self.weight_version, "rng": self.rng.bit_generator.state, "env_runners": runners}
 
     def set_own_state(self, state: dict[str, Any]) -> None:
         """Restores what ``own_state`` gave."""
         self.weight_version = state["weight_version"]
         self.rng.bit_generator.state = state["rng"]
-        runners = state["env_runners"]
-        if self.env_runner_group:
-            self.env_runner_group.foreach_env_runner(lambda runner: runner.set_state(runners.get(runner.worker_index, {})))
+        runners = dict(state["env_runners"])
+        if self.env_runner is not None:
+            self.env_runner.set_state(runners.pop(self.env_runner.worker_index, {}))
+        if self.collector is not None:
+            self.collector.forget(runners)
 
     @override(Algorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -272,7 +286,7 @@ class LanguageAlgorithm(Watched, Algorithm):
         final = str(path) if path is not None else tempfile.mkdtemp()
 
         def save() -> None:
-            with checkpoint.written_at_once(final) as folder:
+            with watched(self.learner_group), checkpoint.written_at_once(final) as folder:
                 on_every_learner(self.learner_group, _prepare_for_saving)
                 super(LanguageAlgorithm, self).save_to_path(str(folder), state=state, use_msgpack=use_msgpack)
                 self.save_parts(folder)
@@ -319,12 +333,17 @@ class LanguageAlgorithm(Watched, Algorithm):
         whole = kwargs.get("component") is None
         if whole:
             checkpoint.check(path, self.facts())
-        super().restore_from_path(path, *args, **kwargs)
-        if whole:
-            with checkpoint.local_copy(path) as folder:
-                self.load_parts(folder)
-        self._updates_since_snapshot = 0
-        self._take_snapshot()
+
+        def restore() -> None:
+            with watched(self.learner_group):
+                super(LanguageAlgorithm, self).restore_from_path(path, *args, **kwargs)
+                if whole:
+                    with checkpoint.local_copy(path) as folder:
+                        self.load_parts(folder)
+                self._updates_since_snapshot = 0
+                self._take_snapshot()
+
+        self._with_learners(restore)
         if self.collector is not None:
             self.collector.forget()
         # The engines still serve the weights that they were started with.
@@ -342,6 +361,9 @@ class LanguageAlgorithm(Watched, Algorithm):
 
     @override(Algorithm)
     def cleanup(self) -> None:
+        for group in (getattr(self, "env_runner_group", None), getattr(self, "eval_env_runner_group", None)):
+            if group is not None:
+                end_unresponsive(group)
         if getattr(self, "engine", None) is not None:
             self.engine.stop()
         super().cleanup()

@@ -6,8 +6,9 @@ RLlib calls ``evaluate_tasks`` as its ``custom_evaluation_function``; everything
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rich.console import Console
@@ -23,7 +25,8 @@ from rich.console import Console
 from rllib_nlac.checkpoint import MANIFEST, read_manifest
 from rllib_nlac.config import LOGGED
 from rllib_nlac.progress import evaluation_table
-from rllib_nlac.sampling.collector import POLL_S, CollectionError, Failure
+from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
+from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.env_runner import TASK, TASK_SEED, TextEnvRunner, episode_success
 
 REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
@@ -63,37 +66,53 @@ def play_tasks(
     if group is None or not group.num_remote_env_runners():
         runner = group.local_env_runner if group is not None else algorithm.env_runner
         return runner.sample_tasks(tasks, attempts, refined), [runner.get_metrics()]
-    todo, played, metrics = list(tasks), list[SingleAgentEpisode](), list[Any]()
-    started = time.monotonic()
-    while todo:
-        runners = group.healthy_env_runner_ids() or algorithm.restore_env_runners(group)
-        if not runners:
-            time.sleep(POLL_S)  # nobody is alive; Ray is starting them again
-        shares = [todo[i :: len(runners)] for i in range(len(runners))]
-        answers = group.foreach_env_runner(
-            [partial(_play, tasks=share, attempts=attempts, refined=refined) for share in shares],
-            remote_worker_ids=runners, local_env_runner=False, timeout_seconds=algorithm.config.evaluation_sample_timeout_s,
-        ) if runners else []  # fmt: skip
-        for share, episodes, result in answers:
-            if isinstance(episodes, Failure):
-                raise CollectionError(f"evaluation failed: {episodes.text}")
-            todo = [task for task in todo if task not in set(share)]
-            played += episodes
-            metrics.append(result)
-            started = time.monotonic()
-        if todo and time.monotonic() - started > algorithm.config.evaluation_sample_timeout_s:
-            raise CollectionError(
-                f"no evaluation runner answered within {algorithm.config.evaluation_sample_timeout_s:g} s "
-                "(evaluation_sample_timeout_s): an environment hangs, or an engine is slow"
-            )
+    shares = [tuple(tasks[i :: group.num_remote_env_runners()]) for i in range(group.num_remote_env_runners())]
+    rounds = _TaskRounds(algorithm, group, attempts, refined)
+    played, metrics = rounds.play([share for share in shares if share])
+    if (version := getattr(algorithm, "weight_version", None)) is not None:
+        check_age(played, version, max_staleness=0)
     return sorted(played, key=lambda episode: episode.id_), metrics
 
 
-def _play(runner: Any, tasks: Sequence[int], attempts: int, refined: bool) -> tuple[Sequence[int], Any, Any]:
-    try:
-        return tasks, runner.sample_tasks(tasks, attempts, refined), runner.get_metrics()
-    except Exception as error:  # RLlib would end the runner's process, and the cause would be in a log only
-        return tasks, Failure(f"{type(error).__name__}: {error}"), None
+class _TaskRounds(Rounds):
+    """Plays tasks on the remote runners of a group."""
+
+    def __init__(self, algorithm: Algorithm, group: EnvRunnerGroup, attempts: int, refined: bool) -> None:
+        restore = partial(algorithm.restore_env_runners, group)
+        super().__init__(group, restore, algorithm.config.evaluation_sample_timeout_s, "evaluation_sample_timeout_s")
+        self._engine = getattr(algorithm, "engine", None)  # under RLlib's own algorithms a runner has its own
+        self._attempts, self._refined = attempts, refined
+
+    def play(self, shares: list[tuple[int, ...]]) -> tuple[list[SingleAgentEpisode], list[Any]]:
+        """The episodes, in any order, and the runners' metrics."""
+        current = Round([Share(tasks) for tasks in shares])
+        self._rounds.append(current)
+        self.finish(current)
+        return current.results(), current.metrics()
+
+    @override(Rounds)
+    def request(self, runner: int, share: Share) -> Callable[[Any], tuple[Any, Any, int]]:
+        return partial(_play, engine=self._engine, tasks=share.content, attempts=self._attempts, refined=self._refined)
+
+    @override(Rounds)
+    def after_loss(self, runner: int, share: Share) -> list[Share]:
+        """Its halves: a task that ends the process of whoever plays it is soon alone."""
+        tasks = share.content
+        if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:
+            raise CollectionError(
+                f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played evaluation "
+                f"task {tasks[0]}. Its environment ends the process (os._exit, a crash of native code), or memory is short: "
+                "see the system's log"
+            )
+        half = (len(tasks) + 1) // 2
+        return [replace(share, content=part) for part in (tasks[:half], tasks[half:]) if part]
+
+
+def _play(
+    runner: Any, engine: Engine | None, tasks: Sequence[int], attempts: int, refined: bool
+) -> tuple[list[SingleAgentEpisode], Any, int]:  # fmt: skip
+    with runner.lent(engine) if engine is not None else nullcontext():
+        return runner.sample_tasks(tasks, attempts, refined), runner.get_metrics(), 0
 
 
 def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:

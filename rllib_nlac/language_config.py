@@ -42,6 +42,7 @@ class LanguageConfig(AlgorithmConfig):
         "episodes_per_task": ranges.COUNT,
         "truncation_ends": ranges.FLAG,
         "env_threads": ranges.WHOLE_NOT_NEGATIVE,
+        "env_step_timeout_s": ranges.Range(0, above=True, optional=True),
         "evaluation_attempts": ranges.COUNT,
         "evaluate_refined": ranges.FLAG,
         "max_context": ranges.COUNT_OR_NONE,
@@ -80,6 +81,7 @@ class LanguageConfig(AlgorithmConfig):
         self.episodes_per_task = 1
         self.truncation_ends = False
         self.env_threads = 0
+        self.env_step_timeout_s: float | None = None
         # evaluation(...)
         self.custom_evaluation_function = evaluate_tasks
         self.evaluation_attempts = 1
@@ -156,6 +158,7 @@ class LanguageConfig(AlgorithmConfig):
         episodes_per_iteration: int | None = NotProvided,
         truncation_ends: bool | None = NotProvided,
         env_threads: int | None = NotProvided,
+        env_step_timeout_s: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets collection; RLlib's own keys are taken too.
@@ -167,6 +170,8 @@ class LanguageConfig(AlgorithmConfig):
                 from its last state.
             env_threads: Threads that step environments side by side, for those that wait for somebody else, such as an
                 endpoint; 0 steps them one after the other.
+            env_step_timeout_s: An environment whose ``reset`` or ``step`` takes longer loses its episode, as one that raises,
+                and is replaced. Its thread is left behind, so the call must not need the main thread. None waits for ever.
 
         Returns:
             This updated config.
@@ -341,6 +346,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         "minibatch_size": ranges.COUNT,
         "max_staleness": ranges.WHOLE_NOT_NEGATIVE,
         "sample_timeout_s": ranges.POSITIVE,
+        "learner_timeout_s": ranges.POSITIVE,
         "learner_snapshot_interval": ranges.WHOLE_NOT_NEGATIVE,
         "tau": ranges.Range(0, 1, optional=True),
         "weight_decay": ranges.NOT_NEGATIVE,
@@ -359,6 +365,8 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.max_staleness = 0
         self.sample_timeout_s = 1800.0
         self.learner_snapshot_interval = 1
+        self.learner_timeout_s = 1800.0
+        self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
         self.tau: float | None = None
         self.weight_decay = 0.0
         self.adam_epsilon = 1e-8
@@ -408,7 +416,13 @@ class LanguageAlgorithmConfig(LanguageConfig):
         return self._set(arguments)
 
     @override(AlgorithmConfig)
-    def fault_tolerance(self, *, learner_snapshot_interval: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+    def fault_tolerance(  # type: ignore[override]
+        self,
+        *,
+        learner_snapshot_interval: int | None = NotProvided,
+        learner_timeout_s: float | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
         """Sets what happens when processes are lost; RLlib's own keys are taken too.
 
         Args:
@@ -416,6 +430,8 @@ class LanguageAlgorithmConfig(LanguageConfig):
                 from which a lost one is made good; what was learned since is learned again or lost. 0 copies nothing, for
                 models whose optimizer is too large for it: then the trial ends, and Tune's ``max_failures`` restarts it
                 from its last checkpoint.
+            learner_timeout_s: A remote learner that has not finished one call after so long, such as a whole update, counts as
+                lost: all are ended and start again as above.
 
         Returns:
             This updated config.

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rllib_nlac.experiment import load_experiments
 from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.sampling.engine import EngineError
-from rllib_nlac.sampling.engines import CurrentWeights, EngineActor, RemoteEngines
+from rllib_nlac.sampling.engines import EngineActor, RemoteEngines
 from rllib_nlac.sampling.vllm_engine import VLLMSettings
 from rllib_nlac.types import Request, Weights
 
@@ -58,12 +58,9 @@ def engines(folder, chat, ray_session):
     group = placement_group([{"CPU": 2}])
     ray.get(group.ready(), timeout=60)
     inside = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)}
-    current = ray.remote(num_cpus=0, **inside)(CurrentWeights).remote()
     settings = VLLMSettings(tensor_parallel_size=2, cpu_kv_cache_gib=0.25)
     actor = ray.remote(num_cpus=1, max_concurrency=10, **inside)(EngineActor)
-    engines = RemoteEngines(
-        [actor.remote(str(folder), chat.max_context, [chat.end_id], settings, 0, current)], current, timeout_s=300
-    )
+    engines = RemoteEngines([actor.remote(str(folder), chat.max_context, [chat.end_id], settings, 0)], timeout_s=300)
     yield engines
     engines.stop()
     remove_placement_group(group)

@@ -23,6 +23,8 @@ from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.metrics import log_stages
 from rllib_nlac.replay.buffer import transition_at
+from rllib_nlac.sampling.collector import CollectionError, Failure
+from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import BellmanTarget, Refinement, Transition
 
@@ -100,16 +102,21 @@ class RolloutCritic(LanguageAlgorithm):
             self.metrics.aggregate([group.local_env_runner.get_metrics()], key=ENV_RUNNER_RESULTS)
             return branches
 
-        def play(runner: TextEnvRunner, part: int) -> tuple[int, list[list[SingleAgentEpisode]], Any]:
-            return part, runner.branch(prefixes[part :: len(ids)], count), runner.get_metrics()
-
         answers = group.foreach_env_runner(
-            [functools.partial(play, part=part) for part in range(len(ids))],
+            [
+                functools.partial(_branch, engine=self.engine, part=part, prefixes=prefixes[part :: len(ids)], count=count)
+                for part in range(len(ids))
+            ],
             remote_worker_ids=ids, local_env_runner=False, timeout_seconds=self.config.sample_timeout_s,
         )  # fmt: skip
-        self.metrics.aggregate([metrics for _, _, metrics in answers], key=ENV_RUNNER_RESULTS)
+        for part, played, _, state in answers:
+            if isinstance(played, Failure):
+                raise CollectionError(f"EnvRunner {ids[part]} failed: {played.text}")
+            if self.collector is not None:
+                self.collector.runner_states[ids[part]] = state
+        self.metrics.aggregate([metrics for _, _, metrics, _ in answers], key=ENV_RUNNER_RESULTS)
         branches = [[] for _ in prefixes]
-        for part, played, _ in answers:
+        for part, played, _, _ in answers:
             branches[part :: len(ids)] = played
         return branches
 
@@ -135,3 +142,13 @@ class RolloutCritic(LanguageAlgorithm):
             origin = f"turn {refinement.transition.id} of a judged episode"
             sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, 0, 0, weight, origin=origin))
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
+
+
+def _branch(
+    runner: TextEnvRunner, engine: Engine, part: int, prefixes: list[tuple[SingleAgentEpisode, int]], count: int
+) -> tuple[int, Any, Any, dict[str, Any]]:  # fmt: skip
+    try:
+        with runner.lent(engine):
+            return part, runner.branch(prefixes, count), runner.get_metrics(), runner.get_state()
+    except Exception as error:  # RLlib would end the runner's process, and the cause would be in a log only
+        return part, Failure(f"{type(error).__name__}: {error}"), None, {}

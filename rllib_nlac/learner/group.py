@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import ray
 from ray.exceptions import RayError
@@ -19,19 +22,24 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
+BUILD_S = 600.0  # for learners to start again, or longer where one call may take longer
+MAX_BUILDS = 3  # of which each is lost while it starts
+_pids: WeakKeyDictionary[LearnerGroup, dict[int, int]] = WeakKeyDictionary()
+
+
 class LearnerLost(RuntimeError):
-    """A learner's process has ended."""
+    """A learner's process has ended, or was ended because it did not answer in time."""
 
 
 def on_every_learner(group: LearnerGroup, function: Callable[[Any], Result]) -> list[Result]:
     """Calls a function on all learners at the same time, as whatever gathers shards needs; results in their order.
 
     Raises:
-        LearnerLost: A learner's process has ended.
+        LearnerLost: A learner's process has ended, or did not answer within ``learner_timeout_s``.
     """
     if group.is_local:
         return [function(group._learner)]
-    with _survivors_ended(group):
+    with watched(group):
         results = list(group.foreach_learner(function))
     for result in results:
         if not result.ok:
@@ -42,14 +50,13 @@ def on_every_learner(group: LearnerGroup, function: Callable[[Any], Result]) -> 
 
 
 def is_lost(group: LearnerGroup) -> bool:
-    """Whether a learner's process has ended, so that an error is no error of the learners."""
+    """Whether a learner's process has ended or does not answer, so that an error is no error of the learners."""
     if group.is_local:
         return False
-    for call in [worker.apply.remote(_nothing) for worker in group._workers]:
-        try:
-            ray.get(call, timeout=60)
-        except RayError:
-            return True
+    try:
+        ray.get([worker.apply.remote(_pid) for worker in group._workers], timeout=60)
+    except RayError:
+        return True
     return False
 
 
@@ -64,12 +71,27 @@ class LearnerSnapshots:
         self._states = [ray.put(state) for state in on_every_learner(group, _state_of)]
 
     def rebuild(self, group: LearnerGroup) -> LearnerGroup:
-        """Ends what is left of a group and starts one like it, in the state of the last snapshot."""
-        for worker in group._workers:
-            ray.kill(worker)
+        """Ends what is left of a group and starts one like it, in the state of the last snapshot.
+
+        Raises:
+            TimeoutError: The new learners did not start within ``BUILD_S``.
+            LearnerLost: They were lost again and again while they started.
+        """
+        _end(group)
         with contextlib.suppress(Exception):
             group.shutdown()
         group._is_shut_down = True
+        limit = max(BUILD_S, group.config.learner_timeout_s)
+        for attempt in range(1, MAX_BUILDS + 1):
+            try:
+                return _within(limit, "new learners", lambda: self._build(group))
+            except (RayError, LearnerLost) as error:
+                if attempt == MAX_BUILDS:
+                    raise LearnerLost(f"new learners were lost {attempt} times while they started: {error}") from error
+                logger.warning("a new learner was lost while it started: %s", error)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _build(self, group: LearnerGroup) -> LearnerGroup:
         fresh = group.config.build_learner_group(rl_module_spec=group._module_spec)
         states = self._states
         on_every_learner(fresh, lambda learner: _restore(learner, states))
@@ -77,49 +99,100 @@ class LearnerSnapshots:
 
 
 @contextlib.contextmanager
-def _survivors_ended(group: LearnerGroup) -> Iterator[None]:
-    """While it lasts, the loss of one learner ends the others too: they might wait for it in a collective call for ever."""
+def watched(group: LearnerGroup) -> Iterator[None]:
+    """While it lasts, all learners are ended when one is lost or does not answer within ``learner_timeout_s``.
+
+    Whoever waits for them is told at once: the others might wait for a lost one in a collective call for ever.
+
+    Raises:
+        LearnerLost: What was done meanwhile failed because learners were ended.
+    """
     if group.is_local:
         yield
         return
-    done = threading.Event()
+    done, trouble = threading.Event(), list[str]()
 
     def watch() -> None:
         # A call waits behind the learner's work, but fails at once where its process has ended.
-        calls = {worker.apply.remote(_nothing): worker for worker in group._workers}
+        calls = {worker.apply.remote(_pid): (index, time.monotonic()) for index, worker in enumerate(group._workers)}
         while not done.wait(0.2):
             ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
             for call in ready:
-                worker = calls.pop(call)
+                index, _ = calls.pop(call)
                 try:
-                    ray.get(call)
-                except RayError:
-                    logger.warning("a learner's process has ended; the others are ended with it")
-                    for each in group._workers:
-                        ray.kill(each)
-                    return
-                calls[worker.apply.remote(_nothing)] = worker
+                    _pids.setdefault(group, {})[index] = ray.get(call)
+                except RayError as error:
+                    trouble.append(f"{_names(group, [index])} has ended: {error}")
+                    break
+                calls[group._workers[index].apply.remote(_pid)] = (index, time.monotonic())
+            limit, now = group.config.learner_timeout_s, time.monotonic()
+            if not trouble and (late := sorted(index for index, asked in calls.values() if now - asked > limit)):
+                trouble.append(f"{_names(group, late)} did not answer within {limit:g} s (learner_timeout_s)")
+            if trouble:
+                logger.warning("%s; all learners are ended", trouble[0])
+                _end(group)
+                return
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield
+    except Exception as error:
+        if trouble:
+            raise LearnerLost(trouble[0]) from error
+        raise
     finally:
         done.set()
         thread.join()
 
 
+def _names(group: LearnerGroup, indices: Sequence[int]) -> str:
+    pids = _pids.get(group, {})
+    return " and ".join(f"learner {index} ({f'pid {pids[index]}' if index in pids else 'no answer yet'})" for index in indices)
+
+
+def _end(group: LearnerGroup) -> None:
+    for worker in group._workers:
+        ray.kill(worker)
+
+
+def _within(limit_s: float, what: str, call: Callable[[], Result]) -> Result:
+    """Makes a call that waits for processes and has no limit of its own.
+
+    Raises:
+        TimeoutError: It took longer.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"{what} did not start within {limit_s:g} s: see whether their CPUs, GPUs and memory are free")
+    return results[0]
+
+
 def watched_update(group: LearnerGroup, **arguments: Any) -> list[Any]:
     """``LearnerGroup.update`` that ends with an error where a learner is lost, and never waits for it."""
-    with _survivors_ended(group):
+    with watched(group):
         results = group.update(**arguments)
     if group.is_remote and len(results) < len(group):
         raise LearnerLost(f"only {len(results)} of {len(group)} learners are left")
     return results
 
 
-def _nothing(learner: Any) -> None:
+def _pid(learner: Any) -> int:
     """Asks for nothing but an answer."""
+    return os.getpid()
 
 
 def _state_of(learner: Any) -> dict[str, Any]:

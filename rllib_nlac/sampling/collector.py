@@ -1,18 +1,31 @@
-"""Rounds of episodes from remote EnvRunners: what a lost runner owed is played by others, and rounds may be asked ahead."""
+"""Rounds of episodes from remote EnvRunners: what a lost runner owed is played by others, and rounds may be asked ahead.
+
+Each request brings the engine and the runner's counters along, so a runner that has just started again needs nothing else,
+whoever started it.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import ray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_nlac.sampling.engine import Engine, EngineError
+from rllib_nlac.sampling.env_runner import GENERATION, NEXT_EPISODE
+
+logger = logging.getLogger(__name__)
 POLL_S = 1.0
+STOP_S = 30.0  # to answer at the end of a run
+MAX_LOSSES = 5  # of one share, in a row; processes that end again and again do not end by accident
 
 
 class CollectionError(RuntimeError):
@@ -26,85 +39,132 @@ class Failure:
     text: str
 
 
-@dataclass
-class Round:
-    """Episodes asked of all runners for one iteration.
+@dataclass(frozen=True)
+class Answer:
+    """What a runner returns.
 
     Attributes:
-        unasked: Shares, in episodes, that no runner has been asked for yet; None is a runner's own share.
-        owed: By the tag of its request, who owes which share.
-        delivered: By tag, the episodes.
+        tag: Of the request.
+        result: What was asked for, or why there is none.
+        metrics: The runner's, since the last answer.
+        state: The runner's counters.
+        first: Number of its first episode.
+        pid: Its process.
     """
 
-    unasked: list[int | None]
-    owed: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    delivered: dict[str, list[SingleAgentEpisode]] = field(default_factory=dict)
+    tag: str
+    result: Any
+    metrics: Any
+    state: dict[str, Any]
+    first: int
+    pid: int
 
 
-class Collector:
-    """Collects from the remote runners of a group.
+@dataclass(frozen=True)
+class Share:
+    """What one runner is asked for.
+
+    Attributes:
+        content: A number of episodes, None for a runner's own number, or the tasks of an evaluation.
+        lost_by: The runners that were lost while they owed it.
+    """
+
+    content: Any
+    lost_by: tuple[str, ...] = ()
+
+
+@dataclass
+class Round:
+    """What is asked of all runners for one iteration.
+
+    Attributes:
+        unasked: Shares that no runner has been asked for yet.
+        owed: By the tag of its request, who owes which share.
+        delivered: By tag, the answers.
+    """
+
+    unasked: list[Share]
+    owed: dict[str, tuple[int, Share]] = field(default_factory=dict)
+    delivered: dict[str, Answer] = field(default_factory=dict)
+
+    def results(self) -> list[SingleAgentEpisode]:
+        """What was delivered, in the order of the requests."""
+        return [episode for tag in sorted(self.delivered) for episode in self.delivered[tag].result]
+
+    def metrics(self) -> list[Any]:
+        """The runners' metrics, in the same order."""
+        return [self.delivered[tag].metrics for tag in sorted(self.delivered)]
+
+
+class Rounds:
+    """Asks the remote runners of a group until a round is complete.
 
     Args:
         group: The runners.
         restore: Brings runners that have restarted back into the group.
-        shares: Episodes of each runner in a round, None where each knows its own.
-        max_staleness: Rounds asked ahead, which are played while the learner trains. Each round is consumed that many
-            iterations after it was asked for, so its weights are at most so many syncs old.
-        timeout_s: After so long without an answer a round raises.
+        timeout_s: After so long without an answer a round raises; None waits for ever.
+        timeout_key: The configuration's name for it.
     """
 
     def __init__(
-        self, group: EnvRunnerGroup, restore: Callable[[], Any], shares: list[int | None], max_staleness: int,
-        timeout_s: float | None,
+        self, group: EnvRunnerGroup, restore: Callable[[], Any], timeout_s: float | None, timeout_key: str
     ) -> None:  # fmt: skip
         self._group = group
         self._restore = restore
-        self._shares = shares
-        self._max_staleness = max_staleness
         self._timeout_s = timeout_s
+        self._timeout_key = timeout_key
         self._rounds: deque[Round] = deque()
         self._next_tag = 0
+        self._pids: dict[int, int] = {}
         self.num_lost_shares = 0
-        #: What each runner last said of itself, which a restarted one gets back.
-        self.runner_states: dict[int, dict[str, Any]] = {}
 
-    def collect(self) -> tuple[list[SingleAgentEpisode], list[Any]]:
-        """The next round's episodes and the runners' metrics.
+    def request(self, runner: int, share: Share) -> Callable[[Any], tuple[Any, Any, int]]:
+        """What a runner is asked to do: to be called with it, it returns a result, metrics, and its first episode's number."""
+        raise NotImplementedError
+
+    def after_loss(self, runner: int, share: Share) -> list[Share]:
+        """What is asked instead of a share that was lost.
+
+        Raises:
+            CollectionError: It was lost too often.
+        """
+        raise NotImplementedError
+
+    def accept(self, runner: int, answer: Answer) -> bool:
+        """Whether an answer is taken."""
+        return True
+
+    def finish(self, current: Round) -> None:
+        """Completes a round.
 
         Raises:
             CollectionError: A runner reports an error of its own, or none answers in time.
         """
-        while len(self._rounds) <= self._max_staleness:
-            self._rounds.append(Round(list(self._shares)))
-        current, metrics = self._rounds[0], []
         last_progress = time.monotonic()
         while current.unasked or current.owed:
             self._ask()
             answers = (
                 self._group.fetch_ready_async_reqs(tags=list(current.owed), timeout_seconds=POLL_S) if current.owed else []
             )
-            for runner, (tag, answer, result, state) in answers:
-                if isinstance(answer, Failure):
-                    raise CollectionError(f"EnvRunner {runner} failed: {answer.text}")
-                del current.owed[tag]
-                current.delivered[tag] = answer
-                metrics.append(result)
-                self.runner_states[runner] = state
+            for runner, answer in answers:
+                self._pids[runner] = answer.pid
+                if isinstance(answer.result, Failure):
+                    raise CollectionError(f"{self._name(runner)} failed: {answer.result.text}")
+                _, share = current.owed.pop(answer.tag)
                 last_progress = time.monotonic()
-            self._take_back()
+                if self.accept(runner, answer):
+                    current.delivered[answer.tag] = answer
+                else:
+                    current.unasked.append(share)
+            self.take_back()
             waited = time.monotonic() - last_progress
             if self._timeout_s is not None and waited > self._timeout_s:
-                owing = ", ".join(str(runner) for runner, _ in current.owed.values()) or "none that is alive"
+                owing = ", ".join(self._name(runner) for runner, _ in current.owed.values()) or "none that is alive"
                 raise CollectionError(
-                    f"no episode came for {waited:.0f} s (sample_timeout_s); EnvRunners that owe some: {owing}. An environment "
-                    "hangs, an engine is slow, or lost runners could not be started again"
+                    f"no episode came for {waited:.0f} s ({self._timeout_key}); EnvRunners that owe some: {owing}. An "
+                    "environment hangs (see env_step_timeout_s), an engine is slow, a process was stopped, or lost runners "
+                    "could not be started again"
                 )
-        self._rounds.popleft()
-        return [episode for tag in sorted(current.delivered) for episode in current.delivered[tag]], metrics
-
-    def forget(self) -> None:
-        """Drops what was asked ahead, as when a checkpoint is restored; answers to it are ignored."""
-        self._rounds.clear()
 
     def _ask(self) -> None:
         """Hands every share that nobody owes to a healthy runner, the one that owes least."""
@@ -124,24 +184,146 @@ class Collector:
                 tag = f"{self._next_tag:012d}"
                 self._next_tag += 1
                 self._group.foreach_env_runner_async(
-                    partial(_sample, tag=tag, count=share), tag=tag, remote_worker_ids=[runner]
+                    partial(_answer, tag=tag, request=self.request(runner, share)), tag=tag, remote_worker_ids=[runner]
                 )
                 each.owed[tag] = (runner, share)
 
-    def _take_back(self) -> None:
-        """What lost runners owe goes to others."""
-        healthy = set(self._group.healthy_env_runner_ids())
+    def take_back(self, restarted: Sequence[int] = ()) -> None:
+        """What lost runners owe goes to others; RLlib has forgotten these requests.
+
+        Args:
+            restarted: Runners that were lost, and are back.
+        """
+        healthy = set(self._group.healthy_env_runner_ids()) - set(restarted)
         for each in self._rounds:
             for tag, (runner, share) in list(each.owed.items()):
                 if runner not in healthy:
                     del each.owed[tag]
-                    each.unasked.append(share)
                     self.num_lost_shares += 1
+                    lost = replace(share, lost_by=(*share.lost_by, self._name(runner)))
+                    each.unasked += self.after_loss(runner, lost)
+
+    def _name(self, runner: int) -> str:
+        pid = self._pids.get(runner)
+        return f"EnvRunner {runner} ({f'pid {pid}' if pid else 'no answer yet'})"
 
 
-def _sample(runner: Any, tag: str, count: int | None) -> tuple[str, list[SingleAgentEpisode] | Failure, Any, dict[str, Any]]:
+class Collector(Rounds):
+    """Collects training episodes.
+
+    Args:
+        group: The runners.
+        engine: What answers for the policy.
+        restore: Brings runners that have restarted back into the group.
+        shares: Episodes of each runner in a round, None where each knows its own.
+        max_staleness: Rounds asked ahead, which are played while the learner trains. Each round is consumed that many
+            iterations after it was asked for, so its weights are at most so many syncs old.
+        timeout_s: After so long without an answer a round raises.
+    """
+
+    def __init__(
+        self, group: EnvRunnerGroup, engine: Engine, restore: Callable[[], Any], shares: list[int | None],
+        max_staleness: int, timeout_s: float | None,
+    ) -> None:  # fmt: skip
+        super().__init__(group, restore, timeout_s, "sample_timeout_s")
+        self._engine = engine
+        self._shares = shares
+        self.max_staleness = max_staleness
+        #: The counters of each runner, which a request brings along.
+        self.runner_states: dict[int, dict[str, Any]] = {}
+        self._era = 0
+
+    def collect(self) -> tuple[list[SingleAgentEpisode], list[Any]]:
+        """The next round's episodes and the runners' metrics.
+
+        Raises:
+            CollectionError: As ``finish``.
+        """
+        while len(self._rounds) <= self.max_staleness:
+            self._rounds.append(Round([Share(count) for count in self._shares]))
+        current = self._rounds[0]
+        self.finish(current)
+        self._rounds.popleft()
+        return current.results(), current.metrics()
+
+    def forget(self, states: dict[int, dict[str, Any]] | None = None) -> None:
+        """Drops what was asked ahead, as when a checkpoint is restored; answers to it are ignored.
+
+        Args:
+            states: The counters with which each runner goes on.
+        """
+        self._rounds.clear()
+        if states is not None:
+            self.runner_states = dict(states)
+            self._era += 1
+
+    def request(self, runner: int, share: Share) -> Callable[[Any], tuple[Any, Any, int]]:
+        return partial(_sample, engine=self._engine, state=self._state(runner), era=self._era, count=share.content)
+
+    def after_loss(self, runner: int, share: Share) -> list[Share]:
+        """The same number of episodes. None of the lost ones is begun again: one of them may have ended the process."""
+        state = self._state(runner)
+        self.runner_states[runner] = {**state, NEXT_EPISODE: state[NEXT_EPISODE] + (share.content or 1)}
+        if len(share.lost_by) >= MAX_LOSSES:
+            raise CollectionError(
+                f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played the same "
+                "share of episodes. An environment ends its process (os._exit, a crash of native code), or memory is short: "
+                "see the system's log, and the runners' logs in Ray's session folder"
+            )
+        return [share]
+
+    def accept(self, runner: int, answer: Answer) -> bool:
+        # A runner that was lost after its last answer, and asked before that was read, has played the same tasks again.
+        if answer.first < self._state(runner)[NEXT_EPISODE]:
+            return False
+        self.runner_states[runner] = answer.state
+        return True
+
+    def _state(self, runner: int) -> dict[str, Any]:
+        return self.runner_states.get(runner, {NEXT_EPISODE: 0})
+
+
+def check_age(episodes: Sequence[SingleAgentEpisode], version: int, max_staleness: int) -> None:
+    """Refuses episodes that weights too old have played.
+
+    Raises:
+        EngineError: A turn's weights are more than ``max_staleness`` syncs older than ``version``. It cannot happen as long as
+            engines refuse what they were not given, and must not go unnoticed.
+    """
+    for episode in episodes:
+        oldest = min((g.weight_version for g in episode.get_extra_model_outputs(GENERATION)), default=version)
+        if oldest < version - max_staleness:
+            raise EngineError(
+                f"episode {episode.id_} was played with version {oldest} of the weights, and at version {version} it may be "
+                f"{max_staleness} syncs old (max_staleness)"
+            )
+
+
+def end_unresponsive(group: EnvRunnerGroup) -> None:
+    """Ends the runners that hang or are busy, before RLlib asks all of them to stop and waits for each."""
+    manager = group._worker_manager
+    idle = {answer.actor_id for answer in manager.foreach_actor(_nothing, healthy_only=False, timeout_seconds=STOP_S)}
+    for runner in set(manager.actor_ids()) - idle:
+        logger.warning(
+            "EnvRunner %d did not answer within %g s and is ended without close() of its environments", runner, STOP_S
+        )
+        ray.kill(manager.remove_actor(runner))
+
+
+def _nothing(runner: Any) -> None:
+    """Asks for nothing but an answer."""
+
+
+def _answer(runner: Any, tag: str, request: Callable[[Any], tuple[Any, Any, int]]) -> Answer:
     try:
-        episodes = runner.sample(num_episodes=count)
+        result, metrics, first = request(runner)
     except Exception as error:
-        return tag, Failure(f"{type(error).__name__}: {error}"), None, {}
-    return tag, episodes, runner.get_metrics(), runner.get_state()
+        return Answer(tag, Failure(f"{type(error).__name__}: {error}"), None, {}, 0, os.getpid())
+    return Answer(tag, result, metrics, runner.get_state(), first, os.getpid())
+
+
+def _sample(runner: Any, engine: Engine, state: dict[str, Any], era: int, count: int | None) -> tuple[Any, Any, int]:
+    runner.resume(state, era)
+    first = runner.get_state()[NEXT_EPISODE]
+    with runner.lent(engine):
+        return runner.sample(num_episodes=count), runner.get_metrics(), first

@@ -14,6 +14,10 @@ class EngineError(RuntimeError):
     """An engine failed, stalled, or did not take the weights it was given; the message holds the cause's text."""
 
 
+class WeightsMissing(EngineError):
+    """An engine that has started again was asked before it had the current weights; give them to it and ask again."""
+
+
 class Engine(Protocol):
     """Token prompts in, sampled ids with their log-probabilities and weight version out."""
 

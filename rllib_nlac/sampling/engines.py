@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -15,7 +16,7 @@ import torch
 
 from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.sampling.endpoint import EndpointEngine
-from rllib_nlac.sampling.engine import Engine, EngineError
+from rllib_nlac.sampling.engine import Engine, EngineError, WeightsMissing
 from rllib_nlac.sampling.vllm_engine import VLLMEngine, VLLMSettings
 from rllib_nlac.sync.shared import SharedState
 from rllib_nlac.types import Generation, Request, Weights
@@ -47,12 +48,10 @@ def make_engine(config: LanguageConfig, chat: Chat) -> Engine:
     arguments = _arguments(config, chat)
     if config.num_engines == 0:
         return VLLMEngine(*arguments)
-    weights = ray.remote(num_cpus=0, max_restarts=-1)(CurrentWeights).remote()
     # Ray starts a lost actor again and repeats the calls that it had not answered, to all callers' knowledge just late.
     options = {"num_cpus": 1, "num_gpus": config.num_gpus_per_engine, "max_restarts": -1, "max_task_retries": -1}
     actor = ray.remote(max_concurrency=1000, **options)(EngineActor)
-    actors = [actor.remote(*arguments, weights) for _ in range(config.num_engines)]
-    return RemoteEngines(actors, weights, config.engine_timeout_s)
+    return RemoteEngines([actor.remote(*arguments) for _ in range(config.num_engines)], config.engine_timeout_s)
 
 
 def _arguments(config: LanguageConfig, chat: Chat) -> tuple[str, int, list[int], VLLMSettings, int]:
@@ -60,51 +59,50 @@ def _arguments(config: LanguageConfig, chat: Chat) -> tuple[str, int, list[int],
     return config.model_path, chat.max_context, [chat.end_id], config.vllm_settings, config.seed or 0
 
 
-class CurrentWeights:
-    """An actor that knows where the current weights are, so that an engine that comes back has them before it answers."""
+@dataclass(frozen=True)
+class Announced:
+    """One set of weights that the engines have to serve.
 
-    def __init__(self) -> None:
-        self._current: dict[Weights, tuple[int, list[ray.ObjectRef]]] = {}
-        self._starts = 0
+    Attributes:
+        number: Counts all sets that were ever announced, so that of two the newer is known, even after a restore, which gives
+            old versions again.
+        version: Version of the weights.
+        state: Where they are in Ray's object store, in a list, or Ray would fetch them wherever this record goes.
+    """
 
-    def announce(self, weights: Weights, version: int, state: list[ray.ObjectRef]) -> None:
-        """Says what every engine has to serve from now on; the reference comes in a list, or Ray would fetch it."""
-        self._current[weights] = (version, state)
-
-    def start(self) -> dict[Weights, tuple[int, list[ray.ObjectRef]]]:
-        """What an engine that has just started has to serve."""
-        self._starts += 1
-        return dict(self._current)
-
-    def num_starts(self) -> int:
-        """How many engines have started so far, the same one again included."""
-        return self._starts
+    number: int
+    version: int
+    state: tuple[ray.ObjectRef]
 
 
 class EngineActor:
     """One vLLM engine in a process of its own, answering many callers with continuous batching.
 
     One thread owns the engine; calls wait for it. Requests for the other set of weights wait until the running ones are
-    answered, in the order of their arrival.
+    answered, in the order of their arrival. Each call says which announcement it rests on: an engine that has started again
+    and knows an older one, or none, refuses until it is given the weights.
     """
 
-    def __init__(
-        self, model: str, max_context: int, end_ids: list[int], settings: VLLMSettings, seed: int, current: Any
-    ) -> None:  # fmt: skip
+    def __init__(self, model: str, max_context: int, end_ids: list[int], settings: VLLMSettings, seed: int) -> None:
         self._engine = VLLMEngine(model, max_context, end_ids, settings, seed)
-        serving = ray.get(current.start.remote())
-        for weights in sorted(serving, key=lambda weights: weights is Weights.POLICY):
-            version, (state,) = serving[weights]
-            self._engine.set_weights(weights, version, ray.get(state))
+        self._given: dict[Weights, tuple[int, int]] = {}  # of each set the announcement's number and the checksum
         self._inbox: deque[tuple[str, tuple, Future]] = deque()
         self._arrived = threading.Condition()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
-        return self._hand_over("generate", (list(requests), weights))
+    def generate(self, requests: Sequence[Request], weights: Weights, number: int) -> list[Generation]:
+        """Answers under announcement ``number`` or a newer one.
 
-    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
-        return self._hand_over("set_weights", (weights, version, state))
+        Raises:
+            WeightsMissing: This engine was never given those.
+        """
+        return self._hand_over("generate", (list(requests), weights, number))
+
+    def set_weights(
+        self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]
+    ) -> tuple[int, int]:  # fmt: skip
+        """Takes weights, unless it has these or newer ones; returns their checksum and the process id."""
+        return self._hand_over("set_weights", (weights, version, number, state)), os.getpid()
 
     def _hand_over(self, call: str, arguments: tuple) -> Any:
         future: Future = Future()
@@ -112,6 +110,17 @@ class EngineActor:
             self._inbox.append((call, arguments, future))
             self._arrived.notify()
         return future.result()
+
+    def _take_weights(self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]) -> int:
+        if self._given.get(weights, (0, 0))[0] < number:
+            self._given.pop(weights, None)  # should it fail, neither the former nor the new ones are served
+            self._given[weights] = (number, self._engine.set_weights(weights, version, state))
+        return self._given[weights][1]
+
+    def _require(self, weights: Weights, number: int) -> None:
+        given = self._given.get(weights, (0, 0))[0]
+        if given < number:
+            raise WeightsMissing(f"this engine has started again without the {weights} weights ({given} of {number})")
 
     def _work(self) -> None:
         running: dict[int, tuple[list, dict[int, int], Future]] = {}
@@ -123,9 +132,10 @@ class EngineActor:
             for call, arguments, future in batch:
                 try:
                     if call == "set_weights":
-                        future.set_result(self._engine.set_weights(*arguments))
+                        future.set_result(self._take_weights(*arguments))
                         continue
-                    requests, weights = arguments
+                    requests, weights, number = arguments
+                    self._require(weights, number)
                     if weights is not Weights.POLICY or not requests:
                         future.set_result(self._engine.generate(requests, weights))
                         continue
@@ -161,74 +171,145 @@ class EngineActor:
 
 
 class RemoteEngines:
-    """Several engine actors as one engine. It pickles, so EnvRunner actors share the same engines.
+    """Several engine actors as one engine. It pickles with all that an engine must know: whoever gets a copy can make use of
+    engines that have just started again.
 
     Args:
         actors: Handles of ``EngineActor``.
-        current: Handle of ``CurrentWeights``.
         timeout_s: After so long without an answer a call raises. A lost engine starts again within it.
+        announced: What the engines have to serve.
+        pids: The engines' processes, as far as they are known.
     """
 
-    def __init__(self, actors: Sequence[Any], current: Any, timeout_s: float) -> None:
+    MAX_REFUSALS = 10  # in a row; an engine that is lost again and again is not lost by accident
+
+    def __init__(
+        self, actors: Sequence[Any], timeout_s: float, announced: Mapping[Weights, Announced] | None = None,
+        pids: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
         self._actors = list(actors)
-        self._current = current
         self._timeout_s = timeout_s
-        self._waiting: dict[Any, int] = {}
-        self._next_ticket = 0
+        self._announced = dict(announced or {})
+        self._pids = dict(pids or {})
+        self._waiting: dict[Any, tuple[int, int, Request]] = {}  # by the call: ticket, engine, request
+        self._next_ticket = self._refusals = 0
+        #: How often a lost engine has been found to have started again.
+        self.num_restarts = 0
+
+    def __reduce__(self) -> tuple:
+        return RemoteEngines, (self._actors, self._timeout_s, self._announced, self._pids)
 
     def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
-        shares = [list(requests[i :: len(self._actors)]) for i in range(len(self._actors))]
-        asked = [actor.generate.remote(share, weights) for actor, share in zip(self._actors, shares, strict=True) if share]
+        shares = {i: list(requests[i :: len(self._actors)]) for i in range(len(self._actors)) if len(requests) > i}
         answers: list[Generation | None] = [None] * len(requests)
-        for start, share in enumerate(self._get(asked, "generate")):
-            answers[start :: len(self._actors)] = share
+        todo = dict(shares)
+        while todo:
+            asked = {self._ask(engine, share, weights): engine for engine, share in todo.items()}
+            for engine, answer in self._answers(asked, "generate"):
+                if answer is not None:
+                    answers[engine :: len(self._actors)] = self._checked(answer, weights)
+                    del todo[engine]
         return answers  # type: ignore[return-value]
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
         tickets = []
         for request in requests:
-            actor = self._actors[self._next_ticket % len(self._actors)]
-            self._waiting[actor.generate.remote([request], Weights.POLICY)] = self._next_ticket
+            engine = self._next_ticket % len(self._actors)
+            self._waiting[self._ask(engine, [request], Weights.POLICY)] = (self._next_ticket, engine, request)
             tickets.append(self._next_ticket)
             self._next_ticket += 1
         return tickets
 
     def poll(self) -> list[tuple[int, Generation]]:
-        if not self._waiting:
-            return []
-        references = list(self._waiting)
-        first, _ = ray.wait(references, num_returns=1, timeout=self._timeout_s)
-        if not first:
-            raise EngineError(
-                f"no engine answered one of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s): an "
-                "engine hangs, is slower than that, or could not be started again"
-            )
-        ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
-        return [(self._waiting.pop(r), answer[0]) for r, answer in zip(ready, self._get(ready, "generate"), strict=True)]
+        finished: list[tuple[int, Generation]] = []
+        while self._waiting and not finished:
+            references = list(self._waiting)
+            first, _ = ray.wait(references, num_returns=1, timeout=self._timeout_s)
+            if not first:
+                names = self._names(engine for _, engine, _ in self._waiting.values())
+                raise EngineError(
+                    f"{names} answered none of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s): an "
+                    "engine hangs, is slower than that, or could not be started again"
+                )
+            ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
+            asked = [self._waiting.pop(reference) for reference in ready]
+            answers = self._answers({r: engine for r, (_, engine, _) in zip(ready, asked, strict=True)}, "generate")
+            for (ticket, engine, request), (_, answer) in zip(asked, answers, strict=True):
+                if answer is None:
+                    self._waiting[self._ask(engine, [request], Weights.POLICY)] = (ticket, engine, request)
+                else:
+                    finished.append((ticket, self._checked(answer, Weights.POLICY)[0]))
+        return finished
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
-        shared = ray.put(SharedState(state))  # once into the object store, however many engines read it
-        self._get([self._current.announce.remote(weights, version, [shared])], "announce")
-        checksums = self._get([actor.set_weights.remote(weights, version, shared) for actor in self._actors], "set_weights")
+        # Once into the object store, however many engines read it; kept here, for those that start again.
+        number = 1 + max((announced.number for announced in self._announced.values()), default=0)
+        self._announced[weights] = Announced(number, version, (ray.put(SharedState(state)),))
+        checksums = self._give(range(len(self._actors)), weights)
         if len(set(checksums)) > 1:
             raise EngineError(f"the engines disagree about version {version} of the {weights} weights: {checksums}")
         return checksums[0]
 
-    @property
-    def num_restarts(self) -> int:
-        """How often a lost engine has been started again."""
-        return self._get([self._current.num_starts.remote()], "num_starts")[0] - len(self._actors)
-
     def stop(self) -> None:
-        for actor in (*self._actors, self._current):
+        for actor in self._actors:
             ray.kill(actor)
 
-    def _get(self, references: Sequence[Any], call: str) -> list:
-        started = time.monotonic()
-        try:
-            return ray.get(list(references), timeout=self._timeout_s)
-        except ray.exceptions.GetTimeoutError as error:
-            waited = time.monotonic() - started
-            raise EngineError(f"an engine did not answer {call}() within {waited:.0f} s (engine_timeout_s)") from error
-        except ray.exceptions.RayError as error:
-            raise EngineError(f"an engine failed in {call}(): {error}") from error
+    def _ask(self, engine: int, requests: list[Request], weights: Weights) -> Any:
+        announced = self._announced.get(weights)
+        return self._actors[engine].generate.remote(requests, weights, announced.number if announced else 0)
+
+    def _checked(self, answers: list[Generation], weights: Weights) -> list[Generation]:
+        """Refuses what older weights than the announced ones have answered."""
+        announced = self._announced.get(weights)
+        for answer in answers:
+            if answer.weights is not weights or (announced and answer.weight_version < announced.version):
+                raise EngineError(
+                    f"an engine answered with version {answer.weight_version} of the {answer.weights} weights, and "
+                    f"{f'version {announced.version} of ' if announced else ''}the {weights} weights were asked for"
+                )
+        return answers
+
+    def _give(self, engines: Iterable[int], weights: Weights) -> list[int]:
+        """Sends one announced set to engines; their checksums."""
+        announced, engines = self._announced[weights], list(engines)
+        arguments = (weights, announced.version, announced.number, *announced.state)
+        asked = {self._actors[engine].set_weights.remote(*arguments): engine for engine in engines}
+        checksums = []
+        for engine, answer in self._answers(asked, "set_weights"):
+            checksum, pid = answer
+            self.num_restarts += self._pids.get(engine, pid) != pid
+            self._pids[engine] = pid
+            checksums.append(checksum)
+        return checksums
+
+    def _answers(self, asked: Mapping[Any, int], call: str) -> list[tuple[int, Any]]:
+        """What each engine answered, by its index; None of one that refused and has been given its weights now."""
+        _, late = ray.wait(list(asked), num_returns=len(asked), timeout=self._timeout_s)
+        if late:
+            names = self._names(asked[reference] for reference in late)
+            raise EngineError(
+                f"{names} did not answer {call}() within {self._timeout_s:g} s (engine_timeout_s): it hangs, is slower than "
+                "that, or could not be started again"
+            )
+        answers: list[tuple[int, Any]] = []
+        refused = set()
+        for reference, engine in asked.items():
+            try:
+                answers.append((engine, ray.get(reference)))
+            except WeightsMissing:
+                refused.add(engine)
+                answers.append((engine, None))
+            except ray.exceptions.RayError as error:
+                raise EngineError(f"{self._names([engine])} failed in {call}(): {error}") from error
+        self._refusals = self._refusals + 1 if refused else 0
+        if self._refusals > self.MAX_REFUSALS:
+            raise EngineError(f"{self._names(refused)} started again {self._refusals} times in a row without an answer")
+        if refused:
+            # The policy's come last, so that they are what serves next without another swap.
+            for weights in sorted(self._announced, key=lambda weights: weights is Weights.POLICY):
+                self._give(refused, weights)
+        return answers
+
+    def _names(self, engines: Iterable[int]) -> str:
+        known = [(engine, self._pids.get(engine)) for engine in sorted(set(engines))]
+        return " and ".join(f"engine {engine} ({f'pid {pid}' if pid else 'not yet started'})" for engine, pid in known)

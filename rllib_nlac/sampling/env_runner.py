@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -41,6 +41,7 @@ from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.sampling.chat import PromptTooLong
 from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.engines import local_engine
+from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Outcome, Rollout, Slot, Start
 from rllib_nlac.sync.shared import require_finite
@@ -49,6 +50,7 @@ from rllib_nlac.types import Generation, Request, Weights, dialogue_after, hash_
 logger = logging.getLogger(__name__)
 
 GENERATION, MESSAGES = "generation", "messages"  # keys of an episode's extra model outputs
+NEXT_EPISODE = "next_episode"  # key of a runner's state: the number of its next episode
 TASK_SEED = "task_seed"  # key of an episode's custom data: what its environment was reset with
 TASK = "task"  # another: the number of its task in an evaluation
 UNPARSED_TURNS = "unparsed_turns"  # key of the metrics: a turn of each call of ``sample`` that did not parse, as it came
@@ -84,10 +86,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._callbacks = [callbacks() for callbacks in force_list(self.config.callbacks_class)]
         self._slots: list[Slot] = []
         self._next_episode = 0
+        self._era: int | None = None
         self._failures_in_a_row = self._discarded_in_a_row = 0
         self._stop_reasons, self._subgoals = MetricNames(), MetricNames()
         self._unparsed_turn: str | None = None
-        self._threads = ThreadPoolExecutor(self.config.env_threads, "env") if self.config.env_threads else None
+        count, limit = self.config.env_threads, self.config.env_step_timeout_s
+        self._threads = EnvThreads(max(count, 1), limit) if count or limit is not None else None
         self._weights_version = 0
         self._weights: dict[str, Any] | None = None
         # Asynchronous algorithms of RLlib put a handle here; their runners fetch new weights from it themselves.
@@ -97,6 +101,26 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def attach(self, engine: Engine) -> None:
         """Gives this runner the engine that answers for the policy."""
         self.engine = engine
+
+    @contextmanager
+    def lent(self, engine: Engine) -> Iterator[None]:
+        """Has an engine for the time of a call: what a runner keeps is lost with its process, and ages with each sync."""
+        own, self.engine = self.engine, engine
+        try:
+            yield
+        finally:
+            self.engine, self._speaker = own, None
+
+    def resume(self, state: dict[str, Any], era: int) -> None:
+        """Takes over the counters of the process that was here before; one that has gone on since keeps its own.
+
+        Args:
+            state: What ``get_state`` gave.
+            era: Changes when a checkpoint is restored, after which an earlier number is the right one.
+        """
+        if era != self._era or state[NEXT_EPISODE] >= self._next_episode:
+            self.set_state(state)
+        self._era = era
 
     @override(EnvRunner)
     def make_env(self) -> None:
@@ -236,7 +260,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         slot.sampling_seed = start.sampling_seed
         while outcome.error is not None:
             self._replace_env(slot, "reset", outcome.error)
-            outcome = slot.reset(start)
+            outcome = self._call(slot.reset, start)
         observation, info = outcome.observation, outcome.info
         slot.episode = SingleAgentEpisode(
             id_=start.name,
@@ -263,11 +287,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _replay(self, slot: Slot, recorded: SingleAgentEpisode, t: int) -> bool:
         """Plays one recorded step again; False where the episode is over, or lost because the environment differs."""
         generation = recorded.get_extra_model_outputs(GENERATION, t)
-        alive = self.record(slot, generation, slot.step(self.action(generation)))
+        alive = self.record(slot, generation, self._call(slot.step, self.action(generation)))
         if slot.episode is not None and slot.episode.get_observations(-1) != recorded.get_observations(t + 1):
             self._count("branch_mismatches", 1)
             slot.episode = None
         return alive and slot.episode is not None
+
+    def _call(self, function: Callable[[Any], Outcome], argument: Any) -> Outcome:
+        return function(argument) if self._threads is None else self._threads.call(function, argument)
 
     def _refining(self, engine: Engine) -> RefiningPolicy:
         settings = getattr(self.config, "stage_settings", None)
@@ -339,7 +366,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._call_back_on_episode("on_episode_end", slot, prev_episode_chunks=[])
         return not (terminated or truncated)
 
-    def _replace_env(self, slot: Slot, call: str, error: Exception) -> None:
+    def _replace_env(self, slot: Slot, call: str, error: BaseException) -> None:
         """Counts a failure of a user's environment and puts a new one in its place."""
         self._failures_in_a_row += 1
         self._count("env_failures", 1)
@@ -411,17 +438,19 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     @override(Checkpointable)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
-        """Counters only: the weights live in the engines."""
-        return {
-            "next_episode": self._next_episode,
-            NUM_ENV_STEPS_SAMPLED_LIFETIME: self.num_env_steps_sampled_lifetime,
-        }
+        """Counters, and the weights that RLlib's own sync has brought: without them a restarted runner has no engine."""
+        state = {NEXT_EPISODE: self._next_episode, NUM_ENV_STEPS_SAMPLED_LIFETIME: self.num_env_steps_sampled_lifetime}
+        # RLlib asks for everything with no arguments; a checkpoint says what it leaves out, and has them from the learner.
+        is_wanted = COMPONENT_RL_MODULE in force_list(components) or (components is None and not_components is None)
+        if self._weights is not None and is_wanted:
+            state |= {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: self._weights}, WEIGHTS_SEQ_NO: self._weights_version}
+        return state
 
     @override(Checkpointable)
     def set_state(self, state: dict[str, Any]) -> None:
         if COMPONENT_RL_MODULE in state:
             self._take_weights(state[COMPONENT_RL_MODULE], state.get(WEIGHTS_SEQ_NO, 0))
-        self._next_episode = state.get("next_episode", self._next_episode)
+        self._next_episode = state.get(NEXT_EPISODE, self._next_episode)
         self.num_env_steps_sampled_lifetime = state.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self.num_env_steps_sampled_lifetime)
 
     def _fetch_weights(self) -> None:

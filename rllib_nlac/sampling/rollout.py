@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_nlac.envs.answers import checked_reset, checked_step
 from rllib_nlac.types import Generation, Message
+
+if TYPE_CHECKING:
+    from rllib_nlac.sampling.env_threads import EnvThreads, Job
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Outcome:
     terminated: bool = False
     truncated: bool = False
     info: dict[str, Any] = field(default_factory=dict)
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Slot:
         try:
             observation, info = checked_reset(self.env.reset(seed=start.task_seed))
             return Outcome(_as_text(observation), info=info)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Outcome(error=error)
 
     def step(self, action: str) -> Outcome:
@@ -67,7 +69,7 @@ class Slot:
         try:
             observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
             return Outcome(_as_text(observation), reward, terminated, truncated, info)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Outcome(error=error)
 
 
@@ -106,12 +108,12 @@ class Rollout:
         num_episodes: How many; None counts steps.
         num_timesteps: Steps after which no further episode begins, where ``num_episodes`` is None.
         replace_lost: Whether another episode is played for one that a failing environment lost.
-        threads: Step environments side by side; None steps them one after the other.
+        threads: Step environments side by side, or with a limit of time; None steps them here, one after the other.
     """
 
     def __init__(
         self, player: Player, slots: Sequence[Slot], next_start: Callable[[], Start], num_episodes: int | None,
-        num_timesteps: int, replace_lost: bool, threads: ThreadPoolExecutor | None,
+        num_timesteps: int, replace_lost: bool, threads: EnvThreads | None,
     ) -> None:  # fmt: skip
         self._player, self._slots, self._next_start = player, slots, next_start
         self._num_episodes, self._num_timesteps, self._replace_lost = num_episodes, num_timesteps, replace_lost
@@ -119,7 +121,7 @@ class Rollout:
         self._begun = self._steps = 0
         self._done: list[SingleAgentEpisode] = []
         self._waiting: dict[int, Slot] = {}  # for the engine, by ticket
-        self._busy: dict[Future[Outcome], tuple[Slot, Start | Generation]] = {}  # environments that threads work on
+        self._busy: dict[Job, tuple[Slot, Start | Generation]] = {}  # environments that threads work on
 
     def run(self) -> list[SingleAgentEpisode]:
         """All episodes, whole, in the order of their ids."""
@@ -166,11 +168,13 @@ class Rollout:
         """Books what threads have finished. With prompts in the engine nobody waits for an environment."""
         if not self._busy:
             return
-        for future in wait(self._busy, timeout=0 if self._waiting else None, return_when=FIRST_COMPLETED).done:
-            slot, what = self._busy.pop(future)
+        assert self._threads is not None  # they are busy
+        for job in self._threads.finished(self._busy, wait=not self._waiting):
+            slot, what = self._busy.pop(job)
+            assert job.outcome is not None
             if isinstance(what, Generation):
-                self._record(slot, what, future.result())
-            elif not self._open(slot, what, future.result()):
+                self._record(slot, what, job.outcome)
+            elif not self._open(slot, what, job.outcome):
                 self._begin(slot)
 
     def _record(self, slot: Slot, generation: Generation, outcome: Outcome) -> None:

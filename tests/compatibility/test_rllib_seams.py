@@ -12,6 +12,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
+from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 
@@ -83,6 +84,14 @@ class TestAlgorithm:
         parameters = inspect.signature(EnvRunnerGroup.foreach_env_runner).parameters
         assert {"func", "remote_worker_ids", "local_env_runner", "timeout_seconds"} <= set(parameters)
         assert "List[" in str(parameters["func"].annotation)
+
+    def test_runners_that_hang_can_be_taken_out(self):
+        """``sampling/collector.py`` does so before RLlib stops them all, without a limit."""
+        parameters = inspect.signature(FaultTolerantActorManager.foreach_actor).parameters
+        assert {"func", "healthy_only", "timeout_seconds"} <= set(parameters)
+        assert list(inspect.signature(FaultTolerantActorManager.remove_actor).parameters) == ["self", "actor_id"]
+        assert "self._worker_manager = FaultTolerantActorManager(" in inspect.getsource(EnvRunnerGroup.__init__)
+        assert "timeout_seconds" not in inspect.getsource(EnvRunnerGroup.stop)
 
     def test_asynchronous_algorithms_hand_weights_over_by_a_server(self):
         assert "env_runner._env_runner_state_server = server" in inspect.getsource(IMPALA.setup)

@@ -1,0 +1,224 @@
+"""What is asked of whom when processes are lost, without any process: rounds, shares, limits of time, ages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import gymnasium as gym
+import pytest
+from scripted_engine import ScriptedEngine
+from test_env_runner import Faulty
+
+from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.evaluate import _TaskRounds
+from rllib_nlac.sampling.collector import CollectionError, Collector, check_age
+from rllib_nlac.sampling.engine import EngineError
+from rllib_nlac.sampling.env_runner import TextEnvRunner
+
+
+class Group:
+    """Runners that answer at once, or are lost with what they owe; RLlib's names."""
+
+    def __init__(self, make, size: int, fatal=lambda runner, index, asked: False):
+        self.make, self.fatal = make, fatal
+        self.runners = {index + 1: make(index + 1) for index in range(size)}
+        self.ready, self.lost, self.asked = [], set(), 0
+
+    def num_remote_env_runners(self):
+        return len(self.runners)
+
+    def healthy_env_runner_ids(self):
+        return [index for index in self.runners if index not in self.lost]
+
+    def foreach_env_runner_async(self, function, *, tag, remote_worker_ids):
+        (index,) = remote_worker_ids
+        self.asked += 1
+        if self.fatal(self.runners[index], index, self.asked):
+            self.lost.add(index)
+            self.runners[index] = self.make(index)  # as Ray starts it again: its counters are those of a new one
+        else:
+            self.ready.append((tag, index, function(self.runners[index])))
+
+    def fetch_ready_async_reqs(self, *, tags, timeout_seconds):
+        answers = [(index, answer) for tag, index, answer in self.ready if tag in tags]
+        self.ready = [each for each in self.ready if each[0] not in tags]
+        return answers
+
+    def restore(self):
+        self.lost.clear()
+
+
+@pytest.fixture()
+def make(config, chat):
+    def make(index: int, creator=None, **settings):
+        own = config.copy(copy_frozen=False)
+        for key, value in {"num_envs_per_env_runner": 4, **settings}.items():
+            setattr(own, key, value)
+        return TextEnvRunner(config=own, worker_index=index, **({"env_creator": creator} if creator else {}))
+
+    return make
+
+
+@pytest.fixture()
+def engine(chat):
+    return ScriptedEngine(chat, lambda prompt, weights: "Is it big?")
+
+
+def collector(group: Group, engine, **settings) -> Collector:
+    arguments = {"shares": [4] * len(group.runners), "max_staleness": 0, "timeout_s": 1.0, **settings}
+    return Collector(group, engine, group.restore, **arguments)
+
+
+def test_a_runner_needs_nothing_but_its_request(make, engine):
+    """It has no engine of its own, before and after, and no counters after a restart; no episode comes twice."""
+    group = Group(make, 2, fatal=lambda runner, index, asked: asked in (1, 4, 5, 8))
+    rounds = collector(group, engine)
+    names = []
+    for _ in range(4):
+        episodes, metrics = rounds.collect()
+        group.restore()
+        assert len(episodes) == 8 and metrics
+        assert all(runner.engine is None for runner in group.runners.values())
+        names += [episode.id_ for episode in episodes]
+    assert len(set(names)) == 32 and rounds.num_lost_shares == 4
+
+
+def test_what_a_lost_runner_played_and_nobody_read_is_not_taken_twice(make, engine):
+    """Asked ahead before its last answer was read, a runner that starts again plays the same tasks again."""
+    group = Group(make, 1)
+    rounds = collector(group, engine, max_staleness=1)
+    original = group.foreach_env_runner_async
+
+    def restarted(function, **arguments):
+        group.runners[1] = make(1)  # after each answer
+        original(function, **arguments)
+
+    group.foreach_env_runner_async = restarted
+    names = [episode.id_ for _ in range(3) for episode in rounds.collect()[0]]
+    assert len(set(names)) == len(names) == 12
+
+
+def test_a_restored_checkpoint_takes_a_running_runner_back(make, engine):
+    group = Group(make, 1)
+    rounds = collector(group, engine)
+    rounds.collect()
+    states = dict(rounds.runner_states)
+    first = [(e.id_, e.get_actions()) for e in rounds.collect()[0]]
+    rounds.forget(states)
+    assert [(e.id_, e.get_actions()) for e in rounds.collect()[0]] == first
+    rounds.forget({})  # a checkpoint from before the first iteration
+    assert min(e.id_ for e in rounds.collect()[0]).endswith("-0000000000")
+
+
+def test_a_share_that_ends_every_process_ends_the_run(make, engine):
+    group = Group(make, 2, fatal=lambda runner, index, asked: True)
+    with pytest.raises(
+        CollectionError, match=r"of EnvRunner \d .*, then of EnvRunner \d .* ended, one after the other.*os\._exit"
+    ):
+        collector(group, engine).collect()
+    assert group.asked < 15
+
+
+def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
+    algorithm = SimpleNamespace(
+        engine=engine, restore_env_runners=lambda group: group.restore(),
+        config=SimpleNamespace(evaluation_sample_timeout_s=60.0),
+    )  # fmt: skip
+    played = []
+
+    class Asked(Group):
+        def foreach_env_runner_async(self, function, *, tag, remote_worker_ids):
+            tasks = function.keywords["request"].keywords["tasks"]
+            self.fatal = lambda *_: 11 in tasks
+            played.extend(() if 11 in tasks else tasks)
+            super().foreach_env_runner_async(function, tag=tag, remote_worker_ids=remote_worker_ids)
+
+    group = Asked(make, 2)
+    with pytest.raises(CollectionError, match=r"while they played evaluation task 11\. Its environment ends the process"):
+        _TaskRounds(algorithm, group, 1, False).play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
+    assert sorted(played) == [task for task in range(16) if task != 11]  # each once: of what was lost the halves are asked
+
+
+def test_nobody_answers_and_the_message_names_who_owes(make, engine):
+    group = Group(make, 2)
+    rounds = collector(group, engine, timeout_s=0.2)
+    rounds.collect()
+    group.foreach_env_runner_async = lambda *_, **__: None
+    with pytest.raises(CollectionError, match=r"\(sample_timeout_s\); EnvRunners that owe some: EnvRunner 1 \(pid \d+\), Env"):
+        rounds.collect()
+
+
+def test_episodes_of_weights_too_old_are_refused(make, chat, engine):
+    engine.version = 4
+    runner = make(1)
+    runner.attach(engine)
+    episodes = runner.sample(num_episodes=2)
+    check_age(episodes, version=5, max_staleness=1)
+    with pytest.raises(EngineError, match=r"was played with version 4 of the weights, and at version 6 it may be 1 syncs old"):
+        check_age(episodes, version=6, max_staleness=1)
+
+
+class Hanging(gym.Env):
+    """Never returns from its first steps and resets."""
+
+    observation_space = action_space = TextSpace()
+    calls = 0
+    hang_in: frozenset[int] = frozenset()
+
+    def reset(self, *, seed=None, options=None):
+        self._call()
+        return "Go.", {}
+
+    def step(self, action):
+        self._call()
+        return "Hm.", 1.0, True, False, {}
+
+    def _call(self):
+        Hanging.calls += 1
+        if Hanging.calls in Hanging.hang_in:
+            threading.Event().wait()
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_an_environment_that_never_returns_loses_its_episode(make, engine, threads, caplog):
+    """Resets too, the one in the place of a lost episode included; and its thread keeps no process from ending."""
+    Hanging.calls, Hanging.hang_in = 0, frozenset({2, 3, 6, 9, 10})
+    runner = make(1, creator=lambda context: Hanging(), env_threads=threads, env_step_timeout_s=0.2)
+    runner.attach(engine)
+    started = time.monotonic()
+    assert len(runner.sample(num_episodes=10)) == 10
+    assert time.monotonic() - started < 10
+    assert int(runner.get_metrics()["env_failures"]) == 5
+    assert "raised TimeoutError: no answer within 0.2 s (env_step_timeout_s)" in caplog.text
+    mine = [thread for thread in threading.enumerate() if thread.name == "env"]
+    assert mine and all(thread.daemon for thread in mine)
+
+
+def test_a_limit_that_nobody_reaches_changes_nothing(make, engine):
+    played = []
+    for limit in (None, 60.0):
+        runner = make(1, env_step_timeout_s=limit)
+        runner.attach(engine)
+        played.append([(e.id_, e.get_observations(), e.get_actions()) for e in runner.sample(num_episodes=12)])
+    assert played[0] == played[1]
+
+
+def test_an_environment_that_calls_sys_exit_loses_its_episode(make, engine, monkeypatch):
+    Faulty.steps = 0
+    monkeypatch.setattr("test_env_runner.OSError", SystemExit, raising=False)
+    runner = make(1, creator=lambda context: Faulty(fails=7))
+    runner.attach(engine)
+    assert len(runner.sample(num_episodes=8)) == 8 and int(runner.get_metrics()["env_failures"]) > 0
+
+
+def test_under_rllibs_own_algorithms_a_restarted_runner_gets_the_weights_of_the_local_one(make):
+    """Without them it has no engine, and ends at its first sample, again and again."""
+    local, restarted = make(0), make(1)
+    local.set_state({"rl_module": {"default_policy": {"w": 1}}, "weights_seq_no": 3})
+    restarted.set_state(local.get_state())
+    assert restarted._weights == {"w": 1} and restarted._weights_version == 3
+    for left_out in ([], ["rl_module"]):  # checkpoints have them from the learner
+        assert "rl_module" not in local.get_state(not_components=left_out)
+    local._weights = restarted._weights = None
