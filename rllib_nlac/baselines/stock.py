@@ -15,6 +15,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
+from rllib_nlac.checkpointing import CheckedCheckpoints
 from rllib_nlac.language_config import LanguageConfig
 
 
@@ -76,8 +77,8 @@ class TextPPOConfig(StockConfig, PPOConfig):
         super().__init__(algo_class=algo_class or TextPPO)
 
 
-class TextPPO(PPO):
-    """RLlib's PPO; only its default configuration differs."""
+class TextPPO(CheckedCheckpoints, PPO):
+    """RLlib's PPO; its default configuration differs, and its checkpoints have checksums."""
 
     @classmethod
     @override(PPO)
@@ -92,8 +93,8 @@ class TextAPPOConfig(StockConfig, APPOConfig):
         super().__init__(algo_class=algo_class or TextAPPO)
 
 
-class TextAPPO(APPO):
-    """RLlib's APPO; only its default configuration differs."""
+class TextAPPO(CheckedCheckpoints, APPO):
+    """RLlib's APPO; its default configuration differs, and its checkpoints have checksums."""
 
     @classmethod
     @override(APPO)
