@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,12 +34,14 @@ from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.learner.deepspeed import read_shard
 from rllib_nlac.learner.group import LearnerSnapshots, is_lost, on_every_learner, watched_update
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.metrics import log_collection, log_faults, log_sync, logprob_gap
 from rllib_nlac.offline.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector
 from rllib_nlac.sampling.engines import make_engine
+from rllib_nlac.storage import check_storage
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 
 STATE = "nlac"  # key of our part of a checkpoint
@@ -63,6 +64,8 @@ class LanguageAlgorithm(CheckedCheckpoints):
     @override(Algorithm)
     def setup(self, config: LanguageAlgorithmConfig) -> None:
         super().setup(config)
+        if self.config.output:
+            check_storage(Path(self.config.output))  # later, a record that cannot be written is not worth the run
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
         self.engine = make_engine(self.config, self.chat)
@@ -250,7 +253,7 @@ class LanguageAlgorithm(CheckedCheckpoints):
     @override(CheckedCheckpoints)
     def load_parts(self, verified: VerifiedFolder) -> None:
         files = sorted((verified.folder / SHARDS).glob("*.pt"))
-        shards = [ray.put(torch.load(io.BytesIO(verified.read(file)), weights_only=True)) for file in files]
+        shards = [ray.put(read_shard(verified.read(file))) for file in files]
         if shards:
             on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[learner._learner_index])))
 

@@ -186,6 +186,39 @@ def read_manifest(path: str | os.PathLike, contents: bool = True) -> dict[str, A
         return verified.manifest
 
 
+def examine(path: Path, contents: bool = True) -> None:
+    """As ``read_manifest``, of a trial's checkpoint; RLlib's own algorithms write no manifest, and there is nothing to compare.
+
+    Raises:
+        CheckpointError: Something of it is wrong.
+    """
+    if (path / MANIFEST).exists() or not (path / "algorithm_state.pkl").exists():
+        read_manifest(path, contents)
+
+
+def remove_unfinished(path: Path) -> bool:
+    """Removes a checkpoint whose writing was interrupted, and no other; returns whether it was one."""
+    try:
+        examine(path, contents=False)
+    except UnfinishedCheckpoint:
+        shutil.rmtree(path)
+        return True
+    except (CheckpointError, FileNotFoundError):
+        pass  # it matters only where it is needed
+    return False
+
+
+def last_whole(trial: Path) -> Path | None:
+    """The newest checkpoint in a trial's folder that is whole and undamaged."""
+    for path in sorted(trial.glob("checkpoint_[0-9]*"), reverse=True):
+        try:
+            examine(path)
+        except CheckpointError:
+            continue
+        return path
+    return None
+
+
 def check(verified: VerifiedFolder, facts: Mapping[str, Any]) -> None:
     """Refuses a checkpoint that does not fit the algorithm that would restore it.
 

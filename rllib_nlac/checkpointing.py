@@ -21,6 +21,7 @@ from ray.tune import Checkpoint
 from rllib_nlac import checkpoint
 from rllib_nlac.checkpoint import VerifiedFolder
 from rllib_nlac.scratch import ScratchFolder
+from rllib_nlac.storage import cannot_write
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +113,21 @@ class CheckedCheckpoints(Algorithm):
 
     @override(Algorithm)
     def save(self, checkpoint_dir: str | None = None) -> Any:
-        """Tune's way out: it copies a checkpoint from a temporary folder, which goes also where the process is killed."""
+        """Tune's way out: it copies a checkpoint from a temporary folder, which goes also where the process is killed.
+
+        Raises:
+            StorageError: The checkpoint cannot be written.
+        """
         if checkpoint_dir is not None or self._storage is None:
             return super().save(checkpoint_dir)
-        scratch = ScratchFolder("rllib_nlac_checkpoint_")
+        storage, scratch = self._storage, ScratchFolder("rllib_nlac_checkpoint_")
         try:
             return super().save(str(scratch.path / "checkpoint"))
+        except OSError as error:
+            target = storage.checkpoint_fs_path
+            if isinstance(storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
+                checkpoint.remove_unfinished(Path(target))  # half a checkpoint takes room
+            raise cannot_write("a checkpoint", target, error, Path(storage.trial_fs_path)) from error
         finally:
             scratch.remove()
 

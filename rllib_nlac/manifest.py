@@ -169,7 +169,7 @@ def verify(folder: Path, name: str, contents: bool = True) -> VerifiedFolder:
             kind = UnfinishedCheckpoint if (found.get(file) or 0) < entry["size"] else DamagedCheckpoint
             raise kind(f"{name} is not whole: {file} {state}. {ANOTHER}")
     folders = {str(parent) for file in files for parent in PurePosixPath(file).parents}
-    for file, size in found.items():
+    for file, size in sorted(found.items(), key=lambda item: item[1] is None):  # a file rather than the folder it is in
         if file not in folders if size is None else file not in {*files, MANIFEST, *UNREAD}:
             raise CheckpointError(
                 f"{name}: {file} is no part of the checkpoint; somebody put it there. Remove it if you know what it is"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ray.tune import ExperimentAnalysis
 
-from rllib_nlac.checkpoint import MANIFEST, CheckpointError, DamagedCheckpoint, UnfinishedCheckpoint, read_manifest
+from rllib_nlac.checkpoint import CheckpointError, DamagedCheckpoint, examine, remove_unfinished
 from rllib_nlac.experiment import ExperimentError
 
 
@@ -44,18 +44,13 @@ def _put_right(where: Path, recorded: Path | None) -> list[str]:
     """Of one trial's folder; ``recorded`` is the checkpoint from which Tune will go on."""
     lines, refused = [], ""
     for path in sorted(where.glob("checkpoint_[0-9]*")):
-        try:
-            _check(path, contents=False)
-        except UnfinishedCheckpoint:
-            shutil.rmtree(path)
+        if remove_unfinished(path):
             lines.append(f"{path}: its writing was interrupted; removed")
-        except CheckpointError:
-            continue  # it matters only where it is needed
     if recorded is None:
         return lines
     for path in sorted(where.glob("checkpoint_[0-9]*"), key=lambda path: (path == recorded, path.name), reverse=True):
         try:
-            _check(path, contents=True)
+            examine(path)
         except DamagedCheckpoint as error:
             refused = str(error)
             path.replace(path.with_name(f"damaged_{path.name}"))
@@ -68,9 +63,3 @@ def _put_right(where: Path, recorded: Path | None) -> list[str]:
     if refused:
         raise CheckpointError(f"no checkpoint in {where} can be used: {refused}")
     return lines
-
-
-def _check(path: Path, contents: bool) -> None:
-    """Of a checkpoint of RLlib's own algorithms, which write no manifest, there is nothing to compare."""
-    if (path / MANIFEST).exists() or not (path / "algorithm_state.pkl").exists():
-        read_manifest(path, contents)

@@ -1,0 +1,1 @@
+"""What was attacked, as commands that print the figures of ``docs/reliability.md``."""
