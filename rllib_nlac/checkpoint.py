@@ -31,7 +31,7 @@ from rllib_nlac.manifest import (
     write_manifest,
 )
 from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.scratch import ScratchFolder, dead, leftovers
+from rllib_nlac.scratch import LOCK, ScratchFolder, dead, leftovers
 
 __all__ = [
     "FORMAT", "MANIFEST", "CheckpointError", "DamagedCheckpoint", "UnfinishedCheckpoint", "VerifiedFolder", "render",
@@ -96,16 +96,16 @@ def put_right(parent: Path) -> None:
     """Removes from a folder of checkpoints what killed processes left there, and ends the swaps that they had begun."""
     for folder in leftovers(f".*{UNFINISHED}*", parent):
         final = parent / folder.name[1:].rpartition(UNFINISHED)[0]
-        if not _is_being_written(final):
+        if not _is_being_written(final, besides=folder):
             if not final.exists() and _former(final).exists():
                 _former(final).replace(final)
             shutil.rmtree(_former(final), ignore_errors=True)
 
 
-def _is_being_written(path: Path) -> bool:
-    """Whether a living process writes a checkpoint that is to lie at ``path``."""
-    for lock in path.parent.glob(f".*{UNFINISHED}*.lock"):
-        if lock.name.startswith(f".{path.name}{UNFINISHED}"):
+def _is_being_written(path: Path, besides: Path | None = None) -> bool:
+    """Whether a living process writes a checkpoint that is to lie at ``path``, in another folder than ``besides``."""
+    for lock in path.parent.glob(f".*{UNFINISHED}*{LOCK}"):
+        if lock.name.startswith(f".{path.name}{UNFINISHED}") and (besides is None or lock.name != besides.name + LOCK):
             with dead(lock) as is_dead:
                 if not is_dead and lock.exists():
                     return True
