@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
+import pickle
 
 import deepspeed
 import pytest
 import torch
 from deepspeed.runtime import config as deepspeed_config
 
-from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
+from rllib_nlac.learner.deepspeed import DeepSpeedTrainer, read_shard
 
 
 def make(stage: int = 0, **zero: int) -> DeepSpeedTrainer:
@@ -72,3 +74,26 @@ def test_backward_adds_up_and_step_is_the_only_boundary(stage):
     moved = before - weight_of(trainer)
     torch.testing.assert_close(moved, torch.full((2, 3), 1.5))  # learning rate 0.5, three times a gradient of 1
     assert norm == pytest.approx((8 * 9) ** 0.5)  # six weights and two biases, each with a gradient of 3
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_shard_is_read_without_building_any_other_class(stage):
+    trainer = make(stage)
+    trainer.backward(trainer(torch.ones(1, 3)).sum())
+    trainer.step()
+    file = io.BytesIO()
+    torch.save({"deepspeed": trainer.state_dict(), "torch_rng": torch.get_rng_state()}, file)
+    state = read_shard(file.getvalue())
+    trainer.load_state_dict(state["deepspeed"])
+    assert torch.equal(state["torch_rng"], torch.get_rng_state()) and state["deepspeed"]["global_steps"] == 1
+
+
+def test_a_shard_that_names_another_class_is_refused():
+    class Evil:
+        def __reduce__(self):
+            return print, ("run",)
+
+    file = io.BytesIO()
+    torch.save({"deepspeed": Evil()}, file)
+    with pytest.raises(pickle.UnpicklingError, match="print"):
+        read_shard(file.getvalue())
