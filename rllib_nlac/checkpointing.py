@@ -13,13 +13,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pyarrow.fs
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 from ray.tune import Checkpoint
+from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from rllib_nlac import checkpoint
 from rllib_nlac.checkpoint import VerifiedFolder
+from rllib_nlac.envs import registry
 from rllib_nlac.scratch import ScratchFolder
 from rllib_nlac.storage import cannot_write
 
@@ -34,6 +37,23 @@ class CheckedCheckpoints(Algorithm):
 
     config: Any
     _verified: VerifiedFolder | None = None  # what ``restore`` has opened for the ``restore_from_path`` within it
+
+    @staticmethod
+    @override(Algorithm)
+    def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
+        """Says what to import where a name means nothing, as in a script that restores a checkpoint of another one's world.
+
+        Raises:
+            ValueError: No environment of that name is registered in this process.
+        """
+        env = env_specifier
+        known = not isinstance(env, str) or registry.is_known(env) or _global_registry.contains(ENV_CREATOR, env)
+        if not known and env not in gym.registry and not {".", ":"} & set(env):
+            raise ValueError(
+                f"the environment {env!r} is not registered in this process: import the module that calls "
+                f"rllib_nlac.register({env!r}, ...) first, or name the environment by its place, as in my_module:MyEnvironment"
+            )
+        return Algorithm._get_env_id_and_creator(env, config)
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint's manifest says of this algorithm."""

@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.fs
@@ -124,6 +126,14 @@ class TestManifest:
         with opened(small) as verified:
             with pytest.raises(CheckpointError, match=rf"{MANIFEST} is malformed: it has no 'algorithm'"):
                 checkpoint.check(verified, {"algorithm": "NLAC"})
+
+
+@pytest.fixture()
+def algorithm_checkpoint(config, ray_session, lent_engine, tmp_path) -> str:
+    algorithm = config.build_algo()
+    path = algorithm.save_to_path(str(tmp_path / "of_an_algorithm"))
+    algorithm.stop()
+    return path
 
 
 @pytest.mark.parametrize("name", ["learner_group/state.pkl", MANIFEST, "learner_group"])
@@ -266,3 +276,23 @@ def test_rllibs_own_checkpoints_are_read_as_ever(tmp_path, ray_session):
     assert not (tmp_path / "checkpoint" / MANIFEST).exists()
     again = Algorithm.from_checkpoint(path)
     again.stop()
+
+
+def test_an_environment_that_nobody_registered_here(config):
+    """As in a script that restores what another one trained; the class of a checkpoint imports this package, and no other."""
+    config.env = "MyWorld"
+    with pytest.raises(ValueError, match=r"import the module that calls rllib_nlac\.register\('MyWorld', \.\.\.\) first"):
+        config.build_algo()
+
+
+def test_a_script_that_has_not_imported_the_package(algorithm_checkpoint):
+    """RLlib's own class is enough: the pickled class brings this package along."""
+    code = (
+        "import sys; from ray.rllib.algorithms.algorithm import Algorithm; assert 'rllib_nlac' not in sys.modules\n"
+        "print('restored', Algorithm.from_checkpoint(sys.argv[1]).iteration)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "RAY_ADDRESS": "local"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, algorithm_checkpoint], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert "restored 0" in ran.stdout, ran.stderr[-3000:]
