@@ -184,7 +184,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool) -> 
         if trial.status != "TERMINATED":
             ended_well = False
             error = trial.get_error()
-            console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False)
+            console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False, soft_wrap=True)
         where = Path(trial.path)
         lines = [f"\nResults:     {where}", f"Curves:      tensorboard --logdir {where.parent}"]
         if any(where.glob("*.transitions")):
