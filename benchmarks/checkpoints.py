@@ -19,7 +19,7 @@ from pathlib import Path
 import ray
 
 from rllib_nlac import NLACConfig
-from rllib_nlac.checkpoint import export_model
+from rllib_nlac.checkpoint import export_model, read_manifest
 
 
 def resident_mib() -> float:
@@ -88,6 +88,9 @@ def main() -> None:
         print(f"  restore              {timed(lambda: algorithm.restore_from_path(folder / 'b')):6.2f} s")
         print(f"  export               {timed(lambda: export_model(folder / 'b', folder / 'model')):6.2f} s")
         parts = sizes(folder / "b")
+        seconds = timed(lambda: read_manifest(folder / "b"))
+        speed = sum(parts.values()) / 2**20 / seconds
+        print(f"  of each, checksums   {seconds:6.2f} s, {speed:.0f} MiB/s; a restore takes them twice")
         print(f"  size                 {sum(parts.values()) / 2**20:6.2f} MiB: " + ", ".join(
             f"{name} {size / 2**20:.2f}" for name, size in parts.most_common(4)))  # fmt: skip
         linked = sum(file.stat().st_size for file in (folder / "b" / "replay_buffer").iterdir() if file.stat().st_nlink > 2)

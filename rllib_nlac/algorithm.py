@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,11 +29,13 @@ from ray.rllib.utils.metrics import (
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
-from rllib_nlac import checkpoint
+from rllib_nlac.checkpoint import CheckpointError, VerifiedFolder
+from rllib_nlac.checkpointing import CheckedCheckpoints
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages, StageReport
 from rllib_nlac.language_config import LanguageAlgorithmConfig
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.learner.deepspeed import read_shard
 from rllib_nlac.learner.group import LearnerLost, LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.stopped import StoppedSteps
@@ -42,6 +43,7 @@ from rllib_nlac.metrics import log_collection, log_faults, log_sync, logprob_gap
 from rllib_nlac.offline.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector, check_age, end_unresponsive
 from rllib_nlac.sampling.engines import make_engine
+from rllib_nlac.storage import check_storage
 from rllib_nlac.sync.shared import NotFiniteError
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.watch import Watched
@@ -60,7 +62,7 @@ MAX_LEARNER_RESTARTS = 3  # in a row; learners that are lost again and again are
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
-class LanguageAlgorithm(Watched, Algorithm):
+class LanguageAlgorithm(Watched, CheckedCheckpoints):
     """Collects text episodes with vLLM, trains with DeepSpeed, and hands the new weights back.
 
     A baseline says what to train on by ``training_sequences``; whatever goes around the loop in another way overrides
@@ -75,6 +77,8 @@ class LanguageAlgorithm(Watched, Algorithm):
     def setup(self, config: LanguageAlgorithmConfig) -> None:
         self.stopped = StoppedSteps()
         super().setup(config)
+        if self.config.output:
+            check_storage(Path(self.config.output))  # later, a record that cannot be written is not worth the run
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
         self.engine = make_engine(self.config, self.chat)
@@ -280,66 +284,51 @@ class LanguageAlgorithm(Watched, Algorithm):
         if STATE in state:
             self.set_own_state(state[STATE])
 
-    @override(Algorithm)
-    def save_to_path(self, path: Any = None, *, state: Any = None, use_msgpack: bool = False, **kwargs: Any) -> str:
-        """Writes a checkpoint that is whole or not there: a former one at ``path`` stays until the new one is complete."""
-        final = str(path) if path is not None else tempfile.mkdtemp()
+    @override(CheckedCheckpoints)
+    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+        """As RLlib's; see ``CheckedCheckpoints``."""
 
-        def save() -> None:
-            with watched(self.learner_group), checkpoint.written_at_once(final) as folder:
+        def save() -> str:
+            with watched(self.learner_group):
                 on_every_learner(self.learner_group, _prepare_for_saving)
-                super(LanguageAlgorithm, self).save_to_path(str(folder), state=state, use_msgpack=use_msgpack)
-                self.save_parts(folder)
-                checkpoint.write_manifest(folder, self.facts())
+                return super(LanguageAlgorithm, self).save_to_path(path, **kwargs)
 
-        self._with_learners(save)
-        self.last_checkpoint = final
-        return final
+        return self._with_learners(save)
 
+    @override(CheckedCheckpoints)
     def save_parts(self, folder: Path) -> None:
-        """Writes what is too large for the state that RLlib pickles in one piece."""
         shards = on_every_learner(self.learner_group, _shard)
         for rank, shard in enumerate(shards):
             if shard is not None:
                 (folder / SHARDS).mkdir(exist_ok=True)
                 torch.save(shard, folder / SHARDS / f"{rank:05d}.pt")
 
-    def load_parts(self, folder: Path) -> None:
-        """Reads what ``save_parts`` wrote."""
-        shards = [ray.put(torch.load(file, weights_only=False)) for file in sorted((folder / SHARDS).glob("*.pt"))]
+    @override(CheckedCheckpoints)
+    def load_parts(self, verified: VerifiedFolder) -> None:
+        files = sorted((verified.folder / SHARDS).glob("*.pt"))
+        shards = [ray.put(read_shard(verified.read(file))) for file in files]
         if shards:
             on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[learner._learner_index])))
 
+    @override(CheckedCheckpoints)
     def facts(self) -> dict[str, Any]:
         """What a checkpoint's manifest says of this algorithm."""
         sharded = self.config.zero_stage > 0 and self.config.num_learners > 1
         shards = {"num_learners": self.config.num_learners, "zero_stage": self.config.zero_stage} if sharded else None
-        return {
-            "algorithm": type(self).__name__,
-            "language_model": self.config.language_model,
-            "model": checkpoint.fingerprint(self.config.model_path, self.chat),
-            "shards": shards,
-            "iteration": self.iteration,
-            "weight_version": self.weight_version,
-        }
+        return {**super().facts(), "shards": shards, "weight_version": self.weight_version}
 
-    @override(Algorithm)
-    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restores a checkpoint, or with ``component`` a part of one.
-
-        Raises:
-            CheckpointError: The checkpoint is not whole, or of another version, algorithm or model. Nothing was changed.
-        """
-        whole = kwargs.get("component") is None
-        if whole:
-            checkpoint.check(path, self.facts())
+    @override(CheckedCheckpoints)
+    def restore_from_path(self, path: Any, **kwargs: Any) -> None:
+        """Restores a checkpoint, or with ``component`` a part of one; see ``CheckedCheckpoints``."""
 
         def restore() -> None:
             with watched(self.learner_group):
-                super(LanguageAlgorithm, self).restore_from_path(path, *args, **kwargs)
-                if whole:
-                    with checkpoint.local_copy(path) as folder:
-                        self.load_parts(folder)
+                super(LanguageAlgorithm, self).restore_from_path(path, **kwargs)
+                if None in on_every_learner(self.learner_group, lambda learner: getattr(learner, "restored_from", "")):
+                    raise CheckpointError(
+                        f"{path}: a learner could not be restored; its process's log says why. The algorithm is half restored "
+                        "and must not go on"
+                    )
                 self._updates_since_snapshot = 0
                 self._take_snapshot()
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,25 +17,42 @@ from typing import Any
 import pyarrow.fs
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from rllib_nlac.manifest import (
+    ANOTHER,
+    FORMAT,
+    MANIFEST,
+    CheckpointError,
+    DamagedCheckpoint,
+    UnfinishedCheckpoint,
+    VerifiedFileSystem,
+    VerifiedFolder,
+    render,
+    verify,
+    write_manifest,
+)
 from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.version import __version__
+from rllib_nlac.scratch import LOCK, ScratchFolder, dead, leftovers
 
-FORMAT = 2
-MANIFEST = "rllib_nlac.json"
+__all__ = [
+    "FORMAT", "MANIFEST", "CheckpointError", "DamagedCheckpoint", "UnfinishedCheckpoint", "VerifiedFolder", "render",
+    "write_manifest",
+]  # fmt: skip
+
 MODULE_STATE = "learner_group/learner/rl_module/default_policy/module_state.pkl"
 CONSTRUCTOR = "class_and_ctor_args.pkl"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt", "added_tokens.json")
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be restored here; the message says why, and nothing was changed by the attempt."""
+WHOLE = (MANIFEST, "rllib_checkpoint.json")  # what the folder of a whole checkpoint has, and its parts have not
+DEPTH = 4  # folders between a whole checkpoint and its deepest part: learner_group/learner/rl_module/default_policy
+UNFINISHED = ".unfinished."
+SWAP_S = 5.0  # how long a reader waits for a living process to put a checkpoint where its former one was
 
 
 @contextmanager
 def written_at_once(path: str | os.PathLike | None) -> Iterator[Path]:
     """A folder to write into that takes the place of ``path`` when the block ends well.
 
-    Until then nothing of a former checkpoint at ``path`` is touched; after a failure nothing of the new one is left.
+    Until then nothing of a former checkpoint at ``path`` is touched; after a failure nothing of the new one is left, and after
+    a kill the next call with the same parent folder removes it.
 
     Args:
         path: A local folder, existing or not, or the URI of a remote file system.
@@ -42,8 +60,10 @@ def written_at_once(path: str | os.PathLike | None) -> Iterator[Path]:
     remote = path is not None and "://" in str(path)
     final = Path(tempfile.mkdtemp() if path is None or remote else path).absolute()
     final.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{final.name}.unfinished.", dir=final.parent))
-    staging.chmod(0o755)  # mkdtemp makes folders that only their owner may read
+    put_right(final.parent)
+    scratch = ScratchFolder(f".{final.name}{UNFINISHED}", final.parent)
+    staging = scratch.path
+    staging.chmod(0o755)  # scratch folders can be read by their owner only
     try:
         yield staging
         if remote:
@@ -52,21 +72,9 @@ def written_at_once(path: str | os.PathLike | None) -> Iterator[Path]:
         else:
             _swap(staging, final)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        scratch.remove()
         if remote:
             shutil.rmtree(final, ignore_errors=True)
-
-
-@contextmanager
-def local_copy(path: str | os.PathLike) -> Iterator[Path]:
-    """A checkpoint as a local folder, downloaded where it lies on a remote file system."""
-    if "://" not in str(path):
-        yield Path(path).absolute()
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        filesystem, source = pyarrow.fs.FileSystem.from_uri(str(path))
-        pyarrow.fs.copy_files(source, folder, source_filesystem=filesystem)
-        yield Path(folder)
 
 
 def _swap(staging: Path, final: Path) -> None:
@@ -84,84 +92,178 @@ def _former(path: Path) -> Path:
     return path.with_name(f".{path.name}.former")
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Writes who made a checkpoint and which files belong to it; comes last, so that it vouches for the others."""
-    files = {str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()}
-    text = json.dumps({"format": FORMAT, "rllib_nlac": __version__, **facts, "files": files}, indent=1)
-    (folder / MANIFEST).write_text(text)
+def put_right(parent: Path) -> None:
+    """Removes from a folder of checkpoints what killed processes left there, and ends the swaps that they had begun."""
+    for folder in leftovers(f".*{UNFINISHED}*", parent):
+        final = parent / folder.name[1:].rpartition(UNFINISHED)[0]
+        if not _is_being_written(final, besides=folder):
+            if not final.exists() and _former(final).exists():
+                _former(final).replace(final)
+            shutil.rmtree(_former(final), ignore_errors=True)
 
 
-def read_manifest(path: str | os.PathLike) -> dict[str, Any]:
-    """What ``write_manifest`` wrote, after a check that all files are there.
-
-    Raises:
-        CheckpointError: The checkpoint is of another format or not whole.
-        FileNotFoundError: There is no checkpoint at all.
-    """
-    if "://" in str(path):
-        filesystem, root = pyarrow.fs.FileSystem.from_uri(str(path))
-    else:
-        local = Path(path).absolute()
-        if not local.exists() and _former(local).exists():
-            _former(local).replace(local)  # the process ended between the two steps of a swap
-        if not local.is_dir():
-            raise FileNotFoundError(f"no checkpoint at {path}: the folder does not exist")
-        filesystem, root = pyarrow.fs.LocalFileSystem(), str(local)
-    selector = pyarrow.fs.FileSelector(root, recursive=True)
-    sizes = {os.path.relpath(info.path, root): info.size for info in filesystem.get_file_info(selector) if info.is_file}
-    if MANIFEST not in sizes:
-        raise CheckpointError(
-            f"{path} is no whole checkpoint of this package: it has no {MANIFEST}. Its writing was interrupted, or an older "
-            f"version than {__version__} wrote it; take another checkpoint of the same run"
-        )
-    with filesystem.open_input_stream(f"{root}/{MANIFEST}") as file:
-        manifest = json.loads(file.read())
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(
-            f"{path} was written by rllib_nlac {manifest['rllib_nlac']} in checkpoint format {manifest['format']}, and "
-            f"{__version__} reads format {FORMAT}: install the version that wrote it, export the model there "
-            "(rllib export) and start from that"
-        )
-    for name, size in manifest["files"].items():
-        if sizes.get(name) != size:
-            found = "is missing" if name not in sizes else f"has {sizes[name]} bytes instead of {size}"
-            raise CheckpointError(f"{path} is not whole: {name} {found}. Take another checkpoint of the same run")
-    return manifest
+def _is_being_written(path: Path, besides: Path | None = None) -> bool:
+    """Whether a living process writes a checkpoint that is to lie at ``path``, in another folder than ``besides``."""
+    for lock in path.parent.glob(f".*{UNFINISHED}*{LOCK}"):
+        if lock.name.startswith(f".{path.name}{UNFINISHED}") and (besides is None or lock.name != besides.name + LOCK):
+            with dead(lock) as is_dead:
+                if not is_dead and lock.exists():
+                    return True
+    return False
 
 
-def check(path: str | os.PathLike, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuses a checkpoint that does not fit the algorithm that would restore it; returns its manifest.
+@contextmanager
+def opened(path: str | os.PathLike, filesystem: pyarrow.fs.FileSystem | None = None) -> Iterator[VerifiedFolder]:
+    """A checkpoint, every byte of it checked, as a local folder; downloaded first where it lies on a remote file system.
 
     Args:
-        path: The checkpoint.
+        path: A folder, or a URI.
+        filesystem: Where ``path`` is, if not what it says itself.
+
+    Raises:
+        CheckpointError: Something of it is wrong.
+        FileNotFoundError: There is no checkpoint at all.
+    """
+    if filesystem is not None and isinstance(handler := getattr(filesystem, "handler", None), VerifiedFileSystem):
+        yield handler.verified
+    elif "://" in str(path) or not (filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)):
+        scratch = ScratchFolder("rllib_nlac_download_")
+        try:
+            source = str(path)
+            if filesystem is None:
+                filesystem, source = pyarrow.fs.FileSystem.from_uri(str(path))
+            if filesystem.get_file_info(source).type != pyarrow.fs.FileType.Directory:
+                raise FileNotFoundError(f"no checkpoint at {path}: the folder does not exist")
+            pyarrow.fs.copy_files(source, str(scratch.path), source_filesystem=filesystem)
+            yield verify(scratch.path, str(path))
+        finally:
+            scratch.remove()
+    else:
+        yield verify(_local(path), str(path))
+
+
+def is_ours(path: str, filesystem: pyarrow.fs.FileSystem | None = None) -> bool:
+    """Whether there is a checkpoint of this package at ``path``, whole or not."""
+    if filesystem is None and "://" not in path:
+        return any((folder / MANIFEST).exists() for folder in (Path(path).absolute(), _former(Path(path).absolute())))
+    if filesystem is None:
+        filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
+    return filesystem.get_file_info(f"{path}/{MANIFEST}").type != pyarrow.fs.FileType.NotFound
+
+
+def _local(path: str | os.PathLike) -> Path:
+    """A local checkpoint's folder, after the end of a swap in which it is just now.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    folder = Path(path).absolute()
+    waited_until = time.monotonic() + SWAP_S
+    while not folder.exists() and _former(folder).exists():
+        put_right(folder.parent)
+        if not folder.exists() and (not _is_being_written(folder) or time.monotonic() > waited_until):
+            _former(folder).replace(folder)
+        time.sleep(0.01)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no checkpoint at {path}: the folder does not exist")
+    return folder
+
+
+def read_manifest(path: str | os.PathLike, contents: bool = True) -> dict[str, Any]:
+    """What ``write_manifest`` wrote, after a check of the whole checkpoint.
+
+    Args:
+        path: A folder, or a URI.
+        contents: Whether checksums are compared; without, a local checkpoint's files are looked at by name and size only.
+
+    Raises:
+        CheckpointError: The checkpoint is of another format, damaged or not whole.
+        FileNotFoundError: There is no checkpoint at all.
+    """
+    if not contents:
+        return verify(_local(path), str(path), contents=False).manifest
+    with opened(path) as verified:
+        return verified.manifest
+
+
+def examine(path: Path, contents: bool = True) -> None:
+    """As ``read_manifest``, of a trial's checkpoint; RLlib's own algorithms write no manifest, and there is nothing to compare.
+
+    Raises:
+        CheckpointError: Something of it is wrong.
+    """
+    if (path / MANIFEST).exists() or not (path / "algorithm_state.pkl").exists():
+        read_manifest(path, contents)
+
+
+def remove_unfinished(path: Path) -> bool:
+    """Removes a checkpoint whose writing was interrupted, and no other; returns whether it was one."""
+    try:
+        examine(path, contents=False)
+    except UnfinishedCheckpoint:
+        shutil.rmtree(path)
+        return True
+    except (CheckpointError, FileNotFoundError):
+        pass  # it matters only where it is needed
+    return False
+
+
+def last_whole(trial: Path) -> Path | None:
+    """The newest checkpoint in a trial's folder that is whole and undamaged."""
+    for path in sorted(trial.glob("checkpoint_[0-9]*"), reverse=True):
+        try:
+            examine(path)
+        except CheckpointError:
+            continue
+        return path
+    return None
+
+
+def check(verified: VerifiedFolder, facts: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that does not fit the algorithm that would restore it.
+
+    Args:
+        verified: The checkpoint.
         facts: What the algorithm would write into a manifest of its own.
 
     Raises:
-        CheckpointError: Another algorithm, model or division among learners, or not whole.
+        CheckpointError: Another algorithm, model or division among learners.
     """
-    manifest = read_manifest(path)
+    manifest, name = verified.manifest, verified.name
+    for key in facts:
+        if key not in manifest:
+            raise CheckpointError(f"{name}: {MANIFEST} is malformed: it has no {key!r}. {ANOTHER}")
     if manifest["algorithm"] != facts["algorithm"]:
         raise CheckpointError(
-            f"{path} is of the algorithm {manifest['algorithm']}, and this is {facts['algorithm']}: to go on with its model "
+            f"{name} is of the algorithm {manifest['algorithm']}, and this is {facts['algorithm']}: to go on with its model "
             "under another algorithm, export it (rllib export) and set language_model to the folder"
         )
     if manifest["model"] != facts["model"]:
-        part = "tokenizer" if manifest["model"]["architecture"] == facts["model"]["architecture"] else "architecture"
+        model = manifest["model"] if isinstance(manifest["model"], dict) else {}
+        part = "tokenizer" if model.get("architecture") == facts["model"]["architecture"] else "architecture"
         raise CheckpointError(
-            f"{path} holds the model {manifest['language_model']!r}, and this algorithm was configured with "
+            f"{name} holds the model {manifest['language_model']!r}, and this algorithm was configured with "
             f"{facts['language_model']!r}, which has another {part}: restore it with the former, or set language_model to a "
             "folder that `rllib export` makes of the checkpoint"
         )
     if manifest["shards"] and manifest["shards"] != facts["shards"]:
         raise CheckpointError(
-            f"{path} holds the optimizer in shards of {_learners(manifest['shards'])}, and this algorithm has "
+            f"{name} holds the optimizer in shards of {_learners(manifest['shards'])}, and this algorithm has "
             f"{_learners(facts['shards'])}: restore it with those, or export the model and start from that"
         )
-    return manifest
 
 
-def _learners(shards: Mapping[str, int] | None) -> str:
-    return f"{shards['num_learners']} learners under ZeRO {shards['zero_stage']}" if shards else "one learner"
+def holder(path: str | os.PathLike) -> Path | None:
+    """The checkpoint that a part of one, as ``learner_group``, belongs to; None where the part stands alone."""
+    folder = Path(path).absolute()
+    near = (folder, *list(folder.parents)[:DEPTH])
+    return next((each for each in near if any((each / name).exists() for name in WHOLE)), None)
+
+
+def _learners(shards: Any) -> str:
+    if not isinstance(shards, dict):
+        return "one learner"
+    return f"{shards.get('num_learners')} learners under ZeRO {shards.get('zero_stage')}"
 
 
 def fingerprint(model: str, chat: Chat) -> dict[str, str]:
@@ -184,7 +286,7 @@ def export_model(checkpoint: Path, folder: Path) -> Path:
     change how it splits text.
 
     Args:
-        checkpoint: A checkpoint of any algorithm of this package, or of RLlib's own on text.
+        checkpoint: A checkpoint of any algorithm of this package, RLlib's own on text included.
         folder: Where to write; must not exist, or be empty.
 
     Raises:
@@ -193,17 +295,16 @@ def export_model(checkpoint: Path, folder: Path) -> Path:
     """
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: name a new folder to export to")
-    if not (checkpoint / CONSTRUCTOR).is_file():
-        raise FileNotFoundError(f"{checkpoint} is no checkpoint: it has no {CONSTRUCTOR}")
-    if (checkpoint / MANIFEST).is_file():
-        read_manifest(checkpoint)
-    with (checkpoint / CONSTRUCTOR).open("rb") as file:
-        info = pickle.load(file)
+    if not (is_ours(str(checkpoint)) or (checkpoint / CONSTRUCTOR).is_file()):
+        raise FileNotFoundError(f"{checkpoint} is no checkpoint: it has no {MANIFEST}")
+    with opened(checkpoint) as verified:
+        with verified.open(verified.folder / CONSTRUCTOR) as file:
+            info = pickle.load(file)
+        with verified.open(verified.folder / MODULE_STATE) as file:
+            state = {name.removeprefix("lm."): tensor for name, tensor in pickle.load(file).items()}
     config = info["class"].get_default_config().update_from_dict(info["ctor_args_and_kwargs"][0][0])
     if not hasattr(config, "model_path"):
         raise CheckpointError(f"{checkpoint} is of {info['class'].__name__} without a language model")
-    with (checkpoint / MODULE_STATE).open("rb") as file:
-        state = {name.removeprefix("lm."): tensor for name, tensor in pickle.load(file).items()}
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.learner_dtype)
     own = model.state_dict()
     model.load_state_dict({name: tensor for name, tensor in state.items() if name in own}, strict=True)

@@ -153,26 +153,30 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool) -> 
     from rllib_nlac.progress import ProgressLines
     from rllib_nlac.resume import make_resumable
     from rllib_nlac.search import mutated
+    from rllib_nlac.storage import check_storage, watched
 
     options = tune_arguments(experiment)
-    if (storage := options["storage_path"]) and "://" not in storage:
-        Path(storage).mkdir(parents=True, exist_ok=True)
+    storage = options["storage_path"] or str(Path.home() / "ray_results")
+    folder = Path(storage) / experiment.name if "://" not in storage else None
+    if folder is not None:
+        check_storage(folder)
     if restore is not None:
         read_manifest(restore)
     if resume:
-        for line in make_resumable(Path(storage or Path.home() / "ray_results") / experiment.name):
+        for line in make_resumable(Path(storage) / experiment.name):
             console.print(line, soft_wrap=True, highlight=False)
     options["callbacks"].append(ProgressLines(console, experiment.stop))
     start_ray(verbose)
     check_resources(experiment, ray.cluster_resources())
     try:
-        analysis = tune.run(
-            trainable_of(experiment), name=experiment.name,
-            # What the algorithm itself writes, such as one transition an iteration, follows the results.
-            sync_config=tune.SyncConfig(sync_artifacts=True),
-            verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None,
-            restore=str(restore.absolute()) if restore else None, **options,
-        )  # fmt: skip
+        with watched(folder):
+            analysis = tune.run(
+                trainable_of(experiment), name=experiment.name,
+                # What the algorithm itself writes, such as one transition an iteration, follows the results.
+                sync_config=tune.SyncConfig(sync_artifacts=True),
+                verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None,
+                restore=str(restore.absolute()) if restore else None, **options,
+            )  # fmt: skip
     finally:
         ray.shutdown()
     ended_well = True
@@ -180,12 +184,12 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool) -> 
         if trial.status != "TERMINATED":
             ended_well = False
             error = trial.get_error()
-            console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False)
+            console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False, soft_wrap=True)
         where = Path(trial.path)
         lines = [f"\nResults:     {where}", f"Curves:      tensorboard --logdir {where.parent}"]
         if any(where.glob("*.transitions")):
             lines.append("             (under Text: one transition per iteration, in words)")
-        if trial.checkpoint:
+        if trial.checkpoint and Path(trial.checkpoint.path).exists():
             lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
         for line in lines:
             console.print(line, soft_wrap=True, highlight=False)

@@ -10,6 +10,9 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.markup import escape
+
+from rllib_nlac.storage import StorageError
 
 
 def mapping(text: str, option: str) -> dict[str, Any]:
@@ -29,9 +32,12 @@ def mapping(text: str, option: str) -> dict[str, Any]:
 
 @contextmanager
 def clear_errors(console: Console) -> Iterator[None]:
-    """Prints what is wrong with the input in one line, without a traceback, and exits with 2."""
+    """Prints what is wrong with the input in one line, without a traceback, and exits with 2; with 1 where storage fails."""
     try:
         yield
+    except StorageError as error:
+        console.print(f"[red]Error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         console.print(f"[red]Error:[/red] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)

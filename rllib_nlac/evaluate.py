@@ -22,7 +22,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rich.console import Console
 
-from rllib_nlac.checkpoint import MANIFEST, read_manifest
+from rllib_nlac.checkpoint import is_ours, opened
 from rllib_nlac.config import LOGGED
 from rllib_nlac.progress import evaluation_table
 from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
@@ -178,22 +178,23 @@ def evaluate_checkpoint(
     """Restores an algorithm, ours or any of RLlib's, plays and prints.
 
     Raises:
+        CheckpointError: The checkpoint is damaged.
         FileNotFoundError: The folder is no checkpoint.
         ValueError: The algorithm has no critic in words to refine with.
     """
-    if not (checkpoint / "rllib_checkpoint.json").is_file():
+    ours = is_ours(str(checkpoint))
+    if not ours and not (checkpoint / "rllib_checkpoint.json").is_file():
         raise FileNotFoundError(
             f"{checkpoint} is no checkpoint: it has no rllib_checkpoint.json. Checkpoints are the folders checkpoint_000... "
             "of a trial; training writes them with 'checkpoint_config: {checkpoint_at_end: true}'"
         )
-    if (checkpoint / MANIFEST).is_file():
-        read_manifest(checkpoint)
-    import ray
+    with opened(checkpoint) if ours else nullcontext() as verified:  # refused before Ray starts
+        import ray
 
-    from rllib_nlac.cli import start_ray
+        from rllib_nlac.cli import start_ray
 
-    start_ray(verbose)
-    algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()))
+        start_ray(verbose)
+        algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()), verified and verified.filesystem)
     try:
         group = algorithm.eval_env_runner_group
         runner = group.local_env_runner if algorithm.config.env == LOGGED and group is not None else algorithm.env_runner

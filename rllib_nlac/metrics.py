@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from rllib_nlac.sampling.env_runner import GENERATION
 from rllib_nlac.sync.sync import SyncReport
 from rllib_nlac.types import BellmanTarget, Generation, Refinement
 
+logger = logging.getLogger(__name__)
 STAGES, REPLAY, SYNC, COLLECTION, FAULTS = "language_stages", "replay_buffer", "sync", "collection", "faults"
 
 
@@ -126,6 +129,8 @@ def logprob_gap(
 class TransitionWriter:
     """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes.
 
+    A file that cannot be written ends the recording, with a warning, and not the run.
+
     Args:
         logdir: The trial's folder.
     """
@@ -133,18 +138,34 @@ class TransitionWriter:
     def __init__(self, logdir: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(logdir, filename_suffix=".transitions")
+        self._logdir = logdir
+        self._writer: Any = None
+        with self._tolerant():
+            self._writer = SummaryWriter(logdir, filename_suffix=".transitions")
 
     def write(self, iteration: int, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> None:
         """Takes the batch's first transition whose action was refined, or else its first."""
+        if self._writer is None:
+            return
         changed = (i for i, r in enumerate(refinements) if r.critique and r.action and not r.kept)
         place = next(changed, 0)
-        self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
-        self._writer.flush()
+        with self._tolerant():
+            self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
+            self._writer.flush()
 
     def close(self) -> None:
         """Flushes and closes the event file."""
-        self._writer.close()
+        if self._writer is not None:
+            with self._tolerant():
+                self._writer.close()
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            logger.warning("no more transitions are recorded: cannot write to %s: %s", self._logdir, error)
 
 
 def transition_text(target: BellmanTarget, refinement: Refinement) -> str:

@@ -17,6 +17,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.checkpoint import VerifiedFolder
 from rllib_nlac.config import LOGGED, NLACConfig
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.stages import LanguageStages
@@ -94,10 +95,10 @@ class ReplayAlgorithm(LanguageAlgorithm):
             self.local_replay_buffer.save(folder / REPLAY_BUFFER)
 
     @override(LanguageAlgorithm)
-    def load_parts(self, folder: Path) -> None:
-        super().load_parts(folder)
-        if (folder / REPLAY_BUFFER).is_dir():
-            self.local_replay_buffer.load(folder / REPLAY_BUFFER)
+    def load_parts(self, verified: VerifiedFolder) -> None:
+        super().load_parts(verified)
+        if (folder := verified.folder / REPLAY_BUFFER).is_dir():
+            self.local_replay_buffer.load(folder, verified.open)
 
 
 class NLAC(ReplayAlgorithm):

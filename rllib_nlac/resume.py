@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ray.tune import ExperimentAnalysis
 
-from rllib_nlac.checkpoint import MANIFEST, CheckpointError, read_manifest
+from rllib_nlac.checkpoint import CheckpointError, DamagedCheckpoint, examine, remove_unfinished
 from rllib_nlac.experiment import ExperimentError
 
 
@@ -15,7 +15,8 @@ def make_resumable(folder: Path) -> list[str]:
     """Removes checkpoints whose writing was interrupted, and puts back those that Tune remembers and that are gone.
 
     Tune copies a checkpoint, deletes the oldest and writes down what it has one after the other, so a process that is killed
-    in between leaves a half copy, or a memory of a checkpoint that no longer exists.
+    in between leaves a half copy, or a memory of a checkpoint that no longer exists. A checkpoint that is whole and damaged is
+    put aside, never removed.
 
     Args:
         folder: The experiment's folder, with Tune's state and a folder for each trial.
@@ -25,6 +26,7 @@ def make_resumable(folder: Path) -> list[str]:
 
     Raises:
         ExperimentError: There is no experiment to go on with.
+        CheckpointError: A trial has checkpoints, and none of them can be used.
     """
     if not any(folder.glob("experiment_state-*.json")):
         raise ExperimentError(
@@ -33,27 +35,31 @@ def make_resumable(folder: Path) -> list[str]:
         )
     lines = []
     for trial in ExperimentAnalysis(str(folder)).trials:
-        where = Path(trial.path)
-        whole: list[Path] = []
-        for path in sorted(where.glob("checkpoint_[0-9]*")):
-            if _is_whole(path):
-                whole.append(path)
-            else:
-                shutil.rmtree(path)
-                lines.append(f"{path}: its writing was interrupted; removed")
         recorded = Path(trial.checkpoint.path) if trial.checkpoint else None
-        if recorded is not None and whole and not recorded.exists():
-            shutil.copytree(whole[-1], recorded)
-            lines.append(f"{recorded}: gone; {whole[-1].name} takes its place")
+        lines += _put_right(Path(trial.path), recorded)
     return lines
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a checkpoint is complete; of RLlib's own algorithms, which write no manifest, as far as can be seen."""
-    if not (path / MANIFEST).exists() and (path / "algorithm_state.pkl").exists():
-        return True
-    try:
-        read_manifest(path)
-    except CheckpointError:
-        return False
-    return True
+def _put_right(where: Path, recorded: Path | None) -> list[str]:
+    """Of one trial's folder; ``recorded`` is the checkpoint from which Tune will go on."""
+    lines, refused = [], ""
+    for path in sorted(where.glob("checkpoint_[0-9]*")):
+        if remove_unfinished(path):
+            lines.append(f"{path}: its writing was interrupted; removed")
+    if recorded is None:
+        return lines
+    for path in sorted(where.glob("checkpoint_[0-9]*"), key=lambda path: (path == recorded, path.name), reverse=True):
+        try:
+            examine(path)
+        except DamagedCheckpoint as error:
+            refused = str(error)
+            path.replace(path.with_name(f"damaged_{path.name}"))
+            lines.append(f"{path}: {refused}; put aside as damaged_{path.name}")
+            continue
+        if path != recorded:
+            shutil.copytree(path, recorded)
+            lines.append(f"{recorded}: gone; {path.name} takes its place")
+        return lines
+    if refused:
+        raise CheckpointError(f"no checkpoint in {where} can be used: {refused}")
+    return lines

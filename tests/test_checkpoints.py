@@ -150,7 +150,7 @@ class TestRefusals:
 
     def edit(self, saved: Path, **facts) -> None:
         manifest = json.loads((saved / checkpoint.MANIFEST).read_text())
-        (saved / checkpoint.MANIFEST).write_text(json.dumps({**manifest, **facts}))
+        (saved / checkpoint.MANIFEST).write_bytes(checkpoint.render({**manifest, **facts}))
 
     def test_another_version(self, algorithm, saved):
         self.edit(saved, format=99, rllib_nlac="7.0.0")

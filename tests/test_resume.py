@@ -37,14 +37,14 @@ SMALL = {
 }  # fmt: skip
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str, storage: Path | None = None) -> subprocess.Popen[str]:
     """The command in a session of its own, so that all its processes can be killed together."""
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
     command = [sys.executable, "-m", "rllib_nlac.cli", "train", "file", str(folder / "small.yaml"), "--storage-path"]
     environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
     return subprocess.Popen(
-        [*command, str(folder), *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        start_new_session=True,
+        [*command, str(storage or folder), *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment, start_new_session=True,
     )  # fmt: skip
 
 

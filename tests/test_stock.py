@@ -18,6 +18,7 @@ from ray.rllib.core.columns import Columns
 
 from rllib_nlac.baselines.stock import TextAPPO, TextAPPOConfig, TextPPO, TextPPOConfig
 from rllib_nlac.baselines.token_module import PAD, TextToTokens, TokenSequence, TokenValueModule
+from rllib_nlac.checkpoint import read_manifest
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
 from rllib_nlac.types import Message
@@ -251,6 +252,7 @@ class TestRuns:
     def test_a_checkpoint_restores_what_plays(self, ppo, tmp_path, lent_local_engine):
         ppo.train()
         path = ppo.save_to_path(str(tmp_path / "checkpoint"))
+        assert read_manifest(path)["algorithm"] == type(ppo).__name__
         state = ppo.learner_group._learner.module["default_policy"].get_state()
         other = Algorithm.from_checkpoint(path)
         try:

@@ -1,1 +1,1 @@
-"""Attacks on the package, each a command that prints what holds: ``python -m benchmarks.attacks.<part>``."""
+"""What was attacked, as commands that print the figures of ``docs/reliability.md``."""

@@ -20,6 +20,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_nlac import ranges
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
+from rllib_nlac.checkpointing import CheckedCheckpoints
 from rllib_nlac.language_config import LanguageConfig
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.stopped import MAX_IN_A_ROW
@@ -95,8 +96,8 @@ class TextPPOConfig(StockConfig, PPOConfig):
         super().__init__(algo_class=algo_class or TextPPO)
 
 
-class StockOnText(Watched):
-    """What RLlib's algorithms lack on text: an end to runs whose numbers are no longer finite.
+class StockOnText(Watched, CheckedCheckpoints):
+    """What RLlib's algorithms lack on text: checkpoints with checksums, and an end to runs whose numbers are not finite.
 
     RLlib's learners put zeros in the place of gradients that are not finite and go on, with the same weights for ever, or with
     weights that are not finite themselves. Training step, learner and loss stay RLlib's; results are looked at.

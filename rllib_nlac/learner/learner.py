@@ -12,6 +12,7 @@ from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.checkpoints import Checkpointable
 
 from rllib_nlac.learner.batch import CRITIC, POLICY, micro_batches
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
@@ -224,6 +225,13 @@ class LanguageLearner(TorchLearner):
     def _set_optimizer_state(self, state: dict[str, Any]) -> None:
         if state:
             self._set_trainer_state(state)
+
+    @override(Checkpointable)
+    def restore_from_path(self, path: Any, **kwargs: Any) -> None:
+        """Remembers that it was restored: RLlib says nothing of a learner in another process that could not be."""
+        self.restored_from: str | None = None
+        super().restore_from_path(path, **kwargs)
+        self.restored_from = str(path)
 
     def get_shard(self) -> dict[str, Any] | None:
         """What only this learner knows of the optimizer; None where all learners know the same."""

@@ -12,6 +12,7 @@ terminated. ``success`` and ``task_id`` may be missing.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import logging
@@ -35,6 +36,8 @@ from rllib_nlac.types import Generation, dialogue_after
 ROLES = ("system", "user", "tool", "assistant")
 FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id")
 INPUT = "input"  # of whom a generation is that no engine made
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -243,16 +246,23 @@ def _read(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def write_dialogues(path: Path, episodes: Sequence[SingleAgentEpisode]) -> None:
     """Writes whole episodes as JSONL, in a file that is complete or not there.
 
+    Where it cannot be written a warning says so, and the next one is tried: a record is not worth a run.
+
     Args:
         path: Of the file; its folder is made.
         episodes: As an EnvRunner returns them.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
-    with unfinished.open("w", encoding="utf-8") as file:
-        for episode in episodes:
-            file.write(json.dumps(as_row(episode), ensure_ascii=False) + "\n")
-    unfinished.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("w", encoding="utf-8") as file:
+            for episode in episodes:
+                file.write(json.dumps(as_row(episode), ensure_ascii=False) + "\n")
+        unfinished.replace(path)
+    except OSError as error:
+        logger.warning("config.output: %d episodes were not recorded: cannot write %s: %s", len(episodes), path, error)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:

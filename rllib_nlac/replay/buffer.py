@@ -20,7 +20,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from rllib_nlac.replay.storage import EpisodeFiles
+from rllib_nlac.replay.storage import EpisodeFiles, Opener, open_file
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, episode_success
 from rllib_nlac.types import Transition
 
@@ -188,11 +188,16 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         with (folder / STATE_FILE).open("wb") as file:
             pickle.dump({**state, "num_episodes": len(self.episodes)}, file)
 
-    def load(self, folder: Path) -> None:
-        """Replaces what the buffer holds by what ``save`` wrote."""
-        with (folder / STATE_FILE).open("rb") as file:
+    def load(self, folder: Path, opener: Opener = open_file) -> None:
+        """Replaces what the buffer holds by what ``save`` wrote.
+
+        Args:
+            folder: Where it was written.
+            opener: Opens one of its files.
+        """
+        with opener(folder / STATE_FILE) as file:
             state = pickle.load(file)
-        episodes = self._files.read(folder, state["_num_episodes_evicted"], state["num_episodes"])
+        episodes = self._files.read(folder, state["_num_episodes_evicted"], state["num_episodes"], opener)
         self.set_state({**state, "episodes": episodes})
 
 

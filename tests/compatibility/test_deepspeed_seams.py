@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import json
 import math
+import pickle
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 from deepspeed.runtime import config as deepspeed_config
 
-from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
+from rllib_nlac.learner.deepspeed import DeepSpeedTrainer, read_shard
 
 
 def make(stage: int = 0, **zero: int) -> DeepSpeedTrainer:
@@ -158,3 +160,26 @@ def test_two_learners_drop_it_together(tmp_path):
     for name, (norms, stayed, weights) in first.items():
         assert norms == [True, False, True] and stayed == [False, True, False], name
         assert second[name] == [norms, stayed, weights], name
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_shard_is_read_without_building_any_other_class(stage):
+    trainer = make(stage)
+    trainer.backward(trainer(torch.ones(1, 3)).sum())
+    trainer.step()
+    file = io.BytesIO()
+    torch.save({"deepspeed": trainer.state_dict(), "torch_rng": torch.get_rng_state()}, file)
+    state = read_shard(file.getvalue())
+    trainer.load_state_dict(state["deepspeed"])
+    assert torch.equal(state["torch_rng"], torch.get_rng_state()) and state["deepspeed"]["global_steps"] == 1
+
+
+def test_a_shard_that_names_another_class_is_refused():
+    class Evil:
+        def __reduce__(self):
+            return print, ("run",)
+
+    file = io.BytesIO()
+    torch.save({"deepspeed": Evil()}, file)
+    with pytest.raises(pickle.UnpicklingError, match="print"):
+        read_shard(file.getvalue())

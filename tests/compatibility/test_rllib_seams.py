@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.impala import IMPALA
@@ -13,7 +15,13 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
+from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
+from ray.train._internal.storage import StorageContext
+from ray.tune.trainable import Trainable
+
+from rllib_nlac import checkpointing
+from rllib_nlac.storage import TUNES_LOGGERS
 
 
 def episode(length: int = 3) -> SingleAgentEpisode:
@@ -107,6 +115,41 @@ class TestAlgorithm:
     def test_environments_are_found_by_name(self):
         name, creator = Algorithm._get_env_id_and_creator("TwentyQuestions", _Config())
         assert name == "TwentyQuestions" and callable(creator)
+
+
+class TestCheckpoints:
+    """``checkpointing.py``: RLlib reads through the file system it is given, and Tune saves where the storage says."""
+
+    def test_a_checkpoint_is_read_through_the_file_system(self):
+        for function in (Checkpointable.restore_from_path, Checkpointable.from_checkpoint):
+            source = inspect.getsource(function)
+            assert "filesystem.open_input_stream(" in source and " open(" not in source
+        assert "filesystem=filesystem" in inspect.getsource(Checkpointable._restore_all_subcomponents_from_path)
+        rllibs = inspect.unwrap(Algorithm.from_checkpoint.__func__)
+        assert "super().from_checkpoint(path, filesystem=filesystem" in inspect.getsource(rllibs)
+        assert list(inspect.signature(rllibs).parameters)[:3] == ["cls", "path", "filesystem"]
+
+    def test_importing_the_package_guards_from_checkpoint_once(self):
+        guarded = Algorithm.from_checkpoint.__func__
+        checkpointing.guard_from_checkpoint()
+        assert guarded.is_guarded and Algorithm.from_checkpoint.__func__ is guarded
+
+    def test_tunes_way_in_and_out(self):
+        source = inspect.getsource(Trainable.restore)
+        assert "_DICT_CHECKPOINT_FILE_NAME" in source and "self.load_checkpoint(checkpoint_dir)" in source
+        assert "self._storage = storage" in inspect.getsource(Trainable.__init__)
+        assert {"checkpoint_fs_path", "trial_fs_path", "storage_filesystem"} <= {
+            *dir(StorageContext),
+            *_assigned(StorageContext),
+        }
+
+    def test_the_loggers_that_print_tunes_storage_errors(self):
+        for name in TUNES_LOGGERS:
+            assert importlib.import_module(name).logger.name == name
+
+
+def _assigned(kind: type) -> set[str]:
+    return set(re.findall(r"self\.(\w+)", inspect.getsource(kind.__init__)))
 
 
 class _Config:
