@@ -48,8 +48,7 @@ class ControlTokens:
         # The agent's own turns may hold the others: there they are what it sampled.
         self._of_agent = _Strings(special)
         self._of_others = _Strings(special | others)
-        # The unknown token stands for characters, which are read as it without any of them naming it.
-        self._ids = frozenset({**special, **others}.values()) - {tokenizer.unk_token_id}
+        self._names = {id: text for text, id in (special | others).items()}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer: Any = backend.normalizer if backend is not None else None
         self._changes_ascii = self._normalizer is not None and self._normal(_ASCII).replace("▁", " ").strip() != _ASCII.strip()
@@ -118,11 +117,14 @@ class ControlTokens:
         return str(self._normalizer.normalize_str(text))
 
     def _read(self, text: str) -> Iterator[tuple[int, Span]]:
-        """The token ids of a text, each with its place, spaces at its ends left out."""
+        """The control tokens that are read in a text, each with its place, spaces at its ends left out."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         for id, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            if id in self._ids:
-                core = text[start:end]
+            if id not in self._names:
+                continue
+            core = text[start:end]
+            name = self._normal(self._names[id]).strip("▁ ")
+            if name in self._normal(core):  # the unknown token, say, stands for characters that do not name it
                 yield id, (start + len(core) - len(core.lstrip()), end - len(core) + len(core.rstrip()))
 
 
