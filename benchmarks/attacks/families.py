@@ -6,7 +6,6 @@ written anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -210,6 +209,6 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def ten_families(names: Sequence[str] = ()) -> dict[str, Family]:
-    """Those that stand for models people use: without the two made to be hard."""
-    return {name: family for name, family in FAMILIES.items() if name not in ("slow", "glued") and (not names or name in names)}
+def people_use() -> dict[str, Family]:
+    """Those that stand for models people use: without the two that were made to be hard."""
+    return {name: family for name, family in FAMILIES.items() if name not in ("slow", "glued")}

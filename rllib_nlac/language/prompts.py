@@ -50,7 +50,7 @@ class PromptSet:
         rethink: Asks a thinking model for the reasoning behind a future again, without hindsight.
         rethink_action: Asks it for the reasoning behind a turn again, without the critique.
         quote: Begins every line of a quoted text, as "| " does, and the instruction says that such lines are data. Empty
-            quotes in place, for models that know exact words only: then labels of the instruction and of an answer, and
+            quotes in place, for models that know exact words only: then labels of instructions and answers, and
             numbers of a list, lose their form where a quoted text holds them.
         react: Added to the system prompt where turns have a thought and an action (``action_format: react``).
     """
@@ -91,7 +91,9 @@ class PromptSet:
                     f"prompt set {self.name!r}, {role}: the fields must be {sorted(required)}, and it has {sorted(used)}"
                 )
         if self.quote and not self.quote.strip():
-            raise ValueError(f"prompt set {self.name!r}, quote: it must be empty or hold a visible mark, and it is {self.quote!r}")
+            raise ValueError(
+                f"prompt set {self.name!r}, quote: it must be empty or hold a visible mark, and it is {self.quote!r}"
+            )
 
     def state(self, system_prompt: str, first_observation: str, action_format: str = "plain") -> tuple[Message, ...]:
         """The messages at the start of an episode."""
@@ -139,15 +141,15 @@ class PromptSet:
 
         Args:
             text: What they wrote.
-            role: Whose instruction's labels it must not imitate where it is quoted in place; None where the text has an
-                answer's own form, stands last and could imitate nothing.
+            role: Whose instruction shows it, or None where the text has an answer's own form, stands last and could imitate
+                nothing.
         """
         if self.quote:
             return "\n".join(f"{self.quote}{line}" for line in text.splitlines() or [""])
         if role is None:
             return text
         # The colon moves off its label: "Reply :" says the same and is none.
-        text = _labels(getattr(self, role)).sub(r"\1 :", text)
+        text = _labels(self.backup + self.evaluate).sub(r"\1 :", text)
         return _NUMBERED.sub(r"\1 .", text) if role == "evaluate" else text
 
     @staticmethod
