@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -182,7 +183,9 @@ def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
         "Next action and its future": f"{target.next_action or '-'}\n{target.next_future or '-'}",
         "Bellman target": target.future.text if target.future else "(did not parse)",
     }
-    return "\n\n".join(f"**{name}**\n\n```\n{text}\n```" for name, text in parts.items())
+    longest = max(map(len, re.findall("`{3,}", "".join(parts.values()))), default=2)
+    fence = "`" * (longest + 1)  # no text ends it
+    return "\n\n".join(f"**{name}**\n\n{fence}\n{text}\n{fence}" for name, text in parts.items())
 
 
 def _share(items: Sequence, condition: Callable[[Any], bool]) -> float:

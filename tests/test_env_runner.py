@@ -140,8 +140,8 @@ def test_a_dialogue_that_outgrows_the_context_is_truncated(make):
     assert reasons and set(reasons) == {"context_limit"}
 
 
-def test_a_first_prompt_beyond_the_context_is_an_error(make):
-    with pytest.raises(ValueError, match="exceeds the context of 512"):
+def test_a_configuration_whose_first_prompts_never_fit_is_an_error(make):
+    with pytest.raises(RuntimeError, match=r"lost \d+ episodes in a row \(context_limit\).*exceeds the context of 512"):
         make(max_action_tokens=511).sample(num_episodes=1)
 
 

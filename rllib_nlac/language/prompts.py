@@ -2,10 +2,15 @@
 
 Every role speaks into the dialogue itself: its prompt is s (and a), followed by one user message, the instruction. So
 all roles share the prefix of the policy's own prompt, which an engine's prefix cache then computes once.
+
+Instructions quote texts that others wrote: an environment's reply, and futures and critiques, which may repeat it. A quoted
+text stays in its place whatever it says, see ``PromptSet.quote``.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 import string
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -44,6 +49,9 @@ class PromptSet:
         system: Replaces the environment's system prompt where it is not None; "" drops it.
         rethink: Asks a thinking model for the reasoning behind a future again, without hindsight.
         rethink_action: Asks it for the reasoning behind a turn again, without the critique.
+        quote: Begins every line of a quoted text, as "| " does, and the instruction says that such lines are data. Empty
+            quotes in place, for models that know exact words only: then labels of instructions and answers, and
+            numbers of a list, lose their form where a quoted text holds them.
         react: Added to the system prompt where turns have a thought and an action (``action_format: react``).
     """
 
@@ -68,6 +76,7 @@ class PromptSet:
         "Write the reasoning again from the dialogue alone, so that it leads to the same turn and never speaks of a critic, "
         "of advice or of an earlier attempt. Write only the reasoning."
     )
+    quote: str = ""
     react: str = "Answer with a line 'Thought: ...' and then a line 'Action: ...'. Only the action reaches the environment."
 
     def __post_init__(self) -> None:
@@ -81,6 +90,10 @@ class PromptSet:
                 raise ValueError(
                     f"prompt set {self.name!r}, {role}: the fields must be {sorted(required)}, and it has {sorted(used)}"
                 )
+        if self.quote and not self.quote.strip():
+            raise ValueError(
+                f"prompt set {self.name!r}, quote: it must be empty or hold a visible mark, and it is {self.quote!r}"
+            )
 
     def state(self, system_prompt: str, first_observation: str, action_format: str = "plain") -> tuple[Message, ...]:
         """The messages at the start of an episode."""
@@ -96,31 +109,63 @@ class PromptSet:
 
     def backup_messages(self, transition: Transition, next_future: str | None) -> tuple[Message, ...]:
         """Prompt of B(s', r, d'), with ``next_future`` None exactly when the episode ended here."""
-        known = {"observation": transition.observation, "reward": f"{transition.reward:g}"}
+        known = {"observation": self._quoted(transition.observation, "backup"), "reward": f"{transition.reward:g}"}
         if next_future is None:
             return self._ask(transition.state, transition.action, self.backup_end.format(**known))
-        return self._ask(transition.state, transition.action, self.backup.format(**known, next_future=next_future))
+        instruction = self.backup.format(**known, next_future=self._quoted(next_future, "backup"))
+        return self._ask(transition.state, transition.action, instruction)
 
     def evaluate_messages(self, state: Sequence[Message], action: str, futures: Sequence[Future]) -> tuple[Message, ...]:
         """Prompt of E(s, a, d_1..d_k)."""
-        listed = "\n".join(f"{number}. {future.text}" for number, future in enumerate(futures, start=1))
+        after = "\n" if self.quote else " "
+        listed = "\n".join(
+            f"{number}.{after}{self._quoted(future.text, 'evaluate')}" for number, future in enumerate(futures, start=1)
+        )
         return self._ask(state, action, self.evaluate.format(futures=listed))
 
     def refine_messages(self, state: Sequence[Message], action: str, critique: str) -> tuple[Message, ...]:
         """Prompt of π_r(a | s, a, Q_L)."""
-        return self._ask(state, action, self.refine.format(critique=critique))
+        return self._ask(state, action, self.refine.format(critique=self._quoted(critique, None)))
 
     def rethink_messages(self, state: Sequence[Message], action: str, reasoning: str, final: str) -> tuple[Message, ...]:
         """Prompt for the corrected reasoning of a future."""
-        return self._ask(state, action, self.rethink.format(reasoning=reasoning, final=final))
+        quoted = {"reasoning": self._quoted(reasoning, None), "final": self._quoted(final, None)}
+        return self._ask(state, action, self.rethink.format(**quoted))
 
     def rethink_action_messages(self, state: Sequence[Message], action: str, reasoning: str) -> tuple[Message, ...]:
         """Prompt for the corrected reasoning of a refined turn."""
-        return self._ask(state, action, self.rethink_action.format(reasoning=reasoning))
+        return self._ask(state, action, self.rethink_action.format(reasoning=self._quoted(reasoning, None)))
+
+    def _quoted(self, text: str, role: str | None) -> str:
+        """A text of others as an instruction shows it.
+
+        Args:
+            text: What they wrote.
+            role: Whose instruction shows it, or None where the text has an answer's own form, stands last and could imitate
+                nothing.
+        """
+        if self.quote:
+            return "\n".join(f"{self.quote}{line}" for line in text.splitlines() or [""])
+        if role is None:
+            return text
+        # The colon moves off its label: "Reply :" says the same and is none.
+        text = _labels(self.backup + self.evaluate).sub(r"\1 :", text)
+        return _NUMBERED.sub(r"\1 .", text) if role == "evaluate" else text
 
     @staticmethod
     def _ask(state: Sequence[Message], action: str, instruction: str) -> tuple[Message, ...]:
         return (*state, Message("assistant", action), Message("user", instruction))
+
+
+_ANSWER_LABELS = ("future", "optimal", "reason", "fix")
+_NUMBERED = re.compile(r"(?<=\n)([^\S\n]*[0-9]+)\.")  # as the futures of a list are
+
+
+@functools.cache
+def _labels(instruction: str) -> re.Pattern[str]:
+    """Finds the labels of an instruction and of an answer."""
+    own = re.findall(r"(\w+):", instruction)
+    return re.compile(rf"\b({'|'.join({*own, *_ANSWER_LABELS})})[*_]*:", re.IGNORECASE)
 
 
 def load_prompts(source: str | dict[str, Any], env: str | None = None) -> PromptSet:

@@ -119,8 +119,26 @@ def backup_stage(
         thoughts = [reasoning.target_thought(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
         generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
         targets = [replace(t, generation=g or t.generation) for t, g in zip(targets, generations, strict=True)]
+    fitting = [_fits(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
+    report.counts["prompt_too_long"] += fitting.count(False)
+    targets = [t if fits else replace(t, generation=None) for t, fits in zip(targets, fitting, strict=True)]
     report.counts["unparsed_target"] += sum(target.generation is None for target in targets)
     return targets
+
+
+def _fits(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> bool:
+    """Whether a target can be trained on: its prompt then is the prediction's, which may be longer than the backup's."""
+    t, answer = target.transition, target.generation
+    if answer is None:
+        return True
+    known = len(answer.prompt_ids) + len(answer.token_ids)  # of a prompt that differs in the instruction alone
+    if known + len(prompts.predict.encode()) <= chat.max_context:
+        return True
+    try:
+        chat.prompt_ids(prompts.predict_messages(t.state, t.action), room=len(answer.token_ids))
+    except PromptTooLong:
+        return False
+    return True
 
 
 def _continuation(

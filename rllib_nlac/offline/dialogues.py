@@ -31,7 +31,10 @@ from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
+from rllib_nlac.texts import readable
 from rllib_nlac.types import Generation, dialogue_after
+
+logger = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "tool", "assistant")
 FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id")
@@ -53,6 +56,7 @@ class Dialogue:
         truncated: A limit ended the episode.
         success: None where the log does not say.
         task_id: Likewise.
+        num_replaced: Characters that no tokenizer reads, and for which U+FFFD stands.
     """
 
     system_prompt: str
@@ -63,6 +67,7 @@ class Dialogue:
     truncated: bool
     success: bool | None = None
     task_id: str | None = None
+    num_replaced: int = 0
 
 
 def parse_dialogue(row: Row) -> Dialogue:
@@ -75,13 +80,15 @@ def parse_dialogue(row: Row) -> Dialogue:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"{row.place}: 'messages' must be a list of messages, and it is {messages!r:.60}")
-    system, observations, actions = "", [""], list[str]()
+    system, observations, actions, num_replaced = "", [""], list[str](), 0
     for number, message in enumerate(messages):
         role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
         if role not in ROLES or not isinstance(content, str):
             raise ValueError(
                 f"{row.place}: message {number} must have a role of {', '.join(ROLES)} and a content, not {message!r:.60}"
             )
+        content, replaced = readable(content)
+        num_replaced += replaced
         if role == "system" and number == 0:
             system = content
         elif role == "assistant":
@@ -102,7 +109,8 @@ def parse_dialogue(row: Row) -> Dialogue:
     return Dialogue(
         system, tuple(observations), tuple(actions), _rewards(row, fields, len(actions)), terminated or not truncated,
         truncated,
-        None if flags["success"] is None else bool(flags["success"]), None if task is None else str(task),
+        None if flags["success"] is None else bool(flags["success"]), None if task is None else readable(str(task))[0],
+        num_replaced,
     )  # fmt: skip
 
 
@@ -149,8 +157,10 @@ def to_episode(
         ids = chat.encode(action)
         generation = Generation(chat.prompt_ids(messages, room=room), ids, np.full(len(ids), np.nan, np.float32), True, 0)
         last = t == len(dialogue.actions) - 1
+        # The last observation is in no prompt of these; what no prompt could hold of it would only fill the buffer.
         episode.add_env_step(
-            observation, action, dialogue.rewards[t], {**info, "success": dialogue.success} if last else info,
+            observation[: chat.max_characters], action, dialogue.rewards[t],
+            {**info, "success": dialogue.success} if last else info,
             terminated=last and dialogue.terminated, truncated=last and dialogue.truncated,
             extra_model_outputs={GENERATION: generation, MESSAGES: messages},
         )  # fmt: skip
@@ -167,7 +177,7 @@ class DialogueData(OfflineData):
 
     def __init__(self, config: Any) -> None:  # RLlib's own would read the files as steps of arrays
         self.config = config
-        self.num_too_long = 0
+        self.num_too_long = self.num_replaced = 0
 
     def dialogues(self) -> list[Dialogue]:
         """All rows, in the order of files and lines.
@@ -192,14 +202,16 @@ class DialogueData(OfflineData):
         return [parse_dialogue(Row(row["place"], json.loads(row["fields"]))) for row in rows]
 
     def episodes(self, chat: Chat, prompts: PromptSet) -> list[SingleAgentEpisode]:
-        """Those that fit the model's context; the others are counted as ``num_too_long``.
+        """Those that fit the model's context; the others are counted as ``num_too_long``. Characters that no tokenizer reads
+        are replaced and counted as ``num_replaced``.
 
         Raises:
             ValueError: None of them fits.
         """
         episodes = []
-        self.num_too_long = 0
+        self.num_too_long = self.num_replaced = 0
         for number, dialogue in enumerate(self.dialogues()):
+            self.num_replaced += dialogue.num_replaced
             try:
                 episode = to_episode(
                     dialogue, f"{INPUT}-{number:010d}", chat, prompts, self.config.action_format,
@@ -211,6 +223,11 @@ class DialogueData(OfflineData):
                 last = error
         if not episodes:
             raise ValueError(f"config.input_: none of {self.num_too_long} dialogues fits the model; the last one: {last}")
+        if self.num_too_long or self.num_replaced:
+            logger.warning(
+                "config.input_: %d dialogues exceed the context and are left out; %d characters that no tokenizer reads were "
+                "replaced", self.num_too_long, self.num_replaced,
+            )  # fmt: skip
         return episodes
 
 

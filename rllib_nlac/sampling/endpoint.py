@@ -12,6 +12,7 @@ import torch
 from rllib_nlac.endpoint import Endpoint, EndpointError
 from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.sampling.engine import EngineError
+from rllib_nlac.texts import readable
 from rllib_nlac.types import Generation, Request, Weights
 
 ENDPOINT_KEYS = ("base_url", "model", "api_key_env", "max_concurrency", "max_retries", "timeout_s")
@@ -75,6 +76,6 @@ class EndpointEngine:
             )  # fmt: skip
         except EndpointError as error:
             raise EngineError(str(error)) from None
-        ids = self._chat.encode(answer.text)
+        ids = self._chat.encode(readable(answer.text)[0])
         logprobs = np.full(len(ids), np.nan, np.float32)
         return Generation(request.prompt_ids, ids, logprobs, answer.finished, weight_version=0)

@@ -45,6 +45,7 @@ from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Outcome, Rollout, Slot, Start
 from rllib_nlac.sync.shared import require_finite
+from rllib_nlac.texts import readable, readable_values
 from rllib_nlac.types import Generation, Request, Weights, dialogue_after, hash_seed
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     """Plays whole episodes of a text environment with the policy that an engine serves.
 
     An environment that raises loses its episode, which is counted and replaced, and nothing else; so does one that says
-    ``info["discard"]``, because its simulated user failed. A prompt that outgrows the context ends its episode as truncated.
+    ``info["discard"]``, because its simulated user failed, and one whose first prompt exceeds the context. A prompt that
+    outgrows the context later ends its episode as truncated. Characters that no tokenizer reads are replaced.
     An empty or malformed turn reaches the environment as an empty action. With ``env_threads`` environments whose answers
     take time, such as those that ask an endpoint, are stepped side by side, while the engine goes on generating.
 
@@ -261,7 +263,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         while outcome.error is not None:
             self._replace_env(slot, "reset", outcome.error)
             outcome = self._call(slot.reset, start)
-        observation, info = outcome.observation, outcome.info
+        observation, info = self._received(outcome)
         slot.episode = SingleAgentEpisode(
             id_=start.name,
             observation_space=slot.env.observation_space,
@@ -272,7 +274,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         slot.episode.add_env_reset(observation, info)
         self._call_back_on_episode("on_episode_start", slot)
         slot.messages = self.prompts.state(info.get("system_prompt") or "", observation, self.config.action_format)
-        slot.prompt_ids, slot.num_tokens = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens), 0
+        slot.num_tokens = 0
+        try:
+            slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
+        except PromptTooLong as error:
+            self._discard(slot, "context_limit", f"the first prompt of task {info.get('task_id')!r}: {error}")
+            return False
         limit = self.config.max_prompt_tokens
         if limit is not None and len(slot.prompt_ids) > limit:
             task, length = f"{info.get('task_id')!r:.80}", len(slot.prompt_ids)
@@ -337,7 +344,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._replace_env(slot, "step", outcome.error)
             slot.episode = None
             return False
-        turn, observation, info = self.chat.decode(generation.token_ids), outcome.observation, outcome.info
+        turn, (observation, info) = self.chat.decode(generation.token_ids), self._received(outcome)
         terminated, truncated = outcome.terminated, outcome.truncated
         if info.get("discard"):
             self._discard(slot, info.get("stop_reason") or "unknown", observation)
@@ -354,6 +361,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 slot.prompt_ids = self.chat.prompt_ids(slot.messages, room=self.config.max_action_tokens)
             except PromptTooLong:
                 truncated, info = True, {**info, "success": False, "stop_reason": "context_limit"}
+                observation = observation[: self.chat.max_context]  # the rest fits no prompt and would only fill the buffer
         if self.config.truncation_ends:
             terminated, truncated = terminated or truncated, False
         slot.episode.add_env_step(
@@ -365,6 +373,17 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._discarded_in_a_row = 0
             self._call_back_on_episode("on_episode_end", slot, prev_episode_chunks=[])
         return not (terminated or truncated)
+
+    def _received(self, outcome: Outcome) -> tuple[str, dict[str, Any]]:
+        """Observation and info as the rest of the run sees them: without what no tokenizer reads or no prompt can hold."""
+        limit = self.chat.max_characters
+        if len(outcome.observation) > limit:
+            self._count("observations_cut", 1)
+        # One character more than any prompt may have, so that such an observation still ends its episode.
+        observation, replaced = readable(outcome.observation[: limit + 1])
+        info, more = readable_values(outcome.info)
+        self._count("characters_replaced", replaced + more)
+        return observation, info
 
     def _replace_env(self, slot: Slot, call: str, error: BaseException) -> None:
         """Counts a failure of a user's environment and puts a new one in its place."""
@@ -380,7 +399,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def _discard(self, slot: Slot, reason: str, cause: str) -> None:
         """Leaves an episode out that ended through no fault of the agent."""
-        slot.episode = None
+        slot.episode, cause = None, f"{cause:.1000}"
         self._discarded_in_a_row += 1
         self._count("episodes_discarded", 1)
         self._count(f"stop_reason_{self._stop_reasons(reason)}", 1)
