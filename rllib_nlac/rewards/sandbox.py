@@ -24,6 +24,7 @@ from rllib_nlac.rewards import sandbox_child
 
 MAX_OUTPUT = 1 << 20  # bytes of output that are read
 MAX_FILES, MAX_THREADS = 100, 64
+START_TIMEOUT_S = 30.0  # of Python itself, which is not the program's fault on a busy machine
 POLL_S = 0.02  # between two looks at files and threads, which the kernel does not count for us
 
 
@@ -36,7 +37,7 @@ class Limits:
     """What a program may use.
 
     Attributes:
-        seconds: Of time, and of processor time.
+        seconds: Of time once it runs, and of processor time.
         memory_mb: Of address space, in MiB.
         file_mb: Of one file, its output included, in MiB.
         folder_mb: Of all its files together, in MiB.
@@ -100,7 +101,7 @@ def run_python(
                 env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
             )  # fmt: skip
             try:
-                passed_limit = _watch(process, folder, limits)
+                passed_limit = _watch(process, folder, state, limits)
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -114,9 +115,9 @@ def run_python(
     return Run(status == 0, output, "" if status == 0 else errors[-2000:] or f"exit status {status}")
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, limits: Limits) -> str:
+def _watch(process: subprocess.Popen[bytes], folder: Path, state: Path, limits: Limits) -> str:
     """Waits for the end; which limit was passed before it, empty where none was."""
-    deadline = time.monotonic() + limits.seconds
+    deadline, runs = time.monotonic() + START_TIMEOUT_S, False
     while (left := deadline - time.monotonic()) > 0:
         try:
             process.wait(min(POLL_S, left))
@@ -124,6 +125,8 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, limits: Limits) -> st
         except subprocess.TimeoutExpired:
             if problem := _too_much(process.pid, folder, limits):
                 return problem
+        if not runs and state.stat().st_size == 0:
+            deadline, runs = time.monotonic() + limits.seconds, True
     return "timeout"
 
 

@@ -1,0 +1,1 @@
+"""Attacks on the package, as lists that tests and commands share."""
