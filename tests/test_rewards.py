@@ -96,8 +96,7 @@ class TestPrograms:
 def test_a_sandbox_that_cannot_protect_refuses(monkeypatch, tmp_path):
     child = tmp_path / "child.py"
     child.write_text(
-        "import json, sys\n"
-        "open(json.load(open(sys.argv[1]))['state'], 'w').write('the sandbox needs Landlock'); sys.exit(77)"
+        "import json, sys\nopen(json.load(open(sys.argv[1]))['state'], 'w').write('the sandbox needs Landlock'); sys.exit(77)"
     )
     monkeypatch.setattr("rllib_nlac.rewards.sandbox_child.__file__", str(child))
     with pytest.raises(SandboxError, match="cannot work here: the sandbox needs Landlock"):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.attacks.sandbox [--verbose]
 
-Contained means: no reward, no error of the trainer, within the time bound, no trace outside, no process left, and the processes,
-files and services around it as before.
+Contained means: no reward, no error of the trainer, within the time bound, no trace outside, no process left, and the
+processes, files and services around it as before.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ LIMITS = (
     _out("a loop", TIME, "while True: pass"),
     _out("a long sleep", TIME, "import time; time.sleep(10**6)"),
     _out("ignoring all signals", TIME,
-         "import signal\nfor n in range(1, 65):\n  try: signal.signal(n, signal.SIG_IGN)\n  except (OSError, ValueError): pass\n"
+         "import signal\nfor n in range(1, 65):\n  try: signal.signal(n, signal.SIG_IGN)\n"
+         "  except (OSError, ValueError): pass\n"
          "while True: pass"),
     _out("catching SystemExit for ever", TIME, "while True:\n  try: sys.exit()\n  except BaseException: pass"),
     _out("a regular expression that never ends", TIME, "import re; re.match('(a+)+b', 'a' * 60)"),
@@ -220,10 +221,12 @@ FORGERIES = tuple(
         "leaving while it is called": "def f(x): os._exit(0)",
         "leaving before it is found": "class Solution:\n  def __getattr__(self, name): raise SystemExit(0)",
         "an object equal to everything": "class E:\n  __eq__ = lambda s, o: True\n  __hash__ = None\nf = lambda x: E()",
-        "a number equal to everything": "class E(int):\n  __eq__ = lambda s, o: True\n  __repr__ = lambda s: '*'\nf = lambda x: E(2)",
+        "a number equal to everything":
+            "class E(int):\n  __eq__ = lambda s, o: True\n  __repr__ = lambda s: '*'\nf = lambda x: E(2)",
         "a number not equal to itself": "f = lambda x: float('nan')",
         "patched json": "import json\njson.dumps = lambda *a, **k: 'true'\nf = lambda x: 0",
-        "patched print and modules": "import builtins\nbuiltins.print = lambda *a: os.write(1, b'true')\nsys.modules.clear()\nf = int",
+        "patched print and modules":
+            "import builtins\nbuiltins.print = lambda *a: os.write(1, b'true')\nsys.modules.clear()\nf = int",
         "the checker's frames and the garbage collector": _PEEK,
         "output at the end": "import atexit\natexit.register(print, 2)\nf = lambda x: 2",
         "output of a dying object": "class E:\n  def __del__(self): os.write(1, b'\\n2')\ne = E()\nf = lambda x: 2",

@@ -45,7 +45,7 @@ class MathReasoning(TextEnv[Problem]):
 
     out_of_turns = ""
     row_schema: ClassVar[dict[str, Any] | None] = {
-        "level": {"anyOf": [LEVEL, {"type": "array", "items": LEVEL, "maxItems": 100}]},
+        "level": {"anyOf": [LEVEL, {"type": "array", "maxItems": 100, "items": LEVEL}]},
         "grader": {"enum": list(GRADERS)},
         "split": SPLIT,
         "max_turns": MAX_TURNS,

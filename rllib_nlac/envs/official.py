@@ -132,7 +132,9 @@ def make_env(env_str: str) -> BaseEnvironment:
     return _build(*parse_env_str(env_str))
 
 
-def row_env(env_str: str, environments: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None) -> BaseEnvironment:
+def row_env(
+    env_str: str, environments: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None
+) -> BaseEnvironment:
     """The task that the string of a row names, which is data and may choose nothing but plain values.
 
     Args:

@@ -196,7 +196,7 @@ class TwentyQuestions(TextEnv[int]):
         "max_turns": MAX_TURNS,
         "reward": {"enum": ["success", "per_question"]},
         # A text would be the name of a file.
-        "words": {"type": "array", "items": {"type": "string", "maxLength": 100}, "minItems": 1, "maxItems": 10_000},
+        "words": {"type": "array", "maxItems": 10_000, "minItems": 1, "items": {"type": "string", "maxLength": 100}},
         "split": SPLIT,
     }
 

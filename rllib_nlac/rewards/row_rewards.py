@@ -73,13 +73,14 @@ def parse_tests(truth: Any) -> Mapping[str, Any]:
         ValueError: They are malformed.
     """
     tests = plain_json.loads(truth) if isinstance(truth, str) else truth
-    lists = (tests.get("inputs"), tests.get("outputs")) if isinstance(tests, Mapping) else (None, None)
-    if not all(isinstance(items, (list, tuple)) for items in lists) or len(lists[0]) != len(lists[1]) or not lists[0]:
+    given, wanted = (tests.get("inputs"), tests.get("outputs")) if isinstance(tests, Mapping) else (None, None)
+    lists = isinstance(given, (list, tuple)) and isinstance(wanted, (list, tuple)) and len(given) == len(wanted)
+    if not lists or not given:
         raise ValueError(f"tests must be {{'inputs': [...], 'outputs': [...]}} of the same length, and are {truth!s:.80}")
     name = tests.get("fn_name")
     if name is not None and not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"fn_name must be the name of a function, and it is {name!r:.80}")
-    if name is not None and not all(isinstance(given, (list, tuple)) for given in lists[0]):
+    if name is not None and not all(isinstance(arguments, (list, tuple)) for arguments in given):
         raise ValueError(f"each of inputs must be a list, the arguments of {name!r:.80}")
     return tests
 
