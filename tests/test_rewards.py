@@ -102,6 +102,9 @@ def test_a_sandbox_that_cannot_protect_refuses(monkeypatch, tmp_path):
     with pytest.raises(SandboxError, match="cannot work here: the sandbox needs Landlock"):
         reward("code-sandbox", "print(1)", {"inputs": [""], "outputs": ["1"]})
     assert "Landlock" in why_unavailable()
+    child.write_text("1 / 0")  # whatever ends it before the program runs is no fault of the program
+    with pytest.raises(SandboxError, match=r"(?s)it did not start.*ZeroDivisionError"):
+        reward("code-sandbox", "print(1)", {"inputs": [""], "outputs": ["1"]})
 
 
 @needs_sandbox

@@ -222,13 +222,13 @@ def parse_task(
     if truth is None and style != "verifier_service":
         raise ValueError(f"{row.place}: no ground_truth in reward_model, nor in a column of its own")
     settings = {key: value for key, value in model.items() if key not in ("style", "ground_truth") and value is not None}
+    system, prompt = _prompt(row, prompt_key)
     try:
         check_truth(style, truth)
         if not may.anything:
             check_settings(style, settings, dict.fromkeys(may.verifiers))
     except ValueError as error:
         raise ValueError(f"{row.place}: {error}") from None
-    system, prompt = _prompt(row, prompt_key)
     return TaskRow(row.place, style, prompt, system, truth, settings=settings)
 
 

@@ -198,6 +198,8 @@ def limit(memory_bytes: int, cpu_s: int, file_bytes: int) -> None:
         resource.RLIMIT_NOFILE: 32, resource.RLIMIT_CORE: 0,
     }  # fmt: skip
     for which, value in limits.items():
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))
 
 
@@ -212,6 +214,7 @@ def _restrict(settings: dict[str, Any]) -> None:
 
 
 def _refuse(state: TextIO, reason: str) -> NoReturn:
+    state.truncate(0)
     state.write(f"the sandbox needs {reason}")
     state.close()
     os._exit(REFUSED)
@@ -223,11 +226,12 @@ def main() -> None:
     with open(settings["program"], encoding="utf-8") as file:
         source = file.read()
     os.chdir(settings["folder"])
-    with open(settings["state"], "w", encoding="utf-8") as state:  # the program cannot open it: its folder is another
+    with open(settings["state"], "r+", encoding="utf-8") as state:  # the program cannot open it: its folder is another
         try:
             _restrict(settings)
         except Refused as refused:
             _refuse(state, str(refused))
+        state.truncate(0)
     scope: dict[str, Any] = {"__name__": "__main__"}
     sys.argv = ["program.py"]
     exec(compile(source, "program.py", "exec"), scope)
