@@ -95,11 +95,16 @@ class TestPrograms:
 
 def test_a_sandbox_that_cannot_protect_refuses(monkeypatch, tmp_path):
     child = tmp_path / "child.py"
-    child.write_text("import sys; print('the sandbox needs Landlock', file=sys.stderr); sys.exit(77)")
+    child.write_text(
+        "import json, sys\nopen(json.load(open(sys.argv[1]))['state'], 'w').write('the sandbox needs Landlock'); sys.exit(77)"
+    )
     monkeypatch.setattr("rllib_nlac.rewards.sandbox_child.__file__", str(child))
     with pytest.raises(SandboxError, match="cannot work here: the sandbox needs Landlock"):
         reward("code-sandbox", "print(1)", {"inputs": [""], "outputs": ["1"]})
     assert "Landlock" in why_unavailable()
+    child.write_text("1 / 0")  # whatever ends it before the program runs is no fault of the program
+    with pytest.raises(SandboxError, match=r"(?s)it did not start.*ZeroDivisionError"):
+        reward("code-sandbox", "print(1)", {"inputs": [""], "outputs": ["1"]})
 
 
 @needs_sandbox

@@ -65,7 +65,7 @@ class TestOfficial:
         ("env_str", "complaint"),
         [
             ("Counter", "names no environment"),
-            ("Counter@{", r"not valid JSON after the '@' \(.* at column 2\)"),
+            ("Counter@{", r"after the '@': not valid JSON \(.* at column 2\)"),
             ("Counter@[1]", "a JSON object must follow the '@', and it is a list"),
             ('Counter@{"gaol": 1}', "unknown key 'gaol'; did you mean 'goal'"),
             ("Countr@{}", "did you mean 'Counter'"),

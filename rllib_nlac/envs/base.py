@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import gymnasium as gym
 
@@ -17,6 +17,9 @@ from rllib_nlac.endpoint import EndpointError
 from rllib_nlac.envs.spaces import TextSpace
 
 Task = TypeVar("Task")
+# Schemas that many environments use in row_schema.
+MAX_TURNS = {"type": "integer", "minimum": 1, "maximum": 1000}
+SPLIT = {"enum": ["train", "eval"]}
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
 
     metadata: dict[str, Any] = {"render_modes": []}
     out_of_turns = "No turns left."
+    # What a row of a task file may set, each key with its JSON schema: plain values with bounds, and never what names a file,
+    # an address, a key or code. None keeps the environment out of rows that are not trusted.
+    row_schema: ClassVar[dict[str, Any] | None] = None
 
     def __init__(self, max_turns: int, split: str = "train") -> None:
         if max_turns < 1:

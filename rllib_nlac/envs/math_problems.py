@@ -12,11 +12,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem and its answer, as it would stand in a box."""
+    """A problem and its answer, as it would stand in a box; ``place`` says where it was read, if it was."""
 
     text: str
     answer: str
     level: int
+    place: str = ""
 
 
 def generate(level: int, seed: int) -> Problem:

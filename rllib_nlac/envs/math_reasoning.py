@@ -7,16 +7,18 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from rllib_nlac.envs.base import Reply, TaskId, TextEnv
-from rllib_nlac.envs.grading import GRADERS, after_hashes, boxed
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
+from rllib_nlac.envs.grading import GRADERS, MAX_ANSWER, after_hashes, boxed
 from rllib_nlac.envs.math_problems import KINDS, Problem, generate
-from rllib_nlac.envs.rows import Row, read_rows, text_field
+from rllib_nlac.envs.math_verify_worker import UnreadableTruth
+from rllib_nlac.envs.rows import Row, id_field, read_rows, text_field
 
 SYSTEM_PROMPT = r"Solve the problem step by step. End with the final answer in \boxed{}, as in \boxed{42}."
 PROBLEMS_PER_LEVEL = 1_000_000  # seeds; even ones are for training, odd ones for evaluation
 MAX_SHORT_ANSWER = 100  # characters of an answer that stands alone
+LEVEL = {"type": "integer", "minimum": min(KINDS), "maximum": max(KINDS)}
 EVAL_SHARE = 0.1  # of a file's problems, where held_out does not say which
 
 
@@ -42,6 +44,12 @@ class MathReasoning(TextEnv[Problem]):
     """
 
     out_of_turns = ""
+    row_schema: ClassVar[dict[str, Any] | None] = {
+        "level": {"anyOf": [LEVEL, {"type": "array", "maxItems": 100, "items": LEVEL}]},
+        "grader": {"enum": list(GRADERS)},
+        "split": SPLIT,
+        "max_turns": MAX_TURNS,
+    }
 
     def __init__(
         self, level: int | Sequence[int] | None = None, files: str | Sequence[str] | None = None,
@@ -90,7 +98,11 @@ class MathReasoning(TextEnv[Problem]):
 
     def reply(self, task: Problem, action: str) -> Reply:
         answer = boxed(action)
-        if answer is not None and GRADERS[self.grader](answer, task.answer):
+        try:
+            right = answer is not None and GRADERS[self.grader](answer, task.answer)
+        except UnreadableTruth as error:
+            raise ValueError(f"{task.place}: {error}") from None
+        if right:
             return Reply("Correct.", 1.0, success=True)
         text = "Wrong." if answer is not None else r"No \boxed{} in the answer."
         last = self._turn >= self.max_turns
@@ -117,7 +129,7 @@ def load_problems(
     problems: dict[str, Problem] = {}
     for row in read_rows(files):
         problem = parse_problem(row)
-        name = str(row.fields.get("id") or row.fields.get("unique_id") or f"problem-{_digest(problem.text)}")
+        name = id_field(row, "id", "unique_id") or f"problem-{_digest(problem.text)}"
         if name in problems:
             raise ValueError(f"{row.place}: the id {name!r} was there before")
         problems[name] = problem
@@ -153,7 +165,9 @@ def parse_problem(row: Row) -> Problem:
         raise ValueError(
             rf"{row.place}: the answer is neither short, nor in \boxed{{}}, nor after ####: {dict(row.fields)!r:.120}"
         )
-    return Problem(text, answer.strip(), _level(row))
+    if len(answer) > MAX_ANSWER:
+        raise ValueError(f"{row.place}: the answer has {len(answer)} characters, and may have {MAX_ANSWER}")
+    return Problem(text, answer.strip(), _level(row), row.place)
 
 
 def final_answer(text: str) -> str | None:
@@ -166,12 +180,12 @@ def _level(row: Row) -> int:
     value: Any = row.fields.get("level")
     if value is None:
         return 0
-    match = re.fullmatch(r"(?:level\s*)?(\d+)", str(value).strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(?:level\s*)?(\d{1,3})", f"{value!s:.20}".strip(), re.IGNORECASE)
     if match:
         return int(match[1])
     if str(value).strip().lower() == "level ?":  # MATH has a few of these
         return 0
-    raise ValueError(f"{row.place}: level must be a number or as in 'Level 5', and it is {value!r}")
+    raise ValueError(f"{row.place}: level must be a number or as in 'Level 5', and it is {value!r:.80}")
 
 
 def _digest(text: str) -> str:

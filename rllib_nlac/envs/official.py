@@ -9,12 +9,22 @@ from __future__ import annotations
 import abc
 import inspect
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 import gymnasium as gym
 
 from rllib_nlac.endpoint import EndpointError
+from rllib_nlac.envs import plain_json
+from rllib_nlac.envs.rows import MAX_ID_LENGTH
 from rllib_nlac.names import unknown_key
+from rllib_nlac.rewards.row_rewards import check_values
+
+# What a row may set of every environment of the registry, beside what that declares.
+_OF_THE_RESET = {
+    "task_id": {"type": "string", "maxLength": MAX_ID_LENGTH},
+    "seed": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
+}
 
 
 class BaseEnvironment(abc.ABC):
@@ -24,9 +34,12 @@ class BaseEnvironment(abc.ABC):
         env_str_prefix: What stands before the ``@``.
         prompt: The first thing that the agent reads.
         system_prompt: What it is told before that; may be empty.
+        row_schema: What a row of a task file may set, each key with its JSON schema: plain values with bounds. None keeps the
+            class out of rows that are not trusted.
     """
 
     env_str_prefix: ClassVar[str]
+    row_schema: ClassVar[Mapping[str, Any] | None] = None
     prompt: str = ""
     system_prompt: str = ""
 
@@ -99,9 +112,9 @@ def parse_env_str(env_str: str) -> tuple[str, dict[str, Any]]:
     if not at:
         raise ValueError(f"{env_str!r:.80} names no environment: it must read as in 'TwentyQuestions@{{\"max_turns\": 6}}'")
     try:
-        arguments = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{env_str!r:.80}: not valid JSON after the '@' ({error.msg} at column {error.colno})") from None
+        arguments = plain_json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{env_str!r:.80}: after the '@': {error}") from None
     if not isinstance(arguments, dict):
         raise ValueError(f"{env_str!r:.80}: a JSON object must follow the '@', and it is a {type(arguments).__name__}")
     return prefix, arguments
@@ -110,20 +123,73 @@ def parse_env_str(env_str: str) -> tuple[str, dict[str, Any]]:
 def make_env(env_str: str) -> BaseEnvironment:
     """The task that a string names: of a class given to ``register_env``, or of an environment of the registry.
 
-    For the latter the keys are those of ``env_config``, and ``task_id`` and ``seed`` of ``reset``.
+    For the latter the keys are those of ``env_config``, and ``task_id`` and ``seed`` of ``reset``. The string is the caller's
+    own: it may name files, addresses and code where the environment takes them. For strings of rows there is ``row_env``.
 
     Raises:
         ValueError: The prefix is unknown, or the JSON or a key of it is wrong.
     """
+    return _build(*parse_env_str(env_str))
+
+
+def row_env(
+    env_str: str, environments: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None
+) -> BaseEnvironment:
+    """The task that the string of a row names, which is data and may choose nothing but plain values.
+
+    Args:
+        env_str: Of the row.
+        environments: Settings by prefix, from the run's configuration, that a row may add to.
+        seed: Of an environment of the registry, where the row has none.
+
+    Raises:
+        ValueError: As ``check_row`` says, or the environment refuses its settings.
+    """
+    prefix, arguments = check_row(env_str, environments)
+    if prefix not in PREFIXES and seed is not None:
+        arguments.setdefault("seed", seed)
+    return _build(prefix, {**(environments or {}).get(prefix, {}), **arguments})
+
+
+def check_row(env_str: str, environments: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    """Prefix and arguments of a row's string, once they are what a row may choose.
+
+    Raises:
+        ValueError: The environment is not registered, or is none that rows may choose, or a key is none that they may set, or
+            its value does not fit the schema.
+    """
     from rllib_nlac.envs import registry
 
     prefix, arguments = parse_env_str(env_str)
+    factory = PREFIXES.get(prefix) or registry.ENVIRONMENTS.get(prefix)
+    if factory is None:
+        raise ValueError(f"{env_str!r:.80}: {unknown_key(prefix, {*PREFIXES, *registry.ENVIRONMENTS})}")
+    schema = getattr(factory, "row_schema", None)
+    if schema is None and prefix not in (environments or {}):
+        raise ValueError(
+            f"{env_str!r:.80}: rows may not choose {prefix}, which has no row_schema: give its settings under "
+            f"env_config.environments.{prefix}, or set env_config.trusted: true where the files are your own"
+        )
+    known = inspect.signature(factory).parameters
+    schema = {**(schema or {}), **({} if prefix in PREFIXES else _OF_THE_RESET)}
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    for key in arguments:
+        if key not in known and key not in schema:
+            raise ValueError(f"{env_str!r:.80}: {unknown_key(key, {*known, *schema})}")
+    check_values(arguments, schema, f"{env_str!r:.80}", f"env_config.environments.{prefix}")
+    return prefix, arguments
+
+
+def _build(prefix: str, arguments: dict[str, Any]) -> BaseEnvironment:
+    from rllib_nlac.envs import registry
+
     if prefix in PREFIXES:
-        return PREFIXES[prefix].from_env_str(env_str)
+        return PREFIXES[prefix].from_env_str(f"{prefix}@{json.dumps(arguments)}")
     if prefix in registry.ENVIRONMENTS:
+        arguments = dict(arguments)
         task_id, seed = arguments.pop("task_id", None), arguments.pop("seed", None)
         return GymTask(registry.make(prefix, arguments), task_id, seed)
-    raise ValueError(f"{env_str!r:.80}: {unknown_key(prefix, {*PREFIXES, *registry.ENVIRONMENTS})}")
+    raise ValueError(f"{prefix!r:.80}@...: {unknown_key(prefix, {*PREFIXES, *registry.ENVIRONMENTS})}")
 
 
 class GymTask(BaseEnvironment):

@@ -9,10 +9,15 @@ from functools import lru_cache
 from typing import Any
 
 from rllib_nlac.envs.base import Reply, TaskId, TextEnv
-from rllib_nlac.envs.official import BaseEnvironment, make_env, parse_env_str
+from rllib_nlac.envs.math_verify_worker import UnreadableTruth
+from rllib_nlac.envs.official import BaseEnvironment, check_row, make_env, parse_env_str, row_env
 from rllib_nlac.envs.rows import Row, read_rows, text_field
 from rllib_nlac.names import unknown_key
+from rllib_nlac.rewards.row_rewards import check_settings, check_truth
 from rllib_nlac.rewards.styles import AGENT_ENV, STYLES, reward
+
+REWARD_KEYS = ("url", "timeout_s", "max_retries", "verifiers", "strict", "math_verify", "partial")
+VERIFIER_KEYS = ("url", "timeout_s", "max_retries")
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,7 @@ class TaskRow:
     """A row, read.
 
     Attributes:
+        place: Its file and line.
         style: The reward style.
         prompt: The first observation; for ``agent_env`` the environment says it.
         system_prompt: May be empty.
@@ -28,6 +34,7 @@ class TaskRow:
         settings: Of the style, from the row.
     """
 
+    place: str
     style: str
     prompt: str = ""
     system_prompt: str = ""
@@ -45,13 +52,24 @@ class TaskSet(TextEnv[TaskRow]):
     of ``style`` and ``ground_truth``. A style "rule" takes the row's ``data_source`` as its second half, as in
     ``rule-openai/gsm8k``.
 
+    A row is data, whoever wrote it: it may choose among registered environments and set the plain values that they declare in
+    ``row_schema``. What names files, addresses, keys or code comes from this configuration: ``environments`` and
+    ``reward_config``. Everything else that a row holds is an error with its file and line.
+
     Args:
         train_files: JSONL or parquet files of the split "train"; patterns such as ``data/*.parquet`` will do.
         val_files: Those of the split "eval".
         prompt_key: Name of the column with the prompt.
         env_key: Name of the column with the environment's string.
         reward_style: The style of rows that name none.
-        reward_config: Settings of the styles, such as ``{url: http://localhost:9000/verify, math_verify: true}``.
+        reward_config: Settings of the styles, such as ``{url: http://localhost:9000/verify, math_verify: true}``. Under
+            ``verifiers`` there can be several by name, ``{strict: {url: ...}}``, of which a row chooses by
+            ``reward_model.verifier``.
+        environments: Settings of the rows' environments by their names, which rows may add to, such as
+            ``{TwentyQuestions: {oracle: {kind: endpoint, base_url: ..., model: ...}}}``. One that has no ``row_schema`` must
+            be named here before a row may choose it.
+        trusted: Whether the files are your own and may do all that this configuration may. Whoever writes a row of them can
+            then run code, read files and send secrets wherever they like.
         max_turns: The most turns of an ``agent_env`` row.
         split: "train" or "eval".
 
@@ -62,7 +80,8 @@ class TaskSet(TextEnv[TaskRow]):
     def __init__(
         self, train_files: str | Sequence[str] = (), val_files: str | Sequence[str] = (), prompt_key: str = "prompt",
         env_key: str = "env_str", reward_style: str | None = None, reward_config: Mapping[str, Any] | None = None,
-        max_turns: int = 30, split: str = "train",
+        environments: Mapping[str, Mapping[str, Any]] | None = None, trusted: bool = False, max_turns: int = 30,
+        split: str = "train",
     ) -> None:  # fmt: skip
         super().__init__(max_turns=max_turns, split=split)
         if split not in ("train", "eval"):
@@ -72,8 +91,13 @@ class TaskSet(TextEnv[TaskRow]):
         if not files:
             raise ValueError(f"env_config.{key} is empty, and the split is {split!r}")
         names = (files,) if isinstance(files, str) else tuple(files)
-        self._rows = load_tasks(names, prompt_key, env_key, reward_style)
         self._settings = dict(reward_config or {})
+        self._verifiers = dict(self._settings.pop("verifiers", None) or {})
+        _check_reward_config(self._settings, self._verifiers)
+        self._environments = {name: dict(settings or {}) for name, settings in (environments or {}).items()}
+        self._trusted = trusted
+        may = May(trusted, tuple(self._environments), tuple(self._verifiers))
+        self._rows = load_tasks(names, prompt_key, env_key, reward_style, may)
         self._inner: BaseEnvironment | None = None
 
     @property
@@ -93,77 +117,129 @@ class TaskSet(TextEnv[TaskRow]):
         if task.style != AGENT_ENV:
             self._inner = None
             return task.prompt
-        prefix, arguments = parse_env_str(task.env_str)
-        self._inner = make_env(
-            task.env_str if "seed" in arguments or not _is_ours(prefix) else _seeded(task.env_str, self._seed)
-        )
+        try:
+            if self._trusted:
+                self._inner = make_env(_seeded(task.env_str, self._seed))
+            else:
+                self._inner = row_env(task.env_str, self._environments, self._seed)
+        except ValueError as error:
+            raise ValueError(f"{task.place}: {error}") from error
         return self._inner.prompt
 
     def reply(self, task: TaskRow, action: str) -> Reply:
         if self._inner is None:
-            value = reward(task.style, action, task.truth, **{"prompt": task.prompt, **self._settings, **task.settings})
+            try:
+                value = reward(task.style, action, task.truth, **{"prompt": task.prompt, **self._settings_of(task)})
+            except UnreadableTruth as error:
+                raise ValueError(f"{task.place}: {error}") from None
             return Reply("", value, success=value >= 1.0)
         before = self._inner.reward
         _, output = self._inner.step(action)
         value = self._inner.reward
         return Reply(output, value - before, success=value >= 1.0 if self._inner.finished else None)
 
-
-def _is_ours(prefix: str) -> bool:
-    from rllib_nlac.envs import registry
-
-    return prefix in registry.ENVIRONMENTS
+    def _settings_of(self, task: TaskRow) -> dict[str, Any]:
+        settings = {**self._settings, **task.settings}
+        return {**settings, **self._verifiers.get(settings.pop("verifier", ""), {})}
 
 
 def _seeded(env_str: str, seed: int) -> str:
     """The same string with a seed, so that the row's task depends on the reset's seed and on nothing else."""
+    from rllib_nlac.envs import registry
+
     prefix, arguments = parse_env_str(env_str)
+    if "seed" in arguments or prefix not in registry.ENVIRONMENTS:
+        return env_str
     return f"{prefix}@{json.dumps({**arguments, 'seed': seed})}"
 
 
+def _check_reward_config(settings: Mapping[str, Any], verifiers: Mapping[str, Any]) -> None:
+    for key in settings:
+        if key not in REWARD_KEYS:
+            raise ValueError(f"env_config.reward_config: {unknown_key(key, REWARD_KEYS)}")
+    for name, verifier in verifiers.items():
+        for key in verifier:
+            if key not in VERIFIER_KEYS:
+                raise ValueError(f"env_config.reward_config.verifiers.{name}: {unknown_key(key, VERIFIER_KEYS)}")
+
+
+@dataclass(frozen=True)
+class May:
+    """What rows may do.
+
+    Attributes:
+        anything: They are trusted.
+        environments: They may choose these, too, although they have no ``row_schema``.
+        verifiers: They may name these.
+    """
+
+    anything: bool = False
+    environments: tuple[str, ...] = ()
+    verifiers: tuple[str, ...] = ()
+
+
 @lru_cache(maxsize=8)
-def load_tasks(files: tuple[str, ...], prompt_key: str, env_key: str, reward_style: str | None) -> tuple[TaskRow, ...]:
+def load_tasks(
+    files: tuple[str, ...], prompt_key: str, env_key: str, reward_style: str | None, may: May
+) -> tuple[TaskRow, ...]:
     """All rows of files; the slots of an EnvRunner share them.
 
     Raises:
         ValueError: A row is malformed, or there is none.
     """
-    rows = tuple(parse_task(row, prompt_key, env_key, reward_style) for row in read_rows(files))
+    rows = tuple(parse_task(row, prompt_key, env_key, reward_style, may) for row in read_rows(files))
     if not rows:
         raise ValueError(f"{', '.join(files)}: no rows")
     return rows
 
 
-def parse_task(row: Row, prompt_key: str = "prompt", env_key: str = "env_str", reward_style: str | None = None) -> TaskRow:
+def parse_task(
+    row: Row, prompt_key: str = "prompt", env_key: str = "env_str", reward_style: str | None = None, may: May | None = None
+) -> TaskRow:
     """Reads a row.
 
     Raises:
-        ValueError: Something is missing or malformed; the row's place is named.
+        ValueError: Something is missing, malformed or more than a row may do; the row's place is named.
     """
+    may = may or May()
     if row.fields.get(env_key):
         env_str = text_field(row, env_key)
         try:
-            parse_env_str(env_str)
+            if may.anything:
+                parse_env_str(env_str)
+            else:
+                check_row(env_str, dict.fromkeys(may.environments))
         except ValueError as error:
             raise ValueError(f"{row.place}: {error}") from None
-        return TaskRow(AGENT_ENV, env_str=env_str)
+        return TaskRow(row.place, AGENT_ENV, env_str=env_str)
     model = row.fields.get("reward_model") or {}
     if not isinstance(model, Mapping):
         raise ValueError(f"{row.place}: reward_model must be a dict of style and ground_truth, and it is {model!r:.80}")
-    style = model.get("style") or reward_style
-    if style == "rule":
-        style = f"rule-{row.fields.get('data_source')}"
+    style = _style(row, model, reward_style)
     if style == AGENT_ENV:
         raise ValueError(f"{row.place}: the reward style {style!r} needs the environment's string, in the column {env_key!r}")
-    if style not in STYLES:
-        problem = unknown_key(str(style), STYLES) if style else "no reward style: set reward_model.style or reward_style"
-        raise ValueError(f"{row.place}: {problem}")
     truth = model.get("ground_truth", row.fields.get("ground_truth"))
     if truth is None and style != "verifier_service":
         raise ValueError(f"{row.place}: no ground_truth in reward_model, nor in a column of its own")
+    settings = {key: value for key, value in model.items() if key not in ("style", "ground_truth") and value is not None}
     system, prompt = _prompt(row, prompt_key)
-    extra = {key: value for key, value in model.items() if key not in ("style", "ground_truth") and value is not None}
-    return TaskRow(style, prompt, system, truth, settings=extra)
+    try:
+        check_truth(style, truth)
+        if not may.anything:
+            check_settings(style, settings, dict.fromkeys(may.verifiers))
+    except ValueError as error:
+        raise ValueError(f"{row.place}: {error}") from None
+    return TaskRow(row.place, style, prompt, system, truth, settings=settings)
+
+
+def _style(row: Row, model: Mapping[str, Any], default: str | None) -> str:
+    style = model.get("style") or default
+    if style == "rule":
+        style = f"rule-{row.fields.get('data_source')!s:.80}"
+    if not isinstance(style, str) or style not in STYLES:
+        problem = unknown_key(str(style), STYLES) if style else "no reward style: set reward_model.style or reward_style"
+        raise ValueError(f"{row.place}: {problem}")
+    return style
 
 
 def _prompt(row: Row, key: str) -> tuple[str, str]:
@@ -173,7 +249,7 @@ def _prompt(row: Row, key: str) -> tuple[str, str]:
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
     if roles not in (["user"], ["system", "user"]):
         raise ValueError(
-            f"{row.place}: {key!r} must be a text, or one user message after at most one system message; it has {roles}"
+            f"{row.place}: {key!r} must be a text, or one user message after at most one system message; it has {roles!s:.80}"
         )
-    texts = [str(message.get("content") or "") for message in value]
+    texts = [text_field(Row(row.place, message), "content") for message in value]
     return ("", texts[0]) if len(texts) == 1 else (texts[0], texts[1])

@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 
-from rllib_nlac.envs.base import Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
 
 ROOMS = ("kitchen", "cellar", "attic", "library", "garage", "bedroom", "hall", "garden")
 COLOURS = ("red", "blue", "green", "black", "white", "yellow")
@@ -128,6 +129,17 @@ class TextHouse(TextEnv[HouseTask]):
     Raises:
         ValueError: An argument is out of range.
     """
+
+    row_schema: ClassVar[dict[str, Any] | None] = {
+        "depth": {"type": "integer", "minimum": 1, "maximum": len(MATERIALS)},
+        "house": {"type": ["integer", "null"], "minimum": 0, "maximum": 9_999_999},
+        "vary_goal": {"type": "boolean"},
+        "memory": {"type": "boolean"},
+        "brief": {"type": "boolean"},
+        "bonus": {"type": "number", "minimum": 0, "maximum": 1},
+        "max_turns": MAX_TURNS,
+        "split": SPLIT,
+    }
 
     def __init__(
         self, depth: int = 2, house: int | None = None, vary_goal: bool = False, memory: bool = False, brief: bool = False,

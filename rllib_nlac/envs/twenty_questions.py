@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rllib_nlac.endpoint import Endpoint, endpoint_from
-from rllib_nlac.envs.base import Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
 
 YES, NO, UNKNOWN, CORRECT = "Yes.", "No.", "I do not know.", "Correct!"
 DEFAULT_TABLE = "twenty_questions.table"
@@ -189,6 +189,16 @@ class TwentyQuestions(TextEnv[int]):
     Raises:
         ValueError: An argument is out of range, the table is malformed, or ``words`` come without an endpoint.
     """
+
+    row_schema: ClassVar[dict[str, Any] | None] = {
+        "num_objects": {"type": "integer", "minimum": 1, "maximum": 100_000},
+        "num_attributes": {"type": "integer", "minimum": 1, "maximum": 100_000},
+        "max_turns": MAX_TURNS,
+        "reward": {"enum": ["success", "per_question"]},
+        # A text would be the name of a file.
+        "words": {"type": "array", "maxItems": 10_000, "minItems": 1, "items": {"type": "string", "maxLength": 100}},
+        "split": SPLIT,
+    }
 
     def __init__(
         self,

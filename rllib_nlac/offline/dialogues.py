@@ -26,8 +26,8 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_data import OfflineData
 
 from rllib_nlac.envs.answers import AnswerError, reward_of
-from rllib_nlac.envs.rows import Row, read_rows
-from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.envs.rows import Row, id_field, read_rows
+from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH, TextSpace
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
@@ -87,6 +87,8 @@ def parse_dialogue(row: Row) -> Dialogue:
             raise ValueError(
                 f"{row.place}: message {number} must have a role of {', '.join(ROLES)} and a content, not {message!r:.60}"
             )
+        if len(content) > MAX_TEXT_LENGTH:
+            raise ValueError(f"{row.place}: message {number} has {len(content)} characters, and may have {MAX_TEXT_LENGTH}")
         content, replaced = readable(content)
         num_replaced += replaced
         if role == "system" and number == 0:
@@ -101,15 +103,15 @@ def parse_dialogue(row: Row) -> Dialogue:
     flags = {key: fields.get(key) for key in ("terminated", "truncated", "success")}
     for key, value in flags.items():
         if value not in (None, True, False):
-            raise ValueError(f"{row.place}: {key!r} must be true or false, and it is {value!r}")
+            raise ValueError(f"{row.place}: {key!r} must be true or false, and it is {value!r:.80}")
     terminated, truncated = bool(flags["terminated"]), bool(flags["truncated"])
     if terminated and truncated:
         raise ValueError(f"{row.place}: an episode is either terminated or truncated, and this one is both")
-    task = fields.get("task_id")
+    task = id_field(row, "task_id")
     return Dialogue(
         system, tuple(observations), tuple(actions), _rewards(row, fields, len(actions)), terminated or not truncated,
         truncated,
-        None if flags["success"] is None else bool(flags["success"]), None if task is None else readable(str(task))[0],
+        None if flags["success"] is None else bool(flags["success"]), None if task is None else readable(task)[0],
         num_replaced,
     )  # fmt: skip
 
@@ -255,7 +257,14 @@ def _read(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     try:
         for number, row in enumerate(read_rows(item["path"])):
             parse_dialogue(row)
-            yield {"file": item["file"], "row": number, "place": row.place, "fields": json.dumps(row.fields), "error": ""}
+            fields = {key: row.fields[key] for key in FIELDS if key in row.fields}
+            yield {
+                "file": item["file"],
+                "row": number,
+                "place": row.place,
+                "fields": json.dumps(fields, default=str),
+                "error": "",
+            }
     except ValueError as error:
         yield {"file": item["file"], "row": number + 1, "place": "", "fields": "", "error": str(error)}
 

@@ -7,15 +7,18 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rllib_nlac.endpoint import EndpointError
-from rllib_nlac.envs.grading import after_hashes, as_number, boxed, exact_equal, math_equal
+from rllib_nlac.envs import plain_json
+from rllib_nlac.envs.grading import MAX_ANSWER, after_hashes, as_number, boxed, exact_equal, math_equal
 from rllib_nlac.names import unknown_key
+from rllib_nlac.rewards.row_rewards import parse_tests
 from rllib_nlac.rewards.sandbox import Limits, run_python
 
 MAX_TESTS = 50  # of a program; a row with more is tested on the first ones
+MAX_SECONDS = 60.0  # of all tests of a program; those that are left then count as failed
 
 
 def gsm8k(answer: str, truth: Any, *, strict: bool = False, **_: Any) -> float:
@@ -25,7 +28,7 @@ def gsm8k(answer: str, truth: Any, *, strict: bool = False, **_: Any) -> float:
         numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", answer[-2000:])
         said = numbers[-1] if numbers else None
     right = after_hashes(str(truth)) or str(truth)
-    if said is None or as_number(said) is None:
+    if said is None or len(said) > MAX_ANSWER or as_number(said) is None:
         return 0.0
     return float(exact_equal(said, right))
 
@@ -53,26 +56,21 @@ def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool
         ValueError: ``truth`` is malformed.
         SandboxError: The sandbox cannot work here.
     """
-    tests = json.loads(truth) if isinstance(truth, str) else truth
-    if (
-        not isinstance(tests, Mapping)
-        or len(tests.get("inputs", ())) != len(tests.get("outputs", ()))
-        or not tests.get("inputs")
-    ):
-        raise ValueError(f"tests must be {{'inputs': [...], 'outputs': [...]}} of the same length, and are {str(truth)[:80]!r}")
+    tests = parse_tests(truth)
     program, name = program_of(answer), tests.get("fn_name")
-    passed = total = 0
-    for given, wanted in list(zip(tests["inputs"], tests["outputs"], strict=True))[:MAX_TESTS]:
-        total += 1
+    pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))[:MAX_TESTS]
+    deadline = time.monotonic() + MAX_SECONDS
+    passed = 0
+    for number, (given, wanted) in enumerate(pairs):
         if name:
             run = run_python(program, call=(name, list(given)), limits=limits)
             passed += run.ok and _same_value(run.output, wanted)
         else:
             run = run_python(program, stdin=str(given), limits=limits)
             passed += run.ok and _lines(run.output) == _lines(str(wanted))
-        if passed < total and not partial:
-            return 0.0
-    return passed / total
+        if (passed <= number and not partial) or time.monotonic() > deadline:
+            break
+    return passed / len(pairs) if partial else float(passed == len(pairs))
 
 
 def program_of(answer: str) -> str:
@@ -84,8 +82,8 @@ def program_of(answer: str) -> str:
 def _same_value(output: str, wanted: Any) -> bool:
     lines = output.strip().splitlines()
     try:
-        said = json.loads(lines[-1]) if lines else None
-    except (json.JSONDecodeError, RecursionError):
+        said = plain_json.loads(lines[-1]) if lines else None
+    except ValueError:
         return False
     wanted = json.loads(json.dumps(wanted))
     return bool(lines) and said == wanted and type(said) is type(wanted)
@@ -115,32 +113,33 @@ def verifier(
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as reply:
                 reward = json.loads(reply.read(1 << 20))["reward"]
-                if isinstance(reward, (int, float)) and not isinstance(reward, bool):
+                if isinstance(reward, (int, float)) and not isinstance(reward, bool) and abs(reward) < float("inf"):
                     return float(reward)
                 cause = f"the reward {reward!r:.80}"
         except urllib.error.HTTPError as error:
             if 400 <= error.code < 500 and error.code != 429:
                 raise ValueError(f"the verifier {url} refuses: {error.code} {error.reason}") from None
             cause = f"{error.code} {error.reason}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             cause = f"{type(error).__name__}: {error}"
     raise EndpointError(f"the verifier {url} gave {cause}, {max_retries + 1} times")
 
 
-def agent_env(answer: str | Sequence[str], truth: Any, **_: Any) -> float:
+def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False, **_: Any) -> float:
     """What an environment itself pays for these actions, until it is over.
 
     Args:
         answer: The action, or all actions of an episode.
-        truth: The environment's string, as ``make_env`` takes it.
+        truth: The environment's string, which may choose what a row may.
+        trusted: Whether it may choose all that ``make_env`` takes.
 
     Raises:
-        ValueError: The string names no environment.
+        ValueError: The string names no environment, or sets more than a row may.
         EndpointError: Somebody behind an endpoint could not be reached.
     """
-    from rllib_nlac.envs.official import make_env
+    from rllib_nlac.envs.official import make_env, row_env
 
-    env = make_env(str(truth))
+    env = make_env(str(truth)) if trusted else row_env(str(truth))
     for action in [answer] if isinstance(answer, str) else answer:
         if env.finished:
             break

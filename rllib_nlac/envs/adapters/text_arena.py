@@ -7,12 +7,12 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from rllib_nlac.endpoint import endpoint_from
-from rllib_nlac.envs.base import Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
 
 INSTALL = "pip install 'rllib_nlac[textarena]'"
 MAX_OPPONENT_MOVES = 1000  # between two turns of the agent
@@ -38,6 +38,15 @@ class TextArena(TextEnv[int]):
     Raises:
         ValueError: TextArena is not installed, knows no such game, or there are players without an opponent to play them.
     """
+
+    # No game_config: the arguments of a game are whatever its class takes.
+    row_schema: ClassVar[dict[str, Any] | None] = {
+        "game": {"type": "string", "pattern": r"^[A-Za-z0-9-]{1,80}$"},
+        "num_players": {"type": "integer", "minimum": 1, "maximum": 20},
+        "player": {"type": "integer", "minimum": 0, "maximum": 19},
+        "max_turns": MAX_TURNS,
+        "split": SPLIT,
+    }
 
     def __init__(
         self, game: str = "GuessTheNumber-v0", num_players: int = 1, player: int = 0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rllib_nlac.endpoint import endpoint_from
-from rllib_nlac.envs.base import Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
 from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, Store, ToolError, call_tool, make_store, parse_tool_call
 from rllib_nlac.envs.service_desk.tasks import DeskTask, Request, make_tasks
 from rllib_nlac.envs.service_desk.users import EndpointUser, ScriptedUser, User, names, states
@@ -48,6 +48,12 @@ class ServiceDesk(TextEnv[DeskTask]):
     Raises:
         ValueError: An argument is out of range.
     """
+
+    row_schema: ClassVar[dict[str, Any] | None] = {
+        "max_turns": MAX_TURNS,
+        "split": SPLIT,
+        "world_seed": {"type": "integer", "minimum": 0, "maximum": 2**31},
+    }
 
     def __init__(
         self, max_turns: int = 30, split: str = "train", world_seed: int = 0, user: Mapping[str, Any] | None = None

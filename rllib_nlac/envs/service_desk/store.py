@@ -172,7 +172,7 @@ def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
         return None
     try:
         call = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ToolError(f"a tool call must be one JSON object and nothing else: {error!s:.100}") from None
     arguments = call.get("arguments", {})
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict) or set(call) - {"name", "arguments"}:
