@@ -19,13 +19,13 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
-from rich.console import Console
 
 from rllib_nlac.checkpoint import MANIFEST, read_manifest
+from rllib_nlac.cli_errors import running
 from rllib_nlac.config import LOGGED
-from rllib_nlac.progress import evaluation_table
 from rllib_nlac.sampling.collector import POLL_S, CollectionError, Failure
 from rllib_nlac.sampling.env_runner import TASK_SEED, TextEnvRunner, episode_success
+from rllib_nlac.terminal import Terminal, pairs
 
 REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
 MAX_RENDERED = 10
@@ -76,7 +76,7 @@ def play_tasks(
         ) if runners else []  # fmt: skip
         for share, episodes, result in answers:
             if isinstance(episodes, Failure):
-                raise CollectionError(f"evaluation failed: {episodes.text}")
+                raise episodes.raised("evaluation")
             todo = [task for task in todo if task not in set(share)]
             played += episodes
             metrics.append(result)
@@ -93,7 +93,7 @@ def _play(runner: Any, tasks: Sequence[int], attempts: int, refined: bool) -> tu
     try:
         return tasks, runner.sample_tasks(tasks, attempts, refined), runner.get_metrics()
     except Exception as error:  # RLlib would end the runner's process, and the cause would be in a log only
-        return tasks, Failure(f"{type(error).__name__}: {error}"), None
+        return tasks, Failure.of(error), None
 
 
 def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
@@ -140,13 +140,14 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, episodes: int, attempts: int, refined: bool, render: bool, console: Console, verbose: bool
+    checkpoint: Path, episodes: int, attempts: int, refined: bool, render: bool, terminal: Terminal, verbose: bool
 ) -> None:
     """Restores an algorithm, ours or any of RLlib's, plays and prints.
 
     Raises:
         FileNotFoundError: The folder is no checkpoint.
         ValueError: The algorithm has no critic in words to refine with.
+        RunFailed: Something failed while it played.
     """
     if not (checkpoint / "rllib_checkpoint.json").is_file():
         raise FileNotFoundError(
@@ -159,9 +160,10 @@ def evaluate_checkpoint(
 
     from rllib_nlac.cli import start_ray
 
-    start_ray(verbose)
-    algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()))
+    algorithm: Algorithm | None = None
     try:
+        start_ray(verbose)
+        algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()))
         group = algorithm.eval_env_runner_group
         runner = group.local_env_runner if algorithm.config.env == LOGGED and group is not None else algorithm.env_runner
         if algorithm.config.env == LOGGED and group is None:
@@ -169,17 +171,21 @@ def evaluate_checkpoint(
                 f"{checkpoint} was trained on logged dialogues without an environment: train with evaluation_interval and "
                 "evaluation_config: {env: ...}, or export the model and evaluate it with run: ReAct"
             )
-        if isinstance(runner, TextEnvRunner):
-            played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined)
-        else:
-            played = runner.sample(num_episodes=episodes, explore=False)
+        if refined and not hasattr(algorithm.config, "stage_settings"):
+            raise ValueError(f"{type(algorithm).__name__} has no critic in words to refine with: leave out --refined")
+        with running():
+            if isinstance(runner, TextEnvRunner):
+                played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined)
+            else:
+                played = runner.sample(num_episodes=episodes, explore=False)
         if render:
             for episode in played[:MAX_RENDERED]:
-                console.print(dialogue(episode), highlight=False, markup=False)
+                terminal.say(dialogue(episode))
         title = f"{type(algorithm).__name__} on {runner.config.env}{', one refinement a turn' if refined else ''}"
-        console.print(evaluation_table(title, summary(played)))
+        terminal.rows(pairs(summary(played)), title=title)
     finally:
-        algorithm.stop()
+        if algorithm is not None:
+            algorithm.stop()
         ray.shutdown()
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from ray.tune import ExperimentAnalysis
 
 from rllib_nlac.checkpoint import MANIFEST, CheckpointError, read_manifest
-from rllib_nlac.experiment import ExperimentError
+from rllib_nlac.experiment import Experiment, ExperimentError
+from rllib_nlac.interrupts import command_to_resume
 
 
 def make_resumable(folder: Path) -> list[str]:
@@ -46,6 +47,25 @@ def make_resumable(folder: Path) -> list[str]:
             shutil.copytree(whole[-1], recorded)
             lines.append(f"{recorded}: gone; {whole[-1].name} takes its place")
     return lines
+
+
+def folder_of(experiment: Experiment) -> Path:
+    """Where an experiment's trials are."""
+    storage = experiment.tune.get("storage_path")
+    return (Path(storage).expanduser().absolute() if storage else Path.home() / "ray_results") / experiment.name
+
+
+def how_to_go_on(experiment: Experiment) -> list[str]:
+    """What a person should know who has interrupted an experiment."""
+    folder = folder_of(experiment)
+    storage = experiment.tune.get("storage_path") or ""
+    if "://" not in storage and not any(folder.glob("experiment_state-*.json")):
+        return ["Interrupted before anything was begun: there is nothing to go on with."]
+    whole = [path for path in sorted(folder.glob("*/checkpoint_[0-9]*")) if _is_whole(path)]
+    since = "from the last checkpoint of each trial" if whole or "://" in storage else (
+        "from the beginning, as no checkpoint was written yet (checkpoint_config: {checkpoint_frequency: 1})"
+    )  # fmt: skip
+    return [f"Interrupted. Go on by: {command_to_resume()}", f"                       {since}; all is in {folder}"]
 
 
 def _is_whole(path: Path) -> bool:

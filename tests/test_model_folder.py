@@ -57,7 +57,10 @@ BROKEN = {
     "damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{garbage"), "tokenizer of .* cannot be read"),
     "tokenizer of a larger model": (larger_tokenizer, r"makes ids up to 544, and the model knows 536 \(vocab_size"),
     "no chat template": (without_template, "has no chat template"),
-    "damaged config": (lambda folder: (folder / "config.json").write_text('{"model_type": "qw'), "config.json is no valid JSON"),
+    "damaged config": (
+        lambda folder: (folder / "config.json").write_text('{"model_type": "qw'),
+        "config.json is no valid",
+    ),
     "config of nothing": (lambda folder: (folder / "config.json").write_text("{}"), "has no 'model_type'"),
     "unknown kind": (lambda folder: edit(folder, model_type="nonsense"), "configuration of .* cannot be used.*nonsense"),
     "encoder": (lambda folder: edit(folder, model_type="bert", architectures=["BertForMaskedLM"]), "BertForMaskedLM.*left to"),

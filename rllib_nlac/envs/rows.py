@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from rllib_nlac.examples import data_files
 
 
 class Row(NamedTuple):
@@ -24,7 +24,7 @@ def read_rows(files: str | Sequence[str]) -> Iterator[Row]:
         ValueError: A file is of another kind, or a line of JSONL is no object; file and line are named.
     """
     for name in [files] if isinstance(files, str) else files:
-        paths = sorted(glob.glob(str(Path(name).expanduser())))
+        paths = data_files(name)
         if not paths:
             raise FileNotFoundError(f"no file matches {name!r}")
         for path in paths:

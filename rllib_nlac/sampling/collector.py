@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,9 +22,26 @@ class CollectionError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What a runner says instead of raising: RLlib would end its process, and the cause would be in a log only."""
+    """What a runner says instead of raising: RLlib would end its process, and the cause would be in a log only.
+
+    Attributes:
+        text: Type and text of the exception.
+        trace: Its traceback.
+    """
 
     text: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """The failure of an exception that is being handled."""
+        return cls(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def raised(self, who: str) -> CollectionError:
+        """The failure as an exception, with the runner's traceback below its own."""
+        error = CollectionError(f"{who} failed: {self.text}")
+        error.add_note(self.trace)
+        return error
 
 
 @dataclass
@@ -85,7 +103,7 @@ class Collector:
             )
             for runner, (tag, answer, result, state) in answers:
                 if isinstance(answer, Failure):
-                    raise CollectionError(f"EnvRunner {runner} failed: {answer.text}")
+                    raise answer.raised(f"EnvRunner {runner}")
                 del current.owed[tag]
                 current.delivered[tag] = answer
                 metrics.append(result)
@@ -143,5 +161,5 @@ def _sample(runner: Any, tag: str, count: int | None) -> tuple[str, list[SingleA
     try:
         episodes = runner.sample(num_episodes=count)
     except Exception as error:
-        return tag, Failure(f"{type(error).__name__}: {error}"), None, {}
+        return tag, Failure.of(error), None, {}
     return tag, episodes, runner.get_metrics(), runner.get_state()

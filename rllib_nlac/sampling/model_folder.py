@@ -36,17 +36,17 @@ def read_config(model: str) -> PreTrainedConfig:
         except ValueError as error:
             raise ValueError(f"{path / 'config.json'} is no valid JSON ({error}): copy the model again") from None
         if not isinstance(read, dict) or "model_type" not in read:
-            raise ValueError(f"{path / 'config.json'} is no model's configuration: it has no 'model_type'; copy the model again")
+            raise ValueError(f"{path / 'config.json'} has no 'model_type', so it is no model's: copy the model again")
     try:
         config = AutoConfig.from_pretrained(model)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"the configuration of {model!r} cannot be used: {error}") from error
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     classes = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "unknown")]
-    if config.is_encoder_decoder or not known & set(classes) and not hasattr(config, "auto_map"):
+    if config.is_encoder_decoder or not known & set(classes):
         raise ValueError(
-            f"the model {model!r} is a {', '.join(classes)} ({config.model_type}), which does not write text from left to right: "
-            "take a causal language model, as Qwen2ForCausalLM"
+            f"the model {model!r} is a {', '.join(classes)} ({config.model_type}), which does not write text from left to "
+            "right: take a causal language model, as Qwen2ForCausalLM"
         )
     return config
 
@@ -59,8 +59,8 @@ def check_tokenizer_files(path: Path) -> None:
     """
     if not any(next(path.glob(name), None) for name in TOKENIZER_FILES):
         raise FileNotFoundError(
-            f"no tokenizer in {str(path)!r}: it has none of {', '.join(TOKENIZER_FILES)}. Copy the tokenizer's files there, as by "
-            "AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
+            f"no tokenizer in {str(path)!r}: it has none of {', '.join(TOKENIZER_FILES)}. Copy the tokenizer's files there, "
+            "as by AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
         )
 
 
@@ -73,8 +73,8 @@ def check_vocabulary(model: str, config: PreTrainedConfig, tokenizer: PreTrained
     largest, rows = max(tokenizer.get_vocab().values(), default=0), config.get_text_config().vocab_size
     if largest >= rows:
         raise ValueError(
-            f"the tokenizer of {model!r} makes ids up to {largest}, and the model knows {rows} (vocab_size in config.json): take "
-            "the tokenizer that belongs to it, or enlarge the model's embeddings (resize_token_embeddings) and save it again"
+            f"the tokenizer of {model!r} makes ids up to {largest}, and the model knows {rows} (vocab_size in config.json): "
+            "take the tokenizer that belongs to it, or enlarge the model's embeddings (resize_token_embeddings)"
         )
 
 
