@@ -297,8 +297,7 @@ def describe(experiment: Experiment) -> str:
     }
     if hasattr(config, "deepspeed_settings"):
         parts["deepspeed"] = config.deepspeed_settings
-    text = yaml.safe_dump(json.loads(json.dumps(parts, default=str)), sort_keys=False, width=120)
-    return f"{experiment.name}:\n" + "\n".join(f"  {line}" for line in text.splitlines())
+    return yaml.safe_dump({experiment.name: json.loads(json.dumps(parts, default=str))}, sort_keys=False, width=120).rstrip()
 
 
 def _plain(value: Any) -> bool:

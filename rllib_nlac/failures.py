@@ -62,7 +62,7 @@ def _place(frames: list[re.Match[str]]) -> str:
 
 def _message(tail: str) -> str:
     """Type and text of the exception after a traceback's last frame."""
-    lines = tail.splitlines()
+    lines = tail.split("\n")
     for number, line in enumerate(lines):
         if _RAISED.match(line):
             return _short("\n".join(lines[number:]))
@@ -71,7 +71,7 @@ def _message(tail: str) -> str:
 
 def _short(text: str) -> str:
     """The first paragraph of a text, cut where it is long."""
-    lines = [line.strip() for line in text.strip().split("\n\n")[0].splitlines() if line.strip()]
+    lines = [line.strip() for line in text.strip().split("\n\n")[0].split("\n") if line.strip()]
     joined = " ".join(lines[:4])
     return joined if len(joined) <= MAX_CHARACTERS else f"{joined[:MAX_CHARACTERS]} ..."
 
