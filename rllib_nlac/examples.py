@@ -25,10 +25,7 @@ def _summary(path: Path) -> str:
             break
         comment.append(line[2:])
     text = " ".join(comment)
-    for end in (". ", ": ", ":"):
-        if end in text:
-            return text.partition(end)[0].rstrip(".:") + "."
-    return text
+    return text.partition(". ")[0].rstrip(".:") + "."
 
 
 def find(name: str) -> Path:

@@ -66,11 +66,13 @@ def _is_complete(result: Mapping[str, Any], group: str) -> bool:
     part = result.get(group)
     if group == "evaluation" and isinstance(part, Mapping):
         part = part.get("env_runners")
-    if group not in LATER or not isinstance(part, Mapping):
+    if group not in LATER:
         return True
+    if not isinstance(part, Mapping) or not part:
+        return False
     if group in ("env_runners", "evaluation"):
         return bool(part.get("num_episodes") or part.get("num_episodes_lifetime"))
-    return bool(part)
+    return True
 
 
 def _paths(result: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
