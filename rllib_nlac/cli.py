@@ -28,7 +28,7 @@ import typer
 
 from rllib_nlac.cli_errors import Commands, clear_errors, mapping
 from rllib_nlac.env_commands import app as env_app
-from rllib_nlac.terminal import terminal
+from rllib_nlac.terminal import VisibleFormatter, terminal
 
 app = typer.Typer(cls=Commands, help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 train_app = typer.Typer(help="Train an algorithm, from a file or from options.", invoke_without_command=True)
@@ -243,6 +243,10 @@ def start_ray(verbose: bool) -> None:
     """Starts Ray on this machine, or joins the cluster that RAY_ADDRESS names."""
     import ray
 
+    if not (ours := logging.getLogger("rllib_nlac")).handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(VisibleFormatter())
+        ours.addHandler(handler)
     ray.init(
         include_dashboard=False, log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR,
         ignore_reinit_error=True, configure_logging=verbose,

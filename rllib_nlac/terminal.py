@@ -7,6 +7,7 @@ is shown as an escape.
 
 from __future__ import annotations
 
+import logging
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,6 +68,13 @@ class Terminal:
 
     def _text(self, text: object, style: str = "") -> Text:
         return Text(visible(str(text), self._console.encoding), style=style)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats what is logged, foreign text included, for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 terminal = Terminal()

@@ -17,7 +17,7 @@ import yaml
 from test_resume import ROOT, SMALL, iterations
 
 TRAINING = {**SMALL["small"], "stop": {"training_iteration": 50}}
-FAILING = """
+ENVIRONMENTS = """
 import gymnasium as gym
 from rllib_nlac.envs.spaces import TextSpace
 
@@ -31,7 +31,17 @@ class Fails(gym.Env):
 
     def step(self, action):
         raise LookupError("[/INST] [link=http://x] :smile: \\x1b]0;owned\\x07")
+
+class Talks(Fails):
+    def step(self, action):
+        return "then [/INST] :smile: \\x1b]0;owned\\x07", 1.0, True, False, {"success": True}
 """
+
+
+def of_mine(environment: str) -> dict:
+    """The training of an environment of this file's."""
+    config = {key: value for key, value in TRAINING["config"].items() if key != "env_config"}
+    return {**TRAINING, "env": f"my_env:{environment}", "config": config}
 
 
 def start(folder: Path, entry: dict, *options: str) -> subprocess.Popen[str]:
@@ -108,7 +118,9 @@ def test_while_the_model_is_loaded(tmp_path):
 
 
 def test_after_the_first_result(tmp_path):
-    process = start(tmp_path, TRAINING)
+    (tmp_path / "my_env.py").write_text(ENVIRONMENTS)
+    training = of_mine("Talks")
+    process = start(tmp_path, training)
     wait_for(lambda: iterations((tmp_path / "printed").read_text())[1:], process)
     before = family(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal, to all processes of the session
@@ -118,7 +130,7 @@ def test_after_the_first_result(tmp_path):
     assert "Go on by: rllib train file mine.yaml --storage-path 'my results' --resume\n" in printed
     assert "from the last checkpoint of each trial; all is in " + str(tmp_path / "my results" / "mine") in printed
 
-    process = start(tmp_path, TRAINING, "--resume")  # and the second signal ends it at once
+    process = start(tmp_path, training, "--resume")  # and the second signal ends it at once
     wait_for(lambda: iterations((tmp_path / "printed").read_text()), process)
     before = family(process.pid)
     os.kill(process.pid, signal.SIGINT)
@@ -130,6 +142,12 @@ def test_after_the_first_result(tmp_path):
     printed = ended(process, tmp_path, before)
     assert process.returncode == 130 and time.monotonic() - began < 30 and iterations(printed)[0] > 1, printed
 
+    whole = sorted(path.parent for path in tmp_path.glob("my results/mine/*/checkpoint_*/rllib_nlac.json"))
+    command = [sys.executable, "-m", "rllib_nlac.cli", "evaluate", str(whole[0]), "--episodes", "2", "--render"]
+    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
+    played = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300)
+    assert played.returncode == 0 and r"then [/INST] :smile: \x1b]0;owned\x07" in played.stdout, played.stdout + played.stderr
+
 
 def test_a_metric_that_never_comes_ends_the_run_after_its_first_result(tmp_path):
     process = start(tmp_path, {**TRAINING, "stop": {"success_rat": 0.9}})
@@ -140,9 +158,8 @@ def test_a_metric_that_never_comes_ends_the_run_after_its_first_result(tmp_path)
 
 
 def test_a_trial_that_fails_says_why_in_three_lines(tmp_path):
-    (tmp_path / "my_env.py").write_text(FAILING)
-    config = {key: value for key, value in TRAINING["config"].items() if key != "env_config"}
-    process = start(tmp_path, {**TRAINING, "env": "my_env:Fails", "config": config})
+    (tmp_path / "my_env.py").write_text(ENVIRONMENTS)
+    process = start(tmp_path, of_mine("Fails"))
     process.wait(300)
     printed = (tmp_path / "printed").read_text()
     assert process.returncode == 1 and "Traceback" not in printed and "\x1b" not in printed, printed

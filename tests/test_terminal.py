@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import logging
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 import rllib_nlac
 from rllib_nlac.cli import app
-from rllib_nlac.terminal import Terminal, visible
+from rllib_nlac.terminal import Terminal, VisibleFormatter, visible
 
 PACKAGE = Path(rllib_nlac.__file__).parent
 HOSTILE = "[/INST] [bold]x[/bold] [link=http://x]y :smile: \x1b]0;title\x07 \x9b2J \rover \u202egnp.exe \ud800 \u2028 end"
@@ -51,6 +52,11 @@ def test_a_terminal_of_another_encoding_shows_what_it_cannot_as_an_escape(monkey
     Terminal().say("café ─ 日本")
     sys.stdout.flush()
     assert written.getvalue() == rb"caf\xe9 \u2500 \u65e5\u672c" + b"\n"
+
+
+def test_what_is_logged_is_shown_too():
+    record = logging.LogRecord("rllib_nlac", logging.WARNING, __file__, 1, "step() raised %s", (HOSTILE,), None)
+    assert VisibleFormatter().format(record) == f"step() raised {SHOWN}"
 
 
 def test_ordinary_text_stays_as_it_is():
