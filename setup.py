@@ -22,8 +22,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=find_packages(include=["rllib_nlac", "rllib_nlac.*"]),
+    packages=[*find_packages(include=["rllib_nlac", "rllib_nlac.*"]), "rllib_nlac.tuned_examples"],
+    # They stand at the repository's top, and within the package where it is installed.
+    package_dir={"rllib_nlac.tuned_examples": "tuned_examples"},
     package_data={
+        "rllib_nlac.tuned_examples": ["*.yaml", "data/*"],
         "rllib_nlac.envs": ["*.table"],
         "rllib_nlac.language": ["prompt_sets/*.yaml"],
         "rllib_nlac.tiny": ["model/*", "house_model/*"],

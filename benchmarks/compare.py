@@ -30,6 +30,8 @@ from typing import Any
 
 import yaml
 
+from rllib_nlac import plain_yaml
+from rllib_nlac.names import nearest, unknown_key
 from rllib_nlac.progress import evaluated, lookup
 
 HERE = Path(__file__).parent
@@ -70,7 +72,10 @@ class Plan:
 
     def __init__(self, path: Path, models: Path) -> None:
         self.models = models.absolute()
-        self._plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+        self._plan = plain_yaml.read(path)
+        for key in ("worlds", "methods"):
+            if not isinstance(self._plan, dict) or not self._plan.get(key):
+                raise ValueError(f"{path} is no plan: it has no {key!r}")
         self.worlds: dict[str, dict[str, Any]] = self._plan["worlds"]
         self.methods: dict[str, dict[str, Any]] = self._plan["methods"]
         self.summary: list[str] = self._plan.get("summary", [])
@@ -97,6 +102,31 @@ class Plan:
             for number, candidate in enumerate(search["candidates"][method][self.kind(run["world"])], start=1)
             if (not worlds or run["world"] in worlds) and (not methods or method in methods)
         ]
+
+    def select(self, runs: str, worlds: Sequence[str], methods: Sequence[str], seeds: int | None) -> list[Cell]:
+        """The cells of "runs", "quick" or "search" that are of these worlds and methods; of all where none are named.
+
+        Raises:
+            ValueError: There are none.
+        """
+
+        def cells(worlds: Sequence[str], methods: Sequence[str]) -> list[Cell]:
+            return self.search_cells(worlds, methods) if runs == "search" else self.cells(runs, worlds, methods, seeds)
+
+        if runs not in self._plan:
+            raise ValueError(f"the plan has no {runs!r}; it has {', '.join(self._plan)}")
+        found = cells(worlds, methods)
+        if not found:
+            every = cells([], [])
+            known = sorted({cell.world for cell in every})
+            for world in worlds:
+                if world not in known:
+                    near = nearest(world, known)
+                    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+                    raise ValueError(f"no run of {runs!r} is in the world {world!r}; {hint}")
+            beside = sorted({cell.method.partition(" #")[0] for cell in every if not worlds or cell.world in worlds})
+            raise ValueError(f"no run of {runs!r} is of {asked_for(worlds, methods)}; there are {', '.join(beside)}")
+        return found
 
     def kind(self, world: str) -> str:
         """The tuned examples that a world goes by: "twenty_questions", "text_house".
@@ -223,12 +253,37 @@ def evaluations(rows: Iterable[Row], world: str, method: str) -> dict[int, list[
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What a ``compare.csv`` holds."""
+    """What a ``compare.csv`` holds.
+
+    Raises:
+        ValueError: It holds no rows, or others.
+    """
     kinds = {"world": str, "method": str, "seed": int, "episodes": int, "generated_tokens": int, "subgoals": json.loads}
-    with path.open(newline="") as file:
-        return [
-            {key: kinds.get(key, float)(value) if value else None for key, value in row.items()} for row in csv.DictReader(file)
-        ]
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if missing := set(COLUMNS) - set(reader.fieldnames or ()):
+            raise ValueError(f"{path} holds no rows of a comparison: it has no column {', '.join(sorted(missing))}")
+        rows = []
+        for row in reader:
+            try:
+                rows.append({key: kinds.get(key, float)(row[key]) if row[key] else None for key in COLUMNS})
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
+    if not rows:
+        raise ValueError(f"{path} holds no rows: nothing has been run yet")
+    return rows
+
+
+def asked_for(worlds: Sequence[str], methods: Sequence[str]) -> str:
+    """What was selected, in words."""
+    return f"the worlds {', '.join(worlds) or 'of the plan'} and the methods {', '.join(methods) or 'of the plan'}"
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def summary(rows: Sequence[Row], plan: Plan) -> str:
@@ -344,35 +399,48 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="search settings, the same number of runs for every method")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--rows", nargs="+", type=Path, metavar="CSV", help="run nothing, and print the tables of these rows")
-    parser.add_argument("--worlds", nargs="*", default=[], metavar="WORLD")
-    parser.add_argument("--methods", nargs="*", default=[], metavar="METHOD")
-    parser.add_argument("--seeds", type=int, help="instead of the plan's")
-    parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 1)), help="runs side by side, a thread each")
+    parser.add_argument("--worlds", nargs="+", default=[], metavar="WORLD")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
+    parser.add_argument("--seeds", type=positive, help="instead of the plan's")
+    parser.add_argument(
+        "--parallel", type=positive, default=max(1, (os.cpu_count() or 1)), help="runs side by side, a thread each"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/compare"))
     arguments = parser.parse_args()
-    plan, folder = Plan(arguments.plan, arguments.out / "models"), arguments.out.absolute()
-    for known, asked in ((plan.worlds, arguments.worlds), (plan.methods, arguments.methods)):
+    try:
+        plan, folder = Plan(arguments.plan, arguments.out / "models"), arguments.out.absolute()
+    except ValueError as error:
+        parser.error(str(error))
+    for what, known, asked in (("world", plan.worlds, arguments.worlds), ("method", plan.methods, arguments.methods)):
         for name in asked:
-            if name not in known:
-                parser.error(f"{name!r} is not in {arguments.plan}; there are {', '.join(known)}")
+            # A row's method may have its candidate's number, as in "RFT #2".
+            if (name.partition(" #")[0] if arguments.rows and what == "method" else name) not in known:
+                parser.error(f"{arguments.plan}: {unknown_key(name, known, what)}")
     if arguments.rows:
         if missing := [str(path) for path in arguments.rows if not path.is_file()]:
             parser.error(f"there is no {', '.join(missing)}: a run writes its rows to compare.csv below --out")
-        rows = [row for path in arguments.rows for row in read_rows(path)]
+        try:
+            rows = [row for path in arguments.rows for row in read_rows(path)]
+        except ValueError as error:
+            parser.error(str(error))
+        there = "\n  ".join(sorted({f"{row['world']}: {row['method']}" for row in rows}))
         rows = [row for row in rows if not arguments.worlds or row["world"] in arguments.worlds]
         rows = [row for row in rows if not arguments.methods or row["method"] in arguments.methods]
+        if not rows:
+            parser.error(f"no row is of {asked_for(arguments.worlds, arguments.methods)}; there are\n  {there}")
         if others := {row["world"] for row in rows} - plan.worlds.keys():
             parser.error(f"{arguments.plan} knows no {', '.join(sorted(others))}: give these rows their own --plan")
         print(markdown(rows, plan))
         return
+    runs = "search" if arguments.search else "quick" if arguments.quick else "runs"
+    try:
+        cells = plan.select(runs, arguments.worlds, arguments.methods, arguments.seeds)
+    except ValueError as error:
+        parser.error(str(error))
+    folder = folder if runs == "runs" else folder / runs
     folder.mkdir(parents=True, exist_ok=True)
-    if arguments.search or arguments.quick:
-        folder /= "search" if arguments.search else "quick"
-        folder.mkdir(exist_ok=True)
-    if arguments.search:
-        cells = plan.search_cells(arguments.worlds, arguments.methods)
-    else:
-        cells = plan.cells("quick" if arguments.quick else "runs", arguments.worlds, arguments.methods, arguments.seeds)
+    if arguments.report and not any(rows_of(cell, folder) for cell in cells):
+        parser.error(f"nothing has been run yet of {asked_for(arguments.worlds, arguments.methods)} below {folder}")
     if not arguments.report:
         missing = [cell for cell in cells if not is_done(cell, folder)]
         print(f"{len(cells)} runs, of which {len(cells) - len(missing)} are there already; {arguments.parallel} at a time")

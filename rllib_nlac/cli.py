@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,16 +25,15 @@ os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_
 logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
 
 import typer
-from rich.console import Console
 
-from rllib_nlac.cli_errors import clear_errors, mapping
+from rllib_nlac.cli_errors import Commands, clear_errors, mapping
 from rllib_nlac.env_commands import app as env_app
+from rllib_nlac.terminal import VisibleFormatter, terminal
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(cls=Commands, help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 train_app = typer.Typer(help="Train an algorithm, from a file or from options.", invoke_without_command=True)
 app.add_typer(train_app, name="train")
 app.add_typer(env_app, name="env")
-console = Console()
 
 Stop = Annotated[str | None, typer.Option(help="Stop criteria as YAML or JSON, added to the file's.")]
 StoragePath = Annotated[str | None, typer.Option(help="Where results and checkpoints go.")]
@@ -62,7 +62,7 @@ def train(
     """Train an algorithm, from a file or from options."""
     if context.invoked_subcommand is not None:
         return
-    with clear_errors(console):
+    with clear_errors():
         from rllib_nlac.experiment import ExperimentError, read_experiment
 
         if not algo or not env:
@@ -74,7 +74,7 @@ def train(
 
 @train_app.command("file")
 def train_file(
-    path: Annotated[Path, typer.Argument(help="An experiment file, such as those in tuned_examples/.")],
+    file: Annotated[str, typer.Argument(help="An experiment file, or the name of a tuned example (see: rllib examples).")],
     stop: Stop = None,
     storage_path: StoragePath = None,
     resume: Resume = False,
@@ -84,10 +84,29 @@ def train_file(
     verbose: Verbose = False,
 ) -> None:
     """Train the experiments of a YAML file, one after the other."""
-    with clear_errors(console):
+    with clear_errors():
+        from rllib_nlac import examples
         from rllib_nlac.experiment import load_experiments
 
-        _train(load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, verbose)
+        _train(load_experiments(examples.find(file)), stop, storage_path, resume, restore, num_samples, dry_run, verbose)
+
+
+@app.command("examples")
+def show_examples(
+    name: Annotated[str | None, typer.Argument(help="One of them, which is printed, as to a file of your own.")] = None,
+) -> None:
+    """List the tuned examples, or print one."""
+    with clear_errors():
+        from rllib_nlac import examples
+
+        if name is not None:
+            sys.stdout.write(examples.find(name).read_text(encoding="utf-8"))
+            return
+        known = examples.names()
+        width = max(map(len, known), default=0)
+        for each, what in known.items():
+            terminal.say(f"{each:<{width}}  {what}")
+        terminal.say("\nTrain one: rllib train file NAME. A copy of your own: rllib examples NAME > my_file.yaml")
 
 
 @app.command()
@@ -100,10 +119,10 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Play episodes with a checkpoint's policy and report what it reaches."""
-    with clear_errors(console):
+    with clear_errors():
         from rllib_nlac.evaluate import evaluate_checkpoint
 
-        evaluate_checkpoint(checkpoint, episodes, attempts, refined, render, console, verbose)
+        evaluate_checkpoint(checkpoint, episodes, attempts, refined, render, terminal, verbose)
 
 
 @app.command()
@@ -112,11 +131,11 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to write the model; must not exist, or be empty.")],
 ) -> None:
     """Write a checkpoint's policy as a Hugging Face folder, for Transformers, vllm serve, or language_model of another run."""
-    with clear_errors(console):
+    with clear_errors():
         from rllib_nlac.checkpoint import export_model
 
         export_model(checkpoint, folder)
-        console.print(f"Model:       {folder}", soft_wrap=True, highlight=False)
+        terminal.say(f"Model:       {folder}")
 
 
 def _train(
@@ -124,6 +143,8 @@ def _train(
     num_samples: int | None, dry_run: bool, verbose: bool,
 ) -> None:  # fmt: skip
     from rllib_nlac.experiment import describe, tune_arguments
+    from rllib_nlac.interrupts import EXIT_CODE, Interrupts
+    from rllib_nlac.resume import how_to_go_on
 
     overrides = {
         "stop": mapping(stop, "--stop") if stop else None,
@@ -135,23 +156,36 @@ def _train(
         tune_arguments(experiment)
     if dry_run:
         for experiment in experiments:
-            print(describe(experiment))
+            terminal.say(describe(experiment))
         return
-    failed = [experiment.name for experiment in experiments if not _run(experiment, resume, restore, verbose)]
+    failed = []
+    with Interrupts(terminal) as interrupts:
+        for experiment in experiments:
+            try:
+                ended_well = _run(experiment, resume, restore, verbose, interrupts)
+            except KeyboardInterrupt:
+                interrupts.received = True
+            if interrupts.received:
+                for line in how_to_go_on(experiment):
+                    terminal.say(line)
+                raise typer.Exit(EXIT_CODE)
+            if not ended_well:
+                failed.append(experiment.name)
     if failed:
-        console.print(f"[red]failed: {', '.join(failed)}[/red]")
+        terminal.say(f"failed: {', '.join(failed)}", "red")
         raise typer.Exit(1)
 
 
-def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool) -> bool:
+def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, interrupts: Any) -> bool:
     """Runs one experiment through Tune; returns whether every trial ended well."""
     import ray
     from ray import tune
 
     from rllib_nlac.checkpoint import read_manifest
-    from rllib_nlac.experiment import check_resources, trainable_of, tune_arguments
+    from rllib_nlac.experiment import ExperimentError, check_resources, trainable_of, tune_arguments
+    from rllib_nlac.metric_check import MetricCheck
     from rllib_nlac.progress import ProgressLines
-    from rllib_nlac.resume import make_resumable
+    from rllib_nlac.resume import folder_of, make_resumable
     from rllib_nlac.search import mutated
     from rllib_nlac.storage import check_storage, watched
 
@@ -163,12 +197,16 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool) -> 
     if restore is not None:
         read_manifest(restore)
     if resume:
-        for line in make_resumable(Path(storage) / experiment.name):
-            console.print(line, soft_wrap=True, highlight=False)
-    options["callbacks"].append(ProgressLines(console, experiment.stop))
-    start_ray(verbose)
-    check_resources(experiment, ray.cluster_resources())
+        for line in make_resumable(folder_of(experiment)):
+            terminal.say(line)
+    metrics = MetricCheck(experiment.metrics, experiment.name)
+    options["callbacks"] += [ProgressLines(terminal, experiment.stop), metrics]
+    for name in ("ray.tune.tune", "ray.tune.experiment.trial"):
+        logging.getLogger(name).addFilter(_is_news)
     try:
+        start_ray(verbose)
+        interrupts.listen()
+        check_resources(experiment, ray.cluster_resources())
         with watched(folder):
             analysis = tune.run(
                 trainable_of(experiment), name=experiment.name,
@@ -177,14 +215,19 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool) -> 
                 verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None,
                 restore=str(restore.absolute()) if restore else None, **options,
             )  # fmt: skip
+    except tune.TuneError:
+        if metrics.problem is None:
+            raise
+        raise ExperimentError(metrics.problem) from None
     finally:
         ray.shutdown()
+    if interrupts.received:
+        return False
     ended_well = True
     for trial in analysis.trials:
         if trial.status != "TERMINATED":
             ended_well = False
-            error = trial.get_error()
-            console.print(f"[red]{trial}: {trial.status.lower()}[/red]\n{_innermost(error)}", highlight=False, soft_wrap=True)
+            _explain(trial)
         where = Path(trial.path)
         lines = [f"\nResults:     {where}", f"Curves:      tensorboard --logdir {where.parent}"]
         if any(where.glob("*.transitions")):
@@ -192,11 +235,11 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool) -> 
         if trial.checkpoint and Path(trial.checkpoint.path).exists():
             lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
         for line in lines:
-            console.print(line, soft_wrap=True, highlight=False)
+            terminal.say(line)
     if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
         value = best.metric_analysis[options["metric"]][options["mode"]]
         chosen = best.evaluated_params or {key: best.config[key] for key in mutated(experiment.tune.get("scheduler"))}
-        console.print(f"\nBest:        {best}, {options['metric']} {value:.3f}, with {chosen}", soft_wrap=True, highlight=False)
+        terminal.say(f"\nBest:        {best}, {options['metric']} {value:.3f}, with {chosen}")
     return ended_well
 
 
@@ -204,16 +247,31 @@ def start_ray(verbose: bool) -> None:
     """Starts Ray on this machine, or joins the cluster that RAY_ADDRESS names."""
     import ray
 
+    if not (ours := logging.getLogger("rllib_nlac")).handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(VisibleFormatter())
+        ours.addHandler(handler)
     ray.init(
         include_dashboard=False, log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR,
         ignore_reinit_error=True, configure_logging=verbose,
     )  # fmt: skip
 
 
-def _innermost(error: Any) -> str:
-    """What a person needs of a remote error: the last lines of its traceback."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return "\n".join(lines[-6:])
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what Tune says of interruptions, errors and missing metrics: this command says it in its own words."""
+    said_here = ("Stop signal received", "Experiment has been interrupted", "Trials did not complete", "Stopping criterion")
+    return not record.getMessage().startswith(said_here)
+
+
+def _explain(trial: Any) -> None:
+    """Why a trial did not end well, in few lines, and the file with all of it."""
+    from rllib_nlac.failures import lines_of, write_traceback
+
+    text = str(trial.get_error() or "Tune recorded no error: it ended before the trial did")
+    file = Path(trial.path) / "error.txt"
+    terminal.say(f"{trial}: {trial.status.lower()}", "red")
+    for line in lines_of(text, file if file.is_file() else write_traceback(text)):
+        terminal.say(line)
 
 
 if __name__ == "__main__":

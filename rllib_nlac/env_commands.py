@@ -8,13 +8,11 @@ from importlib.util import find_spec
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from rllib_nlac.cli_errors import clear_errors, mapping
+from rllib_nlac.terminal import terminal
 
 app = typer.Typer(help="List, play and check environments.", no_args_is_help=True)
-console = Console()
 Name = Annotated[str, typer.Argument(help="A registered name, or my_module:MyEnvironment.")]
 EnvConfig = Annotated[str, typer.Option(help="env_config as YAML or JSON.")]
 NEEDS = {"TextArena": "textarena", "TauBench": "tau_bench", "Tau2Bench": "tau2"}
@@ -25,14 +23,14 @@ def list_environments() -> None:
     """Print the registered environments and the keys of their env_config."""
     from rllib_nlac.envs import registry
 
-    table = Table("name", "what it is", "env_config", box=None, pad_edge=False)
+    rows = []
     for name, factory in sorted(registry.ENVIRONMENTS.items()):
         doc = (inspect.getdoc(factory) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")
         module = NEEDS.get(name)
         if module is not None and find_spec(module) is None:
             doc += f" (not installed: {module})"
-        table.add_row(name, doc, ", ".join(inspect.signature(factory).parameters))
-    console.print(table)
+        rows.append((name, doc, ", ".join(inspect.signature(factory).parameters)))
+    terminal.rows(rows, head=("name", "what it is", "env_config"))
 
 
 @app.command()
@@ -43,28 +41,27 @@ def play(
     task: Annotated[str | None, typer.Option(help="Id of the task.")] = None,
 ) -> None:
     """Play an episode in the terminal, seeing what an agent sees. An empty line ends a message, Ctrl-D the game."""
-    with clear_errors(console):
+    with clear_errors():
         from rllib_nlac.envs import registry
 
         env = registry.make(name, mapping(config, "--config"))
         observation, info = env.reset(seed=seed, options={"task_id": task} if task is not None else None)
-        say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
         if info.get("system_prompt"):
-            console.rule("system prompt")
-            say(info["system_prompt"])
-        console.rule(f"task {info.get('task_id', '')}")
+            terminal.rule("system prompt")
+            terminal.say(info["system_prompt"])
+        terminal.rule(f"task {info.get('task_id', '')}")
         total, over = 0.0, False
         while not over:
-            say(observation)
+            terminal.say(observation)
             action = _read_action()
             if action is None:
                 return
             observation, reward, terminated, truncated, info = env.step(action)
             total, over = total + float(reward), terminated or truncated
-        say(observation)
-        console.rule("the end")
+        terminal.say(observation)
+        terminal.rule("the end")
         ending = f"success {info.get('success')}, " if info.get("success") is not None else ""
-        say(f"{ending}return {total:g}, {info.get('stop_reason') or ('terminated' if terminated else 'truncated')}")
+        terminal.say(f"{ending}return {total:g}, {info.get('stop_reason') or ('terminated' if terminated else 'truncated')}")
 
 
 @app.command()
@@ -73,7 +70,7 @@ def check(
     config: EnvConfig = "{}",
 ) -> None:
     """Put an environment through the contract; exits with 1 where it fails."""
-    with clear_errors(console):
+    with clear_errors():
         from rllib_nlac.envs import contract, registry
 
         make = partial(registry.make, name, mapping(config, "--config"))
@@ -81,10 +78,10 @@ def check(
         failed = 0
         for finding in contract.check_environment(make):
             failed += finding.verdict == "FAILED"
-            console.print(f"{finding.verdict:>7}  {finding.check}", markup=False, highlight=False)
+            terminal.say(f"{finding.verdict:>7}  {finding.check}")
             if finding.detail:
-                console.print(f"         {finding.detail}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"\n{name}: {'keeps the contract' if not failed else f'{failed} checks failed'}")
+                terminal.say(f"         {finding.detail}")
+        terminal.say(f"\n{name}: {'keeps the contract' if not failed else f'{failed} checks failed'}")
     if failed:
         raise typer.Exit(1)
 

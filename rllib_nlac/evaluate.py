@@ -20,14 +20,14 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
-from rich.console import Console
 
 from rllib_nlac.checkpoint import is_ours, opened
+from rllib_nlac.cli_errors import running
 from rllib_nlac.config import LOGGED
-from rllib_nlac.progress import evaluation_table
 from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
 from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.env_runner import TASK, TASK_SEED, TextEnvRunner, episode_success
+from rllib_nlac.terminal import Terminal, pairs
 
 REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
 MAX_RENDERED = 10
@@ -173,7 +173,7 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, episodes: int, attempts: int, refined: bool, render: bool, console: Console, verbose: bool
+    checkpoint: Path, episodes: int, attempts: int, refined: bool, render: bool, terminal: Terminal, verbose: bool
 ) -> None:
     """Restores an algorithm, ours or any of RLlib's, plays and prints.
 
@@ -181,6 +181,7 @@ def evaluate_checkpoint(
         CheckpointError: The checkpoint is damaged.
         FileNotFoundError: The folder is no checkpoint.
         ValueError: The algorithm has no critic in words to refine with.
+        RunFailed: Something failed while it played.
     """
     ours = is_ours(str(checkpoint))
     if not ours and not (checkpoint / "rllib_checkpoint.json").is_file():
@@ -188,14 +189,15 @@ def evaluate_checkpoint(
             f"{checkpoint} is no checkpoint: it has no rllib_checkpoint.json. Checkpoints are the folders checkpoint_000... "
             "of a trial; training writes them with 'checkpoint_config: {checkpoint_at_end: true}'"
         )
-    with opened(checkpoint) if ours else nullcontext() as verified:  # refused before Ray starts
-        import ray
+    import ray
 
-        from rllib_nlac.cli import start_ray
+    from rllib_nlac.cli import start_ray
 
-        start_ray(verbose)
-        algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()), verified and verified.filesystem)
+    algorithm: Algorithm | None = None
     try:
+        with opened(checkpoint) if ours else nullcontext() as verified:  # refused before Ray starts
+            start_ray(verbose)
+            algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()), verified and verified.filesystem)
         group = algorithm.eval_env_runner_group
         runner = group.local_env_runner if algorithm.config.env == LOGGED and group is not None else algorithm.env_runner
         if algorithm.config.env == LOGGED and group is None:
@@ -203,17 +205,21 @@ def evaluate_checkpoint(
                 f"{checkpoint} was trained on logged dialogues without an environment: train with evaluation_interval and "
                 "evaluation_config: {env: ...}, or export the model and evaluate it with run: ReAct"
             )
-        if isinstance(runner, TextEnvRunner):
-            played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined)
-        else:
-            played = runner.sample(num_episodes=episodes, explore=False)
+        if refined and not hasattr(algorithm.config, "stage_settings"):
+            raise ValueError(f"{type(algorithm).__name__} has no critic in words to refine with: leave out --refined")
+        with running():
+            if isinstance(runner, TextEnvRunner):
+                played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined)
+            else:
+                played = runner.sample(num_episodes=episodes, explore=False)
         if render:
             for episode in played[:MAX_RENDERED]:
-                console.print(dialogue(episode), highlight=False, markup=False)
+                terminal.say(dialogue(episode))
         title = f"{type(algorithm).__name__} on {runner.config.env}{', one refinement a turn' if refined else ''}"
-        console.print(evaluation_table(title, summary(played)))
+        terminal.rows(pairs(summary(played)), title=title)
     finally:
-        algorithm.stop()
+        if algorithm is not None:
+            algorithm.stop()
         ray.shutdown()
 
 

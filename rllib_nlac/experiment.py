@@ -20,10 +20,11 @@ from ray.tune import CheckpointConfig
 from ray.tune.registry import get_trainable_cls
 
 import rllib_nlac  # noqa: F401 - registers NLAC and the environments
-from rllib_nlac import baselines, search
+from rllib_nlac import baselines, plain_yaml, search
 from rllib_nlac.envs import registry
 from rllib_nlac.names import unknown_key
 from rllib_nlac.search import ExperimentError
+from rllib_nlac.tune_keys import check_metrics, check_stop, check_tune_keys
 
 # Keys beside ``config``; those of the second line go to Tune, the plain ones as they stand.
 OWN_KEYS = {"run", "env", "config"}
@@ -72,6 +73,13 @@ class Experiment:
             tune["num_samples"] = num_samples
         return replace(self, stop={**self.stop, **(stop or {})}, tune=tune)
 
+    @property
+    def metrics(self) -> list[tuple[str, str]]:
+        """What a run of it must report: pairs of the key that names a metric, and its path in the results."""
+        score = (self.tune.get("checkpoint_config") or {}).get("checkpoint_score_attribute")
+        named = [("metric", self.tune.get("metric")), ("checkpoint_score_attribute", score)]
+        return [*(("stop", key) for key in self.stop), *((key, metric) for key, metric in named if metric)]
+
 
 def load_experiments(path: Path) -> list[Experiment]:
     """Reads an experiment file.
@@ -82,11 +90,18 @@ def load_experiments(path: Path) -> list[Experiment]:
     if not path.is_file():
         raise ExperimentError(f"no experiment file at {path}")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ExperimentError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(data, dict) or not all(isinstance(entry, dict) for entry in data.values()):
-        raise ExperimentError(f"{path} must map experiment names to their settings, as in 'my-experiment: {{run: NLAC, ...}}'")
+        data = plain_yaml.read(path)
+    except ValueError as error:
+        raise ExperimentError(str(error)) from error
+    form = "it must map experiment names to their settings, as in 'my-experiment: {run: NLAC, ...}'"
+    if not isinstance(data, dict) or not data:
+        kind = f"a {type(data).__name__}" if data else "nothing"
+        raise ExperimentError(f"{path} holds {kind}; {form}")
+    for name, entry in data.items():
+        if not isinstance(entry, dict):
+            # A file that begins with 'run:' lacks the experiment's name.
+            flat = name in OWN_KEYS | TUNE_KEYS
+            raise ExperimentError(f"{path}, {name}: {'the experiment has no name' if flat else f'it is {entry!r:.60}'}; {form}")
     return [read_experiment(name, entry, f"{path}, {name}") for name, entry in data.items()]
 
 
@@ -94,13 +109,16 @@ def read_experiment(name: str, entry: Mapping[str, Any], where: str) -> Experime
     """Checks one entry of an experiment file.
 
     Raises:
-        ExperimentError: A key is unknown or ``run`` is missing.
+        ExperimentError: A key is unknown, or its value is of another kind, or ``run`` is missing.
     """
+    if not isinstance(name, str) or not name.strip() or name in (".", "..") or "/" in name or not name.isprintable():
+        raise ExperimentError(f"{where}: the experiment's name, {name!r}, must do as the name of a folder")
     for key in entry:
         if key not in OWN_KEYS | TUNE_KEYS:
             raise ExperimentError(f"{where}: {_unknown(key, OWN_KEYS | TUNE_KEYS)}")
     if "run" not in entry:
         raise ExperimentError(f"{where}: 'run' is missing; name the algorithm, as in 'run: NLAC'")
+    check_tune_keys(entry, where)
     config = dict(entry.get("config") or {})
     if "env" in entry:
         config.setdefault("env", entry["env"])
@@ -126,6 +144,12 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
         for key in variant:
             if key not in known:
                 raise ExperimentError(f"{where}, config: {_unknown(key, known)}")
+        evaluation = variant.get("evaluation_config") or {}
+        if not isinstance(evaluation, Mapping):
+            raise ExperimentError(f"{where}: evaluation_config is {evaluation!r} and must be a mapping of the algorithm's keys")
+        for key in evaluation:
+            if key not in known:
+                raise ExperimentError(f"{where}, evaluation_config: {_unknown(key, known)}")
         env = variant.get("env")
         if env is None and not variant.get("input_"):
             raise ExperimentError(f"{where}: 'env' is missing; name an environment, as in 'env: TwentyQuestions'")
@@ -134,6 +158,9 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
             config.validate()
             if env is not None and registry.is_known(env):
                 registry.make(env, variant.get("env_config")).close()
+            env = evaluation.get("env", env)
+            if evaluation and env is not None and registry.is_known(env):
+                registry.make(env, evaluation.get("env_config", variant.get("env_config"))).close()
         except (ValueError, TypeError, FileNotFoundError, KeyError) as error:
             raise ExperimentError(f"{where}: {error}") from error
         first = first or config
@@ -167,7 +194,7 @@ def algorithm_class(name: str, where: str = "run", env: str | None = None) -> ty
     ours = baselines.algorithms()
     known = {*ours, *ALGORITHMS}
     if name not in known:
-        raise ExperimentError(f"{where}, run: {unknown_key(name, known).replace('key', 'algorithm')}")
+        raise ExperimentError(f"{where}, run: {unknown_key(name, known, 'algorithm')}")
     if name in ours:
         return ours[name]
     if not registry.is_known(env):
@@ -190,13 +217,9 @@ def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
     """Tune's checkpoint settings of an experiment.
 
     Raises:
-        ExperimentError: A key is unknown.
+        ExperimentError: Checkpoints are to be kept by an evaluation that is not theirs.
     """
     given = experiment.tune.get("checkpoint_config") or {}
-    known = set(CheckpointConfig.__dataclass_fields__)
-    for key in given:
-        if key not in known:
-            raise ExperimentError(f"{experiment.name}, checkpoint_config: {_unknown(key, known)}")
     score, frequency = str(given.get("checkpoint_score_attribute") or ""), given.get("checkpoint_frequency") or 0
     interval = experiment.config.get("evaluation_interval")
     if score.startswith("evaluation/") and (not interval or not frequency or frequency % interval):
@@ -215,6 +238,9 @@ def tune_arguments(experiment: Experiment) -> dict[str, Any]:
         ExperimentError: Something of it is wrong.
     """
     given, where = experiment.tune, experiment.name
+    check_tune_keys(given, where)
+    check_stop(experiment.stop, where)
+    check_metrics(experiment.metrics, experiment.config, where)
     searches = {key for key in ("scheduler", "search_alg") if given.get(key)}
     if searches and not given.get("metric"):
         raise ExperimentError(f"{where}: {' and '.join(sorted(searches))} need 'metric', as in 'metric: {EXAMPLE_METRIC}'")
@@ -271,15 +297,14 @@ def describe(experiment: Experiment) -> str:
     }
     if hasattr(config, "deepspeed_settings"):
         parts["deepspeed"] = config.deepspeed_settings
-    text = yaml.safe_dump(json.loads(json.dumps(parts, default=str)), sort_keys=False, width=120)
-    return f"{experiment.name}:\n" + "\n".join(f"  {line}" for line in text.splitlines())
+    return yaml.safe_dump({experiment.name: json.loads(json.dumps(parts, default=str))}, sort_keys=False, width=120).rstrip()
 
 
 def _plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str, list, dict, tuple))
 
 
-def _unknown(key: str, known: set[str]) -> str:
+def _unknown(key: Any, known: set[str]) -> str:
     if key in RENAMED:
         return f"unknown key {key!r}; it is called {RENAMED[key]!r} now"
     return unknown_key(key, known)

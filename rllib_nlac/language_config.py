@@ -17,6 +17,7 @@ from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.names import unknown_key
 from rllib_nlac.sampling.chat import Chat, check_model_path
+from rllib_nlac.sampling.model_folder import check_weights
 from rllib_nlac.sampling.vllm_engine import VLLMSettings
 
 # Models shipped with this package, by name: their folders below ``tiny/``; see ``tiny/worlds.py``.
@@ -306,6 +307,8 @@ class LanguageConfig(AlgorithmConfig):
         check_model_path(self.model_path)
         if Path(self.model_path).is_dir():  # a hub's name is left to the hub
             self.make_chat()
+            if not getattr(self, "endpoint", None):  # behind an endpoint are weights of their own
+                check_weights(Path(self.model_path))
 
     def _check_policy_gradient(self) -> None:
         """For losses that divide the learner's probabilities by those that the engine sampled with."""

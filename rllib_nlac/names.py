@@ -6,9 +6,14 @@ import difflib
 from collections.abc import Iterable
 
 
-def unknown_key(name: str, known: Iterable[str]) -> str:
-    """An error text for a key that does not exist, with the nearest one that does."""
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that is most like this one, if any is."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)), None)
+
+
+def unknown_key(name: object, known: Iterable[str], what: str = "key") -> str:
+    """An error text for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    near = difflib.get_close_matches(name[:80], names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names[:30])}"
-    return f"unknown key {name!r:.80}; {hint}"
+    near = nearest(str(name)[:80], names)
+    hint = f"did you mean {near!r}?" if near else f"known are {', '.join(names[:30])}"
+    return f"unknown {what} {name!r:.80}; {hint}"

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray.tune import Callback
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from rllib_nlac.notices import NOTICES
+from rllib_nlac.terminal import Terminal
 
 COLUMNS = {
     "iter": 4,
@@ -32,38 +30,37 @@ class ProgressLines(Callback):
     """Prints one line for every result of every trial.
 
     Args:
-        console: Where to print.
+        terminal: Where to print.
         stop: The stop criteria, for the time left.
         iterations_between_headers: The header is repeated that often.
     """
 
-    def __init__(self, console: Console, stop: Mapping[str, Any], iterations_between_headers: int = 30) -> None:
-        self._console = console
+    def __init__(self, terminal: Terminal, stop: Mapping[str, Any], iterations_between_headers: int = 30) -> None:
+        self._terminal = terminal
         self._stop = stop
         self._every = iterations_between_headers
         self._lines = 0
         self._started: dict[str, tuple[float, float]] = {}
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._console.print(f"[bold]{trial}[/bold] starts (half a minute on a laptop) ...", soft_wrap=True)
+        self._terminal.say(f"{trial} starts (half a minute on a laptop) ...", "bold")
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         if self._lines % self._every == 0:
-            self._console.print(self._row({name: name for name in COLUMNS}, style="bold"), soft_wrap=True)
+            self._terminal.say(_row({name: name for name in COLUMNS}), "bold")
         self._lines += 1
         values = read_result(result)
         values["left"] = self._left(trial.trial_id, result)
         prefix = f"{trial.trial_id[-5:]} " if len(trials) > 1 else ""
-        row = self._row({name: _show(values.get(name)) for name in COLUMNS})
-        self._console.print(Text(prefix) + row, soft_wrap=True)
+        self._terminal.say(prefix + _row({name: _show(values.get(name)) for name in COLUMNS}))
         for notice in (result.get(NOTICES) or "").splitlines():
-            self._console.print(Text(f"{prefix}Note: {notice}", style="yellow"), soft_wrap=True)
+            self._terminal.say(f"{prefix}Note: {notice}", "yellow")
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._console.print(f"[green]{trial} is done.[/green]")
+        self._terminal.say(f"{trial} is done.", "green")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._console.print(f"[red]{trial} failed.[/red]")
+        self._terminal.say(f"{trial} failed.", "red")
 
     def _left(self, trial_id: str, result: Mapping[str, Any]) -> str:
         """Time left, from how far the nearest stop criterion has come since the first result."""
@@ -86,10 +83,6 @@ class ProgressLines(Callback):
         else:
             seconds = (now - first_time) * (1.0 - share) / (share - first_share)
         return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
-
-    @staticmethod
-    def _row(values: Mapping[str, str], style: str = "") -> Text:
-        return Text(" ".join(values[name].rjust(width) for name, width in COLUMNS.items()), style=style)
 
 
 def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,12 +120,8 @@ def lookup(result: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def evaluation_table(title: str, rows: Mapping[str, str]) -> Table:
-    """A small two-column table."""
-    table = Table(title=title, show_header=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+def _row(values: Mapping[str, str]) -> str:
+    return " ".join(values[name].rjust(width) for name, width in COLUMNS.items())
 
 
 def _number(value: Any) -> float:

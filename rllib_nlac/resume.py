@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ray.tune import ExperimentAnalysis
 
-from rllib_nlac.checkpoint import CheckpointError, DamagedCheckpoint, examine, remove_unfinished
-from rllib_nlac.experiment import ExperimentError
+from rllib_nlac.checkpoint import CheckpointError, DamagedCheckpoint, examine, last_whole, remove_unfinished
+from rllib_nlac.experiment import Experiment, ExperimentError
+from rllib_nlac.interrupts import command_to_resume
 
 
 def make_resumable(folder: Path) -> list[str]:
@@ -63,3 +64,22 @@ def _put_right(where: Path, recorded: Path | None) -> list[str]:
     if refused:
         raise CheckpointError(f"no checkpoint in {where} can be used: {refused}")
     return lines
+
+
+def folder_of(experiment: Experiment) -> Path:
+    """Where an experiment's trials are."""
+    storage = experiment.tune.get("storage_path")
+    return (Path(storage).expanduser().absolute() if storage else Path.home() / "ray_results") / experiment.name
+
+
+def how_to_go_on(experiment: Experiment) -> list[str]:
+    """What a person should know who has interrupted an experiment."""
+    folder = folder_of(experiment)
+    storage = experiment.tune.get("storage_path") or ""
+    if "://" not in storage and not any(folder.glob("experiment_state-*.json")):
+        return ["Interrupted before anything was begun: there is nothing to go on with."]
+    has_whole = any(last_whole(trial) for trial in folder.glob("*/"))
+    since = "from the last checkpoint of each trial" if has_whole or "://" in storage else (
+        "from the beginning, as no checkpoint was written yet (checkpoint_config: {checkpoint_frequency: 1})"
+    )  # fmt: skip
+    return [f"Interrupted. Go on by: {command_to_resume()}", f"                       {since}; all is in {folder}"]

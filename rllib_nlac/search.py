@@ -16,7 +16,7 @@ from typing import Any
 from ray import tune
 from ray.tune import TuneError
 from ray.tune.schedulers import SCHEDULER_IMPORT
-from ray.tune.search import create_searcher
+from ray.tune.search import SEARCH_ALG_IMPORT, create_searcher
 
 from rllib_nlac.names import unknown_key
 
@@ -104,7 +104,7 @@ def scheduler(given: Mapping[str, Any] | str | None, where: str) -> Any:
     name, arguments = _named(given, where, "scheduler")
     known_names = {**SCHEDULER_IMPORT, "asha": SCHEDULER_IMPORT["async_hyperband"]}
     if name not in known_names:
-        raise ExperimentError(f"{where}, scheduler: {unknown_key(name, known_names)}")
+        raise ExperimentError(f"{where}, scheduler: {unknown_key(name, known_names, 'scheduler')}")
     # Tune would drop what it does not know without a word.
     found = known_names[name]
     cls = found() if inspect.isfunction(found) else found
@@ -156,6 +156,14 @@ def search_algorithm(given: Mapping[str, Any] | str | None, where: str, metric: 
     if given is None:
         return None
     name, arguments = _named(given, where, "search_alg")
+    if name not in SEARCH_ALG_IMPORT:
+        raise ExperimentError(f"{where}, search_alg: {unknown_key(name, SEARCH_ALG_IMPORT, 'search algorithm')}")
+    # Tune would drop what it does not know without a word.
+    cls = _create(SEARCH_ALG_IMPORT[name], {}, f"{where}, search_alg", package=name)
+    known = set(inspect.signature(cls).parameters)
+    for key in arguments:
+        if key not in known:
+            raise ExperimentError(f"{where}, search_alg: {unknown_key(key, known)}")
     if name not in ("random", "variant_generator"):
         arguments |= {"metric": metric, "mode": mode}
     return _create(partial(create_searcher, name), arguments, f"{where}, search_alg", package=name)
@@ -170,7 +178,9 @@ def loggers(given: Mapping[str, Mapping[str, Any] | None] | None, where: str) ->
     callbacks = []
     for name, arguments in (given or {}).items():
         if name not in LOGGERS:
-            raise ExperimentError(f"{where}, loggers: {unknown_key(name, set(LOGGERS))}")
+            raise ExperimentError(f"{where}, loggers: {unknown_key(name, LOGGERS, 'logger')}")
+        if not isinstance(arguments or {}, Mapping):
+            raise ExperimentError(f"{where}, loggers: {name} takes a mapping of its settings, and it has {arguments!r:.60}")
         module, _, cls = LOGGERS[name].rpartition(".")
         make = getattr(importlib.import_module(module), cls)
         callbacks.append(_create(make, dict(arguments or {}), f"{where}, loggers", package=name))
@@ -185,7 +195,7 @@ def _named(given: Mapping[str, Any] | str, where: str, key: str) -> tuple[str, d
             f"{where}, {key}: name it by 'type', as in '{{type: {'pbt' if key == 'scheduler' else 'optuna'}}}'"
         )
     arguments = dict(given)
-    return arguments.pop("type"), arguments
+    return str(arguments.pop("type")), arguments
 
 
 def _create(make: Callable[..., Any], arguments: dict[str, Any], where: str, package: str = "") -> Any:

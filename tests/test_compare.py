@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.compare import HERE, Cell, Plan, evaluations, is_done, read_rows, report, rows_of, summary, table
+from benchmarks.compare import COLUMNS, HERE, Cell, Plan, evaluations, is_done, main, read_rows, report, rows_of, summary, table
 from benchmarks.critic import auc, named, next_progress
 from rllib_nlac.experiment import load_experiments
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
@@ -211,6 +211,40 @@ def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path):
     assert (tmp_path / "small.png").is_file() and "| NLAC |" in (tmp_path / "compare.md").read_text()
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "1 runs, of which 1 are there already" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--worlds", "hous_1"], "unknown world 'hous_1'; did you mean 'house_1'?"),
+        (["--methods", "NLCA"], "unknown method 'NLCA'; did you mean 'NLAC'?"),
+        (
+            ["--quick", "--worlds", "random_advice"],
+            "no run of 'quick' is in the world 'random_advice'; there are house_1, twenty_questions",
+        ),
+        (["--search", "--worlds", "house_2"], "no run of 'search' is in the world 'house_2'; did you mean 'house_1'?"),
+        (["--worlds", "house_2", "--methods", "offline NLAC"], "worlds house_2 and the methods offline NLAC; there are"),
+        (["--worlds"], "expected at least one argument"),
+        (["--seeds", "0"], "'0' is no whole number above 0"),
+        (["--report", "--worlds", "house_1"], "nothing has been run yet of the worlds house_1"),
+        (["--plan", "EMPTY"], "is no plan: it has no 'worlds'"),
+        (["--rows", "EMPTY"], "holds no rows of a comparison: it has no column"),
+        (["--rows", "HEAD"], "holds no rows: nothing has been run yet"),
+        (["--rows", "ODD"], "line 2: could not convert string to float: 'many'"),
+        (["--rows", str(DOCS / "text_house.csv"), "--worlds", "some_sense"], "no row is of the worlds some_sense"),
+    ],
+)
+def test_what_selects_nothing_is_an_error(options, complaint, tmp_path, monkeypatch, capsys):
+    head = ",".join(COLUMNS)
+    odd = f"{head}\nhouse_1,NLAC,0,64,0.5,many,,1,1"
+    files = {name: tmp_path / f"{name}.csv" for name in ("EMPTY", "HEAD", "ODD")}
+    for path, text in zip(files.values(), ("", head, odd), strict=True):
+        path.write_text(text)
+    options = [str(files.get(option, option)) for option in options]
+    monkeypatch.setattr(sys, "argv", ["compare", *options, "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as found:
+        main()
+    assert found.value.code == 2 and complaint in capsys.readouterr().err
 
 
 def test_auc_is_the_chance_that_a_success_is_scored_above_a_failure():

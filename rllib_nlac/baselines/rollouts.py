@@ -23,7 +23,7 @@ from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.metrics import log_stages
 from rllib_nlac.replay.buffer import transition_at
-from rllib_nlac.sampling.collector import CollectionError, Failure
+from rllib_nlac.sampling.collector import Failure
 from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import BellmanTarget, Refinement, Transition
@@ -111,7 +111,7 @@ class RolloutCritic(LanguageAlgorithm):
         )  # fmt: skip
         for part, played, _, state in answers:
             if isinstance(played, Failure):
-                raise CollectionError(f"EnvRunner {ids[part]} failed: {played.text}")
+                raise played.raised(f"EnvRunner {ids[part]}")
             if self.collector is not None:
                 self.collector.runner_states[ids[part]] = state
         self.metrics.aggregate([metrics for _, _, metrics, _ in answers], key=ENV_RUNNER_RESULTS)
@@ -151,4 +151,4 @@ def _branch(
         with runner.lent(engine):
             return part, runner.branch(prefixes, count), runner.get_metrics(), runner.get_state()
     except Exception as error:  # RLlib would end the runner's process, and the cause would be in a log only
-        return part, Failure(f"{type(error).__name__}: {error}"), None, {}
+        return part, Failure.of(error), None, {}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rllib_nlac.envs import plain_json
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH
+from rllib_nlac.examples import data_files
 
 MAX_ROW_BYTES = 8 << 20
 MAX_FILE_BYTES = 2 << 30  # rows are held in memory
@@ -37,7 +36,7 @@ def read_rows(files: str | Sequence[str]) -> Iterator[Row]:
         ValueError: A file is of another kind or too large, or a row is malformed; file and line are named.
     """
     for name in [files] if isinstance(files, str) else files:
-        paths = sorted(glob.glob(str(Path(name).expanduser())))
+        paths = data_files(name)
         if not paths:
             raise FileNotFoundError(f"no file matches {name!r}")
         for path in paths:

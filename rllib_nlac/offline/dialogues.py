@@ -13,7 +13,6 @@ terminated. ``success`` and ``task_id`` may be missing.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from ray.rllib.offline.offline_data import OfflineData
 from rllib_nlac.envs.answers import AnswerError, reward_of
 from rllib_nlac.envs.rows import Row, id_field, read_rows
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH, TextSpace
+from rllib_nlac.examples import data_files
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.sampling.chat import Chat, PromptTooLong
 from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
@@ -242,9 +242,8 @@ def input_files(names: str | Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in [names] if isinstance(names, str) else names:
         path = Path(name).expanduser().absolute()
-        matches = (
-            [str(p) for p in path.iterdir() if p.suffix in (".jsonl", ".parquet")] if path.is_dir() else glob.glob(str(path))
-        )
+        folder = [str(p) for p in path.iterdir() if p.suffix in (".jsonl", ".parquet")] if path.is_dir() else []
+        matches = folder or [str(Path(file).absolute()) for file in data_files(name) if not Path(file).is_dir()]
         if not matches:
             raise FileNotFoundError(f"config.input_: no JSONL or parquet file at {name!r}")
         found += sorted(matches)

@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rllib_nlac.sampling.control_tokens import ControlTokens, Span
+from rllib_nlac.sampling.model_folder import check_tokenizer_files, check_vocabulary, read_config
 from rllib_nlac.types import Message
 
 # A text of more characters for each token of the context is not tokenized to find out that it is too long.
@@ -56,12 +57,29 @@ class Chat:
 
     @classmethod
     def from_pretrained(cls, model: str, max_context: int | None = None) -> Chat:
-        """Loads the tokenizer of a Hugging Face folder or name; ``max_context`` defaults to the model's own."""
+        """Loads the tokenizer of a Hugging Face folder or name; ``max_context`` defaults to the model's own.
+
+        Raises:
+            FileNotFoundError: There is no model, or it has no tokenizer.
+            ValueError: Its files cannot be read or do not fit each other, or ``max_context`` is more than the model reads.
+        """
         check_model_path(model)
-        longest = AutoConfig.from_pretrained(model).max_position_embeddings
+        config = read_config(model)
+        if Path(model).is_dir():
+            check_tokenizer_files(Path(model))
+        longest = getattr(config.get_text_config(), "max_position_embeddings", None) or max_context
+        if longest is None:
+            raise ValueError(f"the model {model!r} does not say how much it reads at once: set max_context")
         if max_context is not None and max_context > longest:
             raise ValueError(f"max_context is {max_context}, and the model {model!r} reads at most {longest} tokens")
-        return cls(AutoTokenizer.from_pretrained(model), max_context or longest)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        except Exception as error:  # whatever a damaged file brings about in whichever tokenizer
+            raise ValueError(
+                f"the tokenizer of {model!r} cannot be read ({type(error).__name__}: {error}): copy its files again"
+            ) from error
+        check_vocabulary(model, config, tokenizer)
+        return cls(tokenizer, max_context or longest)
 
     def prompt_ids(self, messages: Sequence[Message], room: int = 0) -> tuple[int, ...]:
         """Token ids of a prompt that the assistant answers next.

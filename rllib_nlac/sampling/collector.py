@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,9 +35,26 @@ class CollectionError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What a runner says instead of raising: RLlib would end its process, and the cause would be in a log only."""
+    """What a runner says instead of raising: RLlib would end its process, and the cause would be in a log only.
+
+    Attributes:
+        text: Type and text of the exception.
+        trace: Its traceback.
+    """
 
     text: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """The failure of an exception that is being handled."""
+        return cls(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def raised(self, who: str) -> CollectionError:
+        """The failure as an exception, with the runner's traceback below its own."""
+        error = CollectionError(f"{who} failed: {self.text}")
+        error.add_note(self.trace)
+        return error
 
 
 @dataclass(frozen=True)
@@ -149,7 +167,7 @@ class Rounds:
             for runner, answer in answers:
                 self._pids[runner] = answer.pid
                 if isinstance(answer.result, Failure):
-                    raise CollectionError(f"{self._name(runner)} failed: {answer.result.text}")
+                    raise answer.result.raised(self._name(runner))
                 _, share = current.owed.pop(answer.tag)
                 last_progress = time.monotonic()
                 if self.accept(runner, answer):
@@ -318,7 +336,7 @@ def _answer(runner: Any, tag: str, request: Callable[[Any], tuple[Any, Any, int]
     try:
         result, metrics, first = request(runner)
     except Exception as error:
-        return Answer(tag, Failure(f"{type(error).__name__}: {error}"), None, {}, 0, os.getpid())
+        return Answer(tag, Failure.of(error), None, {}, 0, os.getpid())
     return Answer(tag, result, metrics, runner.get_state(), first, os.getpid())
 
 

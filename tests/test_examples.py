@@ -1,0 +1,144 @@
+"""The package as it is installed from a wheel, away from its repository: commands, examples and all data files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rllib_nlac import examples
+from rllib_nlac.cli import app
+from rllib_nlac.envs.rows import read_rows
+from rllib_nlac.offline.dialogues import input_files
+
+ROOT = Path(__file__).parent.parent
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+
+
+def test_every_example_is_listed_and_printed():
+    listed = CliRunner().invoke(app, ["examples"]).output
+    for path in (ROOT / "tuned_examples").glob("*.yaml"):
+        (line,) = [line for line in listed.splitlines() if line.split(" ")[0] == path.stem]
+        assert len(line.split("  ", 1)[1].strip()) > 20
+        assert CliRunner().invoke(app, ["examples", path.stem]).output == path.read_text()
+
+
+def test_a_path_goes_before_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "math_reasoning_nlac_qwen2.5_7b"
+    for given in (name, f"{name}.yaml", f"tuned_examples/{name}.yaml"):
+        assert examples.find(given) == ROOT / "tuned_examples" / f"{name}.yaml"
+    Path(name).mkdir()  # as of results
+    assert examples.find(name).is_file()
+    Path(f"{name}.yaml").write_text("mine: {}")
+    assert examples.find(f"{name}.yaml") == Path(f"{name}.yaml")
+    with pytest.raises(
+        FileNotFoundError, match=r"no experiment file at twenty_question_nlac; .*did you mean 'twenty_questions_nlac'"
+    ):
+        examples.find("twenty_question_nlac")
+    with pytest.raises(FileNotFoundError, match="no experiment file at /x/twenty_questions_nlac"):
+        examples.find("/x/twenty_questions_nlac")
+
+
+def test_the_examples_data_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "tuned_examples/data/twenty_questions_tasks.jsonl"
+    shipped = len(list(read_rows(name)))
+    assert shipped > 8 and input_files(name) == [str(ROOT / name)]
+    Path(name).parent.mkdir(parents=True)
+    Path(name).write_text('{"mine": 1}\n')
+    assert len(list(read_rows(name))) == 1 and input_files(name) == [str(tmp_path / name)]
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        list(read_rows("data/twenty_questions_tasks.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """What git holds, so that nothing that was built before gets into what is built."""
+    folder = tmp_path_factory.mktemp("source")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    build = [*PIP, "wheel", str(source), "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out), "-q"]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = out.glob("*.whl")
+    return path
+
+
+def data_of(folder: Path) -> set[str]:
+    """The files of the package and its examples, as an installation names them."""
+    ours = {str(path.relative_to(folder)) for path in (folder / "rllib_nlac").rglob("*") if path.is_file()}
+    shipped = {f"rllib_nlac/{path.relative_to(folder)}" for path in (folder / "tuned_examples").rglob("*") if path.is_file()}
+    return ours | shipped
+
+
+def test_the_wheel_holds_all_that_the_package_has(source, wheel):
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert held == data_of(source)
+
+
+def test_the_source_archive_holds_what_a_wheel_and_the_tests_need(source, tmp_path):
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        held = {name.partition("/")[2] for name in file.getnames()}
+    kept = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file() and ".egg-info" not in str(path)}
+    assert {name for name in kept if not name.startswith((".", "build/"))} <= held
+
+
+def test_installed_away_from_the_repository(wheel, tmp_path):
+    target, here = tmp_path / "installed", tmp_path / "here"
+    here.mkdir()
+    install = [*PIP, "install", "-q", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    assert (target / "bin" / "rllib").is_file()
+    # Without site, so that no editable installation of the repository is found; what else is needed stays on the path.
+    others = [path for path in sys.path if path.endswith("-packages")]
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("PYTHON")},
+        "PYTHONPATH": os.pathsep.join([str(target), *others]), "COLUMNS": "300", "HOME": str(tmp_path),
+    }  # fmt: skip
+    # One process for all commands: importing takes longer than what they do.
+    code = """
+import sys, rllib_nlac, importlib.metadata as metadata
+from typer.testing import CliRunner
+print(rllib_nlac.__file__)
+(entry,) = [each for each in metadata.distribution("rllib_nlac").entry_points if each.name == "rllib"]
+for line in sys.stdin.read().splitlines():
+    result = CliRunner().invoke(entry.load(), line.split())
+    print(f"--- {result.exit_code}", result.output, sep="\\n")
+"""
+    commands = [
+        "examples", "train file twenty_questions_nlac --dry-run", "env list", "examples twenty_questions_nlac_task_set",
+        "train file twenty_questions_nlac_task_set --dry-run", "train file twenty_questions_nlac_offline --dry-run",
+        "train file text_house_nlac --dry-run",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=here, env=environment, input="\n".join(commands), capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    where, *printed = done.stdout.split("--- ")
+    assert where.strip() == str(target / "rllib_nlac" / "__init__.py"), done.stderr[-2000:]
+    assert [each[0] for each in printed] == ["0"] * len(commands), done.stdout + done.stderr[-2000:]
+    texts = [each.partition("\n")[2] for each in printed]
+    assert "text_house_nlac " in texts[0] and "TwentyQuestions" in texts[2] and "TextHouse" in texts[2]
+    assert yaml.safe_load(texts[1])["twenty-questions-nlac"]["run"] == "NLAC"
+    assert texts[3].strip() == (ROOT / "tuned_examples" / "twenty_questions_nlac_task_set.yaml").read_text().strip()

@@ -1,0 +1,160 @@
+"""Experiment files that cannot mean what they say: Tune's keys, YAML's traps, metrics that never come."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from ray.tune import Callback
+
+from rllib_nlac import plain_yaml
+from rllib_nlac.experiment import EXAMPLE_METRIC, ExperimentError, load_experiments, read_experiment, tune_arguments
+from rllib_nlac.metric_check import MetricCheck, find_metric
+
+EVALUATED = {"evaluation_interval": 2, "evaluation_duration": 8}
+
+
+def check(**entry):
+    entry = {"run": "NLAC", "env": "TwentyQuestions", **entry}
+    return tune_arguments(read_experiment("e", entry, "e"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ({"num_samples": -2}, "num_samples is -2 and must be at least 1"),
+        ({"num_samples": "3"}, "num_samples is '3' and must be"),
+        ({"num_samples": -1}, "num_samples is -1, which never ends"),
+        ({"mode": "maximum", "metric": "m"}, "mode is 'maximum' and must be max or min"),
+        ({"mode": "max"}, "there is no metric that it is about"),
+        ({"metric": ["m"]}, "must be a result's path"),
+        ({"metric": EXAMPLE_METRIC}, f"metric: '{EXAMPLE_METRIC}' needs evaluation; set evaluation_interval"),
+        ({"max_failures": 1.5}, "max_failures is 1.5"),
+        ({"time_budget_s": 0}, "time_budget_s is 0 and must be a number of seconds above 0"),
+        ({"max_concurrent_trials": -1}, "max_concurrent_trials is -1 and must be at least 1"),
+        ({"storage_path": 3}, "storage_path is 3"),
+        ({"loggers": ["wandb"]}, "loggers is .* must be a mapping"),
+        ({"loggers": {"wandb": "nlac"}}, "wandb takes a mapping"),
+        ({"scheduler": {"type": "ashaa"}, "metric": "m"}, "unknown scheduler 'ashaa'; did you mean 'asha'"),
+        ({"scheduler": {"type": [1]}, "metric": "m"}, "unknown scheduler"),
+        ({"search_alg": {"type": "optuna", "sede": 1}, "metric": "m"}, "unknown key 'sede'; did you mean 'seed'"),
+        ({"search_alg": "optunaa", "metric": "m"}, "unknown search algorithm 'optunaa'; did you mean 'optuna'"),
+        ({"checkpoint_config": ["x"]}, "checkpoint_config is .* must be a mapping"),
+        ({"checkpoint_config": {"num_to_kep": 2}}, "unknown key 'num_to_kep'; did you mean 'num_to_keep'"),
+        ({"checkpoint_config": {"num_to_keep": 0}}, "num_to_keep is 0 and must be at least 1"),
+        ({"checkpoint_config": {"checkpoint_frequency": -1}}, "checkpoint_frequency is -1"),
+        ({"checkpoint_config": {"checkpoint_at_end": "yes"}}, "checkpoint_at_end is 'yes' and must be true or false"),
+        ({"checkpoint_config": {"checkpoint_score_order": "best"}}, "must be max or min"),
+        ({"stop": 5}, "stop is 5 and must be a mapping"),
+        ({"stop": {"training_iteration": "8"}}, "training_iteration is '8' and must be a finite number"),
+        ({"stop": {"training_iteration": float("nan")}}, "must be a finite number"),
+        ({"stop": {"training_iteration": True}}, "must be a finite number"),
+        ({"stop": {"training_iteration": -1}}, "training_iteration is -1 and must be above 0"),
+        ({"stop": {"env_runners/num_episodes_lifetime": 0}}, "must be above 0"),
+        ({"stop": {"env_runners": {"success_rate": 0.9}}}, "one path, as in 'env_runners/success_rate"),
+        ({"stop": {1: 2}}, "must be the path of a result"),
+        ({"stop": {EXAMPLE_METRIC: 0.9}}, "needs evaluation"),
+        ({"config": [1]}, "config is .* must be a mapping"),
+        ({"config": {**EVALUATED, "evaluation_config": {"exploer": False}}}, "evaluation_config: unknown key 'exploer'"),
+        ({"config": {**EVALUATED, "evaluation_config": [1]}}, "evaluation_config is .* must be a mapping"),
+        ({"config": {**EVALUATED, "evaluation_config": {"env_config": {"turns": 1}}}}, "did you mean 'max_turns'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(entry, complaint):
+    with pytest.raises(ExperimentError, match=complaint):
+        check(**entry)
+
+
+def test_what_is_right_passes():
+    made = check(
+        num_samples=2, metric=EXAMPLE_METRIC, mode="min", max_failures=-1, time_budget_s=1.5, max_concurrent_trials=2,
+        stop={EXAMPLE_METRIC: 0.9, "env_runners/episode_return_mean": -200}, config=EVALUATED,
+        checkpoint_config={"num_to_keep": None, "checkpoint_frequency": 0},
+    )  # fmt: skip
+    assert made["num_samples"] == 2 and made["mode"] == "min"
+    assert check(num_samples=-1, time_budget_s=9)["num_samples"] == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("e:\n  run: NLAC\n  run: PPO\n", "line 3, column 3: .*'run' is there twice, first in line 2"),
+        ("e:\n  run: NLAC\ne:\n  run: PPO\n", "'e' is there twice"),
+        ("e:\n\trun: NLAC\n", "line 2, column 1: .*YAML takes no tabs"),
+        ("", "holds nothing; it must map experiment names"),
+        ("# a comment\n", "holds nothing"),
+        ("- run: NLAC\n", "holds a list; it must map"),
+        ("run: NLAC\nenv: TwentyQuestions\n", "run: the experiment has no name"),
+        ("e: NLAC\n", "e: it is 'NLAC'; it must map"),
+        ("1: {run: NLAC, env: TwentyQuestions}\n", "the experiment's name, 1, must do as the name of a folder"),
+        ("../x: {run: NLAC, env: TwentyQuestions}\n", "must do as the name of a folder"),
+        ("e: {run: NLAC", "line 1, column 14: not valid YAML"),
+        ("e: !!python/object/apply:os.system [true]\n", "could not determine a constructor"),
+        ("a: " + "[" * 3000, "nested too deeply"),
+        (b"e: \xff\xfe", "is no UTF-8 text"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_line(text, complaint, tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ExperimentError, match=complaint) as found:
+        load_experiments(path)
+    assert str(path) in str(found.value)
+
+
+def test_numbers_are_those_of_json_and_merges_still_work():
+    text = "base: &b {lr: 1e-4, x: 1}\nmine: {<<: *b, x: 2, y: -2E+3, z: 1.5e3, name: e5, id: 0x1f, big: 1.e3}"
+    assert plain_yaml.parse(text, "x")["mine"] == {
+        "lr": 1e-4, "x": 2, "y": -2000.0, "z": 1500.0, "name": "e5", "id": 31, "big": 1000.0,
+    }  # fmt: skip
+
+
+def test_a_file_holds_several_experiments(tmp_path):
+    entry = {"run": "NLAC", "env": "TwentyQuestions"}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"a": entry, "b": entry}))
+    assert [experiment.name for experiment in load_experiments(tmp_path / "x.yaml")] == ["a", "b"]
+
+
+RESULT = {
+    "training_iteration": 1, "config": {"success_rat": 1},
+    "env_runners": {"num_episodes": 8, "success_rate": 0.5, "success_low": 0.1, "return": {"mean": 1.0}},
+    "learners": {"default_policy": {"loss": 0.1}},
+}  # fmt: skip
+
+
+class TestMetrics:
+    @pytest.mark.parametrize(
+        ("metric", "found"),
+        [
+            ("training_iteration", True),
+            ("env_runners/success_rate", True),
+            ("success_rat", "did you mean 'env_runners/success_rate'?"),
+            ("env_runners/success_rat", "did you mean 'env_runners/success_rate'?"),
+            ("training_iterations", "did you mean 'training_iteration'?"),
+            ("env_runners/return", "it is a group of them: env_runners/return/mean"),
+            ("env_runners/" + 40 * "q", "there are env_runners/num_episodes, "),
+            ("learners/default_policy/los", "did you mean 'learners/default_policy/loss'?"),
+            ("evaluation/env_runners/success_rat", False),
+            ("config/success_rat", True),
+        ],
+    )
+    def test_of_a_result(self, metric, found):
+        answer = find_metric(RESULT, metric)
+        assert answer.startswith(found) if isinstance(found, str) else answer is found
+
+    def test_what_comes_later_is_waited_for(self):
+        evaluation = {"env_runners": {"num_episodes": 4, "success_rate": 1.0}}
+        assert find_metric({**RESULT, "evaluation": {}}, "evaluation/env_runners/success_rat") is False
+        answer = find_metric({**RESULT, "evaluation": evaluation}, "evaluation/env_runners/success_rat")
+        assert answer == "did you mean 'evaluation/env_runners/success_rate'?"
+        early = {"training_iteration": 1, "env_runners": {"num_episodes": 0, "steps": 9}, "learners": {}}
+        assert find_metric(early, "env_runners/episode_return_mean") is False  # no episode has ended yet
+        assert find_metric(early, "learners/default_policy/loss") is False  # nothing has been learned yet
+
+    def test_a_run_ends_at_the_first_result_that_shows_it(self):
+        check = MetricCheck([("stop", "training_iteration"), ("metric", "evaluation/env_runners/succes")], "e")
+        assert isinstance(check, Callback)
+        check.on_trial_result(1, [], None, RESULT)
+        assert check.problem is None
+        with pytest.raises(ExperimentError, match="e, metric: no result has 'evaluation/env_runners/succes'; did you mean"):
+            check.on_trial_result(2, [], None, {**RESULT, "evaluation": {"env_runners": {"num_episodes": 1, "success": 1}}})
+        assert check.problem
