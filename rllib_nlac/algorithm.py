@@ -324,7 +324,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         def restore() -> None:
             with watched(self.learner_group):
                 super(LanguageAlgorithm, self).restore_from_path(path, **kwargs)
-                if None in on_every_learner(self.learner_group, lambda learner: getattr(learner, "restored_from", "")):
+                whole = kwargs.get("component") is None
+                if whole and None in on_every_learner(self.learner_group, lambda learner: learner.restored_from):
                     raise CheckpointError(
                         f"{path}: a learner could not be restored; its process's log says why. The algorithm is half restored "
                         "and must not go on"

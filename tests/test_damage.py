@@ -258,9 +258,11 @@ class TestAlgorithm:
         try:
             saved = Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
             state, check = saved / "learner_group" / "learner" / "state.pkl", checkpoint.check
-            monkeypatch.setattr(checkpoint, "check", lambda *args: (check(*args), attacks.flip(state, 5000, 1)))
-            with pytest.raises(CheckpointError, match="a learner could not be restored"):
+            flips = iter([lambda: attacks.flip(state, 5000, 1)])
+            monkeypatch.setattr(checkpoint, "check", lambda *args: (check(*args), next(flips, lambda: None)()))
+            with pytest.raises(CheckpointError, match=r"state\.pkl"):
                 algorithm.restore_from_path(str(saved))
+            assert algorithm.num_learner_restarts == 1  # the learners that read it are gone
         finally:
             algorithm.stop()
 

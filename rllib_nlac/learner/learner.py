@@ -30,6 +30,7 @@ class LanguageLearner(TorchLearner):
     """
 
     divides_target = True  # where ZeRO divides the optimizer among the learners, whether they divide the target weights, too
+    restored_from: str | None = None  # the checkpoint
     _whole_state: dict[str, torch.Tensor] | None = None
 
     @override(TorchLearner)
@@ -229,7 +230,7 @@ class LanguageLearner(TorchLearner):
     @override(Checkpointable)
     def restore_from_path(self, path: Any, **kwargs: Any) -> None:
         """Remembers that it was restored: RLlib says nothing of a learner in another process that could not be."""
-        self.restored_from: str | None = None
+        self.restored_from = None
         super().restore_from_path(path, **kwargs)
         self.restored_from = str(path)
 
