@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.baselines.grpo import GRPO, GRPOConfig, group_advantages, has_spread
-from rllib_nlac.baselines.nlql import BestOfStages, choose, value_of
+from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig, choose, value_of
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rft import RFT
 from rllib_nlac.baselines.rollouts import RolloutCritic
@@ -185,7 +185,7 @@ class TestRolloutCritics:
         targets = [
             BellmanTarget(t, answer if i else None, None, None, None) for i, t in enumerate((*transitions, *transitions))
         ]
-        refinements = [Refinement(t, (), None, None, answer if i == 1 else None, False, "x") for i, t in enumerate(transitions)]
+        refinements = [Refinement(t, (), None, None, answer if i else None, False, "x") for i, t in enumerate(transitions)]
         return targets, refinements
 
     @pytest.mark.parametrize(("critic", "policy"), [(1.0, 1.0), (2.0, 1.0), (1.0, 0.5)])
@@ -194,10 +194,12 @@ class TestRolloutCritics:
         sequences = a._sequences(*self.texts())
         total = critic + policy
         weights = {role: [s.weight for s in sequences if s.role == role] for role in (CRITIC, POLICY)}
-        assert weights[CRITIC] == pytest.approx([critic / total / 5] * 5) and weights[POLICY] == pytest.approx([policy / total])
+        assert weights[CRITIC] == pytest.approx([critic / total / 5] * 5) and weights[POLICY] == pytest.approx(
+            [policy / total / 2] * 2
+        )
         for s in sequences:
             assert s.answer_ids == (30, 31)
-            assert s.prompt_ids == ((2, 3, 4, 5) if s.role == POLICY else (9, s.prompt_ids[1]))
+            assert s.prompt_ids in (((2, 3, 4, 5), (2, 3, 4, 5, 6)) if s.role == POLICY else ((9, 1), (9, 3), (9, 5)))
 
     def test_a_coefficient_of_0_switches_off(self):
         assert {s.role for s in self.algorithm(critic_loss_coeff=0.0)._sequences(*self.texts())} == {POLICY}
@@ -232,6 +234,7 @@ class TestRolloutCritics:
         assert 1 <= steps[0] <= 3 and steps[1] == 1
         lengths = [[1 + len(t.following) for t in group] for group in seen["rollouts"]]
         assert lengths == [[3 - steps[0] + 1, 5 - steps[0] + 1, 4 - steps[0] + 1], [1]]
+        assert all(t is group[0] for t, group in zip(seen["judged"], seen["rollouts"], strict=True))
         assert [t.action for t in seen["judged"]] == [f"turn {n - 1}" for n in steps]
         assert [[f.success for f in futures] for futures in seen["futures"]] == [[True, False, True], []]
 
@@ -286,6 +289,11 @@ GOOD, BAD = Future("SUCCESS", True), Future("FAILURE", False)
 
 
 class TestNLQL:
+    def test_the_best_of_one_is_refused(self):
+        config = NLQLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
+        with pytest.raises(ValueError, match="num_candidates is 1 and must be at least 2"):
+            config.training(num_candidates=1).validate()
+
     def test_the_value_is_the_verdict_and_then_the_share_of_successes(self):
         assert value_of(YES, (BAD,)) == 2.0 and value_of(NO, (GOOD,)) == 1.0
         assert value_of(NO, (GOOD, BAD, BAD, BAD)) == 0.25 and value_of(YES, ()) == 2.0
@@ -309,7 +317,7 @@ class TestNLQL:
     @pytest.mark.parametrize("weights", [Weights.POLICY, Weights.INITIAL])
     def test_waves(self, chat, compact, weights):
         """n actions of the policy, k futures of each, a critique of each; the roles answer by the weights that are set."""
-        moves = iter(["Is it big?", "Is it alive?"])
+        moves = iter(["Is it big?", "Is it alive?", "Is it alive?", "Can it fly?"])
 
         def answer(prompt, _):
             if "Evaluate." in prompt:
@@ -326,12 +334,14 @@ class TestNLQL:
         stages.num_candidates = 2
         t = transition_at("TwentyQuestions", played([0.0, 1.0]), 0)
         report = StageReport()
-        ((refinement,),) = stages.drive(report, stages.improvement([t], report))
+        other = transition_at("TwentyQuestions", played([0.0, 1.0]), 1)
+        ((refinement, second),) = stages.drive(report, stages.improvement([t, other], report))
+        assert (second.action, second.transition) == ("Is it alive?", other)
         assert refinement.action == "Is it alive?" and refinement.critique.optimal and len(refinement.futures) == 2
         assert [(which, len(prompts)) for which, prompts in engine.calls] == [
-            (Weights.POLICY, 2), (weights, 4), (Weights.TARGET, 2),
+            (Weights.POLICY, 4), (weights, 8), (Weights.TARGET, 4),
         ]  # fmt: skip
-        assert report.counts["refinement_refined"] == 1
+        assert report.counts["refinement_refined"] == 2
 
 
 class TestScalarCritic:
@@ -386,8 +396,8 @@ class TestScalarCritic:
     def test_a_training_step(self, monkeypatch):
         """Candidates and next actions in one call, advantages beside their mean, priorities from the critic alone."""
         a = self.algorithm()
-        episode = played([1.0, 2.0])
-        transitions = [transition_at("E", episode, t) for t in (0, 1)]
+        episode = played([1.0, 2.0, 4.0])
+        transitions = [transition_at("E", episode, t, n_step=2) for t in (0, 1)]
         sample = ReplaySample(transitions, np.ones(2, np.float32), [7, 8])
         asked, learned = [], {}
 
@@ -408,12 +418,14 @@ class TestScalarCritic:
         monkeypatch.setattr("rllib_nlac.baselines.scalar_critic.log_replay", lambda *_: None)
         ScalarCritic.training_step(a)
         (states,) = asked
-        assert states == [transitions[0].state] * 2 + [transitions[1].state] * 2 + [transitions[0].next_state]
+        assert states == [transitions[0].state] * 2 + [transitions[1].state] * 2 + [
+            episode.get_extra_model_outputs("messages", 2)
+        ]
         # Action i has i + 1 tokens of log-probability -i: Q is i + 1, log π is -i (i + 1), Q - α log π is (i + 1)(1 + i / 2).
         soft = [1.0, 3.0, 6.0, 10.0]
         critic = {s.item: s.scalar for s in learned["sequences"] if s.role == CRITIC}
         policy = [s.scalar for s in learned["sequences"] if s.role == POLICY]
-        assert critic == pytest.approx({0: 1 + 0.9 * (15 + 0.5 * 20), 1: 2.0})
+        assert critic == pytest.approx({0: 1 + 0.9 * 2 + 0.81 * (15 + 0.5 * 20), 1: 2 + 0.9 * 4})
         assert policy == pytest.approx([soft[0] - 2, soft[1] - 2, soft[2] - 8, soft[3] - 8])
         assert updated["nodes"] == [7, 8] and updated["synced"] and learned["count"] == 2
         top = np.quantile([4.0, 1.0], 0.95)

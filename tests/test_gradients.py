@@ -267,6 +267,9 @@ class TestGradient:
         results = update(learner, sequences)
         assert_close(before - parameters_of(learner), expected)
         assert float(results["gradient_norm"].peek()) == pytest.approx(float(expected.norm()), rel=1e-4)
+        for role, name in ((CRITIC, "critic_loss"), (POLICY, "policy_loss")):
+            own = [value for value, s in zip(losses, sequences, strict=True) if s.role == role]
+            assert float(results[name].peek()) == pytest.approx(np.mean(own), rel=1e-3, abs=1e-5)
         table = np.concatenate(results[SEQUENCE_LOSSES].peek())
         np.testing.assert_allclose(table[:, 3], losses, rtol=1e-3, atol=1e-5)
         assert table[:, :2].tolist() == [[s.item, s.role] for s in sequences]

@@ -220,7 +220,7 @@ class TestModule:
     def test_probabilities_entropies_and_values_row_by_row(self, learner, shapes, budget, seed):
         module, rng = module_of(learner), np.random.default_rng(seed)
         module.model_config["max_tokens_per_micro_batch"] = budget
-        rows = [(rng.integers(2, 500, p).tolist(), rng.integers(2, 500, t).tolist()) for p, t in shapes]
+        rows = [(rng.integers(2, 500, p).tolist(), rng.integers(0, 500, t).tolist()) for p, t in shapes]
         pad = lambda ids, width: ids + [PAD] * (width - len(ids))  # noqa: E731
         batch = {
             Columns.OBS: torch.tensor([pad(p, 14) for p, _ in rows], dtype=torch.int32),
