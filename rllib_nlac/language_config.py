@@ -22,7 +22,6 @@ from rllib_nlac.sampling.vllm_engine import VLLMSettings
 
 # Models shipped with this package, by name: their folders below ``tiny/``; see ``tiny/worlds.py``.
 SHIPPED_MODELS = {"tiny": "model", "tiny_house": "house_model"}
-LEAST_TEMPERATURE = 0.01  # vLLM raises any lower one above 0 to it
 # Keys of DeepSpeed's that would change what a gradient step is, or be ignored, and ours that do what they say.
 DEEPSPEED_KEYS_OF_OURS = {
     "train_batch_size": "minibatch_size",
@@ -309,13 +308,6 @@ class LanguageConfig(AlgorithmConfig):
             self.make_chat()
             if not getattr(self, "endpoint", None):  # behind an endpoint are weights of their own
                 check_weights(Path(self.model_path))
-
-    def _check_policy_gradient(self) -> None:
-        """For losses that divide the learner's probabilities by those that the engine sampled with."""
-        least = f"must be at least {LEAST_TEMPERATURE}, vLLM's lowest: a greedy policy has no gradient"
-        self._check(self.action_temperature >= LEAST_TEMPERATURE, "action_temperature", least)
-        whole = "must be 1: the loss compares probabilities under the whole distribution"
-        self._check(self.action_top_p == 1.0, "action_top_p", whole)
 
     def _check_ranges(self) -> None:
         ranges_of_all: dict[str, ranges.Range | ranges.Flag] = {}

@@ -73,6 +73,8 @@ class Range:
         return None
 
     def _bounds(self) -> str:
+        if self.low == self.high:
+            return f"be {self.low:g}"
         if self.high == math.inf:
             return "not be negative" if (self.low, self.above) == (0, False) else (
                 f"be above {self.low:g}" if self.above else f"be at least {self.low:g}"
@@ -94,6 +96,13 @@ class Flag:
 Ranges = Mapping[str, Range | Flag]
 
 FLAG = Flag()
+# For losses that divide the learner's probabilities by those that the engine sampled with.
+POLICY_GRADIENT: Ranges = {
+    "action_temperature": Range(
+        0.01, why="a greedy policy has no gradient, and vLLM raises any lower temperature above 0 to it"
+    ),
+    "action_top_p": Range(1, 1, why="the loss compares probabilities under the whole distribution"),
+}
 STEP = Range(0, whole=True)
 COUNT = Range(1, whole=True)
 COUNT_OR_NONE = Range(1, whole=True, optional=True)

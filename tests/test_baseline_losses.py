@@ -50,7 +50,7 @@ def fake(**config) -> SimpleNamespace:
 def test_a_policy_gradient_needs_the_distribution_that_the_engine_samples_from(config):
     made = config().environment("TwentyQuestions").language(language_model="tiny", prompts="compact", max_action_tokens=12)
     made.language(action_temperature=0.5).validate()
-    with pytest.raises(ValueError, match=r"action_temperature is 0 and must be at least 0\.01, .*no gradient"):
+    with pytest.raises(ValueError, match=r"action_temperature is 0 and must be at least 0\.01: .*no gradient"):
         made.language(action_temperature=0).validate()
     with pytest.raises(ValueError, match=r"action_top_p is 0\.9 and must be 1"):
         made.language(action_temperature=1.0, action_top_p=0.9).validate()
@@ -177,6 +177,7 @@ class TestRolloutCritics:
         a.stages = SimpleNamespace(predict_ids=lambda t: (9, len(t.state)))
         a._transition = lambda episode, t: RolloutCritic._transition(a, episode, t)
         a._sequences = lambda targets, refinements: RolloutCritic._sequences(a, targets, refinements)
+        a.heed_stages = lambda report: None
         return a
 
     def texts(self):
@@ -413,6 +414,7 @@ class TestScalarCritic:
         a.replay, a._generate, a.learn = (lambda: sample), generate, learn
         a._targets = lambda *arguments: ScalarCritic._targets(a, *arguments)
         a._sequences = lambda *arguments: ScalarCritic._sequences(a, *arguments)
+        a.prioritise = lambda *arguments: ScalarCritic.prioritise(a, *arguments)
         a.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda nodes, p: updated.update(nodes=nodes, p=p))
         a.sync_weights, a.weight_version = (lambda: updated.update(synced=True)), 1
         monkeypatch.setattr("rllib_nlac.baselines.scalar_critic.log_replay", lambda *_: None)

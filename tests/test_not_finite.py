@@ -112,7 +112,7 @@ class TestLearner:
         assert int(results["num_stopped_steps"].peek()) == int(results["num_gradient_steps"].peek()) == 1
         (table,) = results[SEQUENCE_LOSSES].peek()
         assert table[:, 2].tolist() == [0, 0, 1, 1] and np.isfinite(table[:, 4]).tolist() == [False, False, True, True]
-        assert float(results["critic_loss"].peek()) == pytest.approx(table[2, 2], rel=1e-6)
+        assert float(results["critic_loss"].peek()) == pytest.approx(table[2, 3], rel=1e-6)
 
 
 def table(*norms: float, loss: float = 1.0) -> np.ndarray:
@@ -149,7 +149,7 @@ class TestPriorities:
     def test_a_stopped_update_says_nothing_of_priorities(self):
         result = priorities(np.array([1.0, INF, NAN, 3.0]), np.array([1.0, NAN, INF, NAN]))
         assert np.isnan(result).tolist() == [False, True, True, False]
-        np.testing.assert_allclose(result[[0, 3]], [2.001, 2.951])
+        np.testing.assert_allclose(result[[0, 3]], [2.001, np.quantile([2.0, 4.0], 0.95) + 1e-3])  # L2 of the last is not known
         assert np.isnan(priorities(np.array([INF]), np.array([NAN]))).all()
 
     @pytest.mark.parametrize("value", [NAN, INF, -1.0, 0.0])

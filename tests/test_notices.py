@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import math
@@ -9,23 +10,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.notices import NOTICES, Notices, shown
 from rllib_nlac.progress import COLUMNS, ProgressLines
+from rllib_nlac.terminal import Terminal
 from rllib_nlac.types import Weights
 
 TRIAL = SimpleNamespace(trial_id="abc_00000")
 
 
 def printed(*results: dict, stop: dict | None = None) -> list[str]:
-    file = io.StringIO()
-    lines = ProgressLines(Console(file=file, width=60), stop or {})
-    for result in results:
-        lines.on_trial_result(0, [TRIAL], TRIAL, result)
+    with contextlib.redirect_stdout(file := io.StringIO()):
+        lines = ProgressLines(Terminal(), stop or {})
+        for result in results:
+            lines.on_trial_result(0, [TRIAL], TRIAL, result)
     return file.getvalue().splitlines()
 
 

@@ -23,6 +23,7 @@ from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistill
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.notices import Notices
 from rllib_nlac.offline.dialogues import parse_dialogue, to_episode, write_dialogues
 from rllib_nlac.replay.buffer import TextReplayBuffer
 from rllib_nlac.sampling.env_runner import TextEnvRunner
@@ -172,7 +173,7 @@ class TestRolloutCritics:
     def ask(self, kind: type[RolloutCritic], config, chat, compact, world: int) -> list[str]:
         runner = runner_of(config, chat, world)
         algorithm = kind.__new__(kind)
-        algorithm.config, algorithm.rng = config, np.random.default_rng(0)
+        algorithm.config, algorithm.rng, algorithm.notices = config, np.random.default_rng(0), Notices()
         algorithm.env_runner_group = SimpleNamespace(healthy_env_runner_ids=list, local_env_runner=runner)
         algorithm.metrics = SimpleNamespace(aggregate=lambda *a, **k: None, log_value=lambda *a, **k: None)
         algorithm.stages = LanguageStages(runner.engine, chat, lambda env: compact, config.stage_settings)

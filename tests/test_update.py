@@ -12,9 +12,11 @@ from scripted_roles import transition
 from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.algorithm import last_losses
 from rllib_nlac.config import LOGGED
+from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.nlac import NLAC, REPLAY_BUFFER
+from rllib_nlac.notices import Notices
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.types import BellmanTarget, Generation, Refinement
 
@@ -60,7 +62,8 @@ def make():
         algorithm.stages = SimpleNamespace(predict_ids=lambda t: (60, t.id), rng=np.random.default_rng(1))
         algorithm.metrics = SimpleNamespace(log_time=lambda *_: _Nothing())
         algorithm.env_steps_sampled = lambda: steps
-        algorithm.env_runner_group = None
+        algorithm.env_runner_group = algorithm.collector = None
+        algorithm.notices = Notices()
         algorithm.weight_version = 5
         algorithm._iteration = 3
         return algorithm
@@ -198,7 +201,7 @@ class TestStep:
         full = sample_of(transitions)
         algorithm = make(**settings)
         algorithm.replay = lambda: full if sample == "full" else None
-        report = object()
+        report = StageReport()
 
         def stages_run(asked, target_version):
             calls.append(("stages", asked, target_version))
@@ -313,9 +316,9 @@ class TestReplay:
         algorithm.save_parts(tmp_path)
         assert (tmp_path / REPLAY_BUFFER).is_dir() is kept
         loaded: list = []
-        algorithm.local_replay_buffer = SimpleNamespace(load=loaded.append)
-        algorithm.load_parts(tmp_path)
-        assert loaded == ([tmp_path / REPLAY_BUFFER] if kept else [])
+        algorithm.local_replay_buffer = SimpleNamespace(load=lambda *a: loaded.append(a))
+        algorithm.load_parts(SimpleNamespace(folder=tmp_path, open=open))
+        assert loaded == ([(tmp_path / REPLAY_BUFFER, open)] if kept else [])
 
 
 def test_a_restored_run_goes_on_with_the_stages_random_state_and_without_their_targets(make):

@@ -30,6 +30,7 @@ class GRPOConfig(LanguageAlgorithmConfig):
     """Configures GRPO. ``minibatch_size`` counts turns, ``episodes_per_iteration`` all episodes of all tasks."""
 
     RANGES = {
+        **ranges.POLICY_GRADIENT,
         "episodes_per_task": ranges.Range(2, whole=True, why="an advantage compares episodes"),
         "clip_param": ranges.POSITIVE,
         "normalize_by_std": ranges.FLAG,
@@ -67,11 +68,6 @@ class GRPOConfig(LanguageAlgorithmConfig):
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type:
         return PolicyGradientLearner
-
-    @override(AlgorithmConfig)
-    def validate(self) -> None:
-        super().validate()
-        self._check_policy_gradient()
 
 
 class PolicyGradientLearner(LanguageLearner):

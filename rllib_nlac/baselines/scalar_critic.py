@@ -34,6 +34,7 @@ class ScalarCriticConfig(ReplayConfig):
     """Configures the scalar critic. ``minibatch_size`` counts transitions."""
 
     RANGES = {
+        **ranges.POLICY_GRADIENT,
         "num_candidates": ranges.Range(2, whole=True, why="an advantage compares actions"),
         "tau": ranges.Range(0, 1, why="targets come from the target weights"),
         "entropy_alpha": ranges.NOT_NEGATIVE,
@@ -85,7 +86,6 @@ class ScalarCriticConfig(ReplayConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check_policy_gradient()
         self._check(self.zero_stage < 3, "zero_stage", "must be below 3: the target's values need whole parameters")
 
 

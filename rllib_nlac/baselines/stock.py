@@ -36,7 +36,7 @@ class StockConfig(LanguageConfig):
     """
 
     RANGES = {
-        "action_temperature": ranges.Range(0, above=True, why="a greedy policy has no gradient"),
+        **ranges.POLICY_GRADIENT,
         "lambda_": ranges.SHARE,
         "entropy_coeff": ranges.Range(0, schedule=True),
         "vf_loss_coeff": ranges.NOT_NEGATIVE,
@@ -71,7 +71,6 @@ class StockConfig(LanguageConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check_policy_gradient()
         self._check(self.num_engines == 0, "num_engines",
                     "must be 0: under RLlib's own algorithms each EnvRunner has its engine; raise num_env_runners")  # fmt: skip
 

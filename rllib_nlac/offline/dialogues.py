@@ -122,6 +122,8 @@ def _rewards(row: Row, fields: Mapping[str, Any], count: int) -> tuple[float, ..
     values = fields.get("rewards", [*[0.0] * (count - 1), fields.get("reward")])
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"{row.place}: there are {count} actions, and 'rewards' is {values!r:.60}")
+    if (flag := next((value for value in values if isinstance(value, bool)), None)) is not None:
+        raise ValueError(f"{row.place}: a reward must be a finite number, and one is {flag}")
     try:
         return tuple(reward_of(value, "a reward") for value in values)
     except AnswerError as error:
