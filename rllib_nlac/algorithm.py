@@ -326,14 +326,17 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
                 super(LanguageAlgorithm, self).restore_from_path(path, **kwargs)
                 whole = kwargs.get("component") is None
                 if whole and None in on_every_learner(self.learner_group, lambda learner: learner.restored_from):
-                    raise CheckpointError(
-                        f"{path}: a learner could not be restored; its process's log says why. The algorithm is half restored "
-                        "and must not go on"
-                    )
+                    raise LearnerLost("a learner has not read it")
                 self._updates_since_snapshot = 0
                 self._take_snapshot()
 
-        self._with_learners(restore)
+        try:
+            self._with_learners(restore)
+        except (LearnerLost, IndexError) as error:  # RLlib puts learners aside that raise, and then looks for the first of none
+            raise CheckpointError(
+                f"{path}: a learner could not be restored; its process's log says why. The algorithm is half restored and must "
+                "not go on"
+            ) from error
         if self.collector is not None:
             self.collector.forget()
         # The engines still serve the weights that they were started with.

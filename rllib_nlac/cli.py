@@ -267,7 +267,9 @@ def _explain(trial: Any) -> None:
     """Why a trial did not end well, in few lines, and the file with all of it."""
     from rllib_nlac.failures import lines_of, write_traceback
 
-    text = str(trial.get_error() or "Tune recorded no error: it ended before the trial did")
+    # What Tune could not copy into the storage is where it was written first.
+    kept = Path(trial.error_file).read_text(errors="replace") if trial.error_file and Path(trial.error_file).is_file() else None
+    text = str(trial.get_error() or kept or "Tune recorded no error: it ended before the trial did")
     file = Path(trial.path) / "error.txt"
     terminal.say(f"{trial}: {trial.status.lower()}", "red")
     for line in lines_of(text, file if file.is_file() else write_traceback(text)):

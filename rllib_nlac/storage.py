@@ -15,6 +15,7 @@ from rllib_nlac.checkpoint import last_whole
 PROBE_BYTES = 64 << 10
 # The loggers through which Tune prints a traceback, each time anew, when it cannot write its own files.
 TUNES_LOGGERS = ("ray.tune.execution.experiment_state", "ray.tune.execution.tune_controller", "ray.train._internal.syncer")
+LAST_COPY_FAILED = "Last sync command failed"
 ADVICE = "Make room or mend the folder, and go on with --resume; or give another --storage-path"
 STORAGE_ERRORS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO, errno.ENOTDIR, errno.EISDIR,
@@ -79,6 +80,9 @@ class StorageWatch(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """False for errors of the storage; the trial's own are printed when it ends."""
+        if record.getMessage().startswith(LAST_COPY_FAILED):  # it comes as a text, with its traceback
+            self.error = self.error or OSError(errno.EIO, os.strerror(errno.EIO))
+            return False
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if isinstance(error, StorageError):
             self.is_explained = True

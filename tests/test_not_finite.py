@@ -203,6 +203,7 @@ def small(config, env: str = "TwentyQuestions"):
     config.language(language_model="tiny", prompts="compact", max_action_tokens=12)
     config.training(lr=1e-3, train_batch_size_per_learner=32, minibatch_size=8)
     config.num_envs_per_env_runner = 4
+    config.env_runners(num_env_runners=0)
     if not isinstance(config, TextPPOConfig):
         config.training(episodes_per_iteration=16)
     if hasattr(config, "roles"):

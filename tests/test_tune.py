@@ -33,7 +33,7 @@ class TestSearchSpaces:
 
     def test_every_value_and_both_ends_are_checked_before_anything_starts(self):
         for space in ({"choice": [0.1, 7]}, {"uniform": [0.5, 7]}, {"grid_search": [0.1, 7]}):
-            with pytest.raises(ExperimentError, match=r"config\.tau is 7 and must lie between 0"):
+            with pytest.raises(ExperimentError, match=r"config\.tau is 7 and must be between 0 and 1"):
                 experiment(config={"tau": space})
         with pytest.raises(ExperimentError, match="unknown key 'alhpa'"):
             experiment(config={"replay_buffer_config": {"alhpa": {"uniform": [0, 1]}}})
@@ -57,12 +57,12 @@ class TestSchedulers:
     @pytest.mark.parametrize(
         "entry, message",
         [
-            ({"scheduler": {"type": "abt"}, "metric": "m"}, "unknown key 'abt'.*did you mean 'pbt'"),
+            ({"scheduler": {"type": "abt"}, "metric": "m"}, "unknown scheduler 'abt'.*did you mean 'pbt'"),
             ({"scheduler": {"type": "asha", "max_tt": 3}, "metric": "m"}, "unknown key 'max_tt'.*did you mean 'max_t'"),
             ({"scheduler": {"type": "asha"}}, "scheduler need 'metric'"),
             ({"scheduler": {"max_t": 3}, "metric": "m"}, "name it by 'type'"),
             ({"search_alg": {"type": "optuuna"}, "metric": "m"}, "optuuna"),
-            ({"loggers": {"wandbb": None}}, "unknown key 'wandbb'.*did you mean 'wandb'"),
+            ({"loggers": {"wandbb": None}}, "unknown logger 'wandbb'.*did you mean 'wandb'"),
         ],
     )  # fmt: skip
     def test_what_is_wrong_is_named(self, entry, message):
