@@ -215,6 +215,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
                 verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None,
                 restore=str(restore.absolute()) if restore else None, **options,
             )  # fmt: skip
+            errors = {trial: _error_of(trial) for trial in analysis.trials if trial.status != "TERMINATED"}
     except tune.TuneError:
         if metrics.problem is None:
             raise
@@ -227,7 +228,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     for trial in analysis.trials:
         if trial.status != "TERMINATED":
             ended_well = False
-            _explain(trial)
+            _explain(trial, errors[trial])
         where = Path(trial.path)
         lines = [f"\nResults:     {where}", f"Curves:      tensorboard --logdir {where.parent}"]
         if any(where.glob("*.transitions")):
@@ -263,13 +264,17 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(said_here)
 
 
-def _explain(trial: Any) -> None:
-    """Why a trial did not end well, in few lines, and the file with all of it."""
+def _error_of(trial: Any) -> str:
+    """Why a trial did not end well; to be asked before Ray is shut down, which knows where it was written first."""
+    first = Path(trial.error_file) if trial.error_file else None  # where the storage cannot be written it stays there
+    kept = first.read_text(errors="replace") if first is not None and first.is_file() else None
+    return str(trial.get_error() or kept or "Tune recorded no error: it ended before the trial did")
+
+
+def _explain(trial: Any, text: str) -> None:
+    """Says in few lines why a trial did not end well, and which file has all of it."""
     from rllib_nlac.failures import lines_of, write_traceback
 
-    # What Tune could not copy into the storage is where it was written first.
-    kept = Path(trial.error_file).read_text(errors="replace") if trial.error_file and Path(trial.error_file).is_file() else None
-    text = str(trial.get_error() or kept or "Tune recorded no error: it ended before the trial did")
     file = Path(trial.path) / "error.txt"
     terminal.say(f"{trial}: {trial.status.lower()}", "red")
     for line in lines_of(text, file if file.is_file() else write_traceback(text)):
