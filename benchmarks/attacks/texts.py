@@ -110,6 +110,10 @@ HOSTILE: list[str] = list(
 )
 
 
+# Of the vocabularies: what stands for a character that they lack, and elements of HTML, which mark no part of a dialogue.
+NO_CONTROL = ("<unk>", "<b>", "</b>")
+
+
 def role_prompts(prompts: PromptSet, text: str) -> list[tuple[Message, ...]]:
     """The prompts of the policy and of all roles for a dialogue in which an environment says ``text`` wherever it can."""
     opening = prompts.state(f"You play. {text}", text)
@@ -151,7 +155,7 @@ def _harmless(chat: Chat, prompts: PromptSet) -> list[tuple[tuple[Message, ...],
 
 def _split(chat: Chat, ids: Sequence[int]) -> tuple[list[int], list[str]]:
     """A prompt's control tokens, and the texts before, between and behind them."""
-    control = chat.tokenizer.added_tokens_decoder
+    control = {id for id, token in chat.tokenizer.added_tokens_decoder.items() if token.content not in NO_CONTROL}
     known = [id in control and chat.tokenizer.decode([id]).strip() != "" for id in ids]
     parts = [""]
     for is_control, group in itertools.groupby(zip(known, ids, strict=True), key=lambda pair: pair[0]):
