@@ -45,6 +45,7 @@ setup(
         "scipy>=1.12",
         "jsonschema>=4",
         "typer>=0.12",
+        "psutil>=5.9",
     ],
     # Exactly one of cpu and gpu: both packages bring the module vllm.
     extras_require={"cpu": CPU, "gpu": GPU, "tune": TUNE, "math": MATH, "textarena": TEXTARENA, "test": TEST, "dev": DEV},

@@ -13,6 +13,9 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+# Ctrl+C and a trial that fails are answered by this command, in its own words.
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
 # A metric of the evaluation is missing before the first one.
 os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
 # Relative paths in a configuration mean what they mean where the command was typed.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 import sys
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+import psutil
 
 from rllib_nlac.terminal import Terminal
 
@@ -47,7 +50,10 @@ class Interrupts:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.received:
-            os._exit(EXIT_CODE)  # Ray's processes end with their parent
+            for child in psutil.Process().children(recursive=True):  # Ray's agents outlive their parent by a minute
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            os._exit(EXIT_CODE)
         self.received = True
         self._terminal.say("\nStopping ... (once more: at once)", "bold")
         if callable(signal.getsignal(signal.SIGUSR1)):

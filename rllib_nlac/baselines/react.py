@@ -100,6 +100,8 @@ class NoModule(TorchRLModule):
 class NoLearner(TorchLearner):
     """RLlib wants a learner; it is never asked for an update, and a checkpoint has nothing of it."""
 
+    restored_from = "nothing"  # what every learner says of itself after a restore; here there is nothing to read
+
     def prepare_for_saving(self) -> None:
         pass
 

@@ -58,19 +58,30 @@ class Slot:
 
     def reset(self, start: Start) -> Outcome:
         """Resets the environment to the task of an episode."""
-        try:
-            observation, info = checked_reset(self.env.reset(seed=start.task_seed))
-            return Outcome(_as_text(observation), info=info)
-        except (Exception, SystemExit) as error:
-            return Outcome(error=error)
+        return _caught(self._reset, start)
 
     def step(self, action: str) -> Outcome:
         """Steps the environment."""
-        try:
-            observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
-            return Outcome(_as_text(observation), reward, terminated, truncated, info)
-        except (Exception, SystemExit) as error:
-            return Outcome(error=error)
+        return _caught(self._step, action)
+
+    def _reset(self, start: Start) -> Outcome:
+        observation, info = checked_reset(self.env.reset(seed=start.task_seed))
+        return Outcome(_as_text(observation), info=info)
+
+    def _step(self, action: str) -> Outcome:
+        observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
+        return Outcome(_as_text(observation), reward, terminated, truncated, info)
+
+
+def _caught(call: Callable[[Any], Outcome], argument: Any) -> Outcome:
+    """What a call of an environment gives, or the error that it raises.
+
+    Ray leaves the first frame of a traceback out where it brings it to another process: this one, not the call's.
+    """
+    try:
+        return call(argument)
+    except (Exception, SystemExit) as error:
+        return Outcome(error=error)
 
 
 def _as_text(observation: Any) -> str:
