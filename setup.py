@@ -49,5 +49,5 @@ setup(
     ],
     # Exactly one of cpu and gpu: both packages bring the module vllm.
     extras_require={"cpu": CPU, "gpu": GPU, "tune": TUNE, "math": MATH, "textarena": TEXTARENA, "test": TEST, "dev": DEV},
-    entry_points={"console_scripts": ["rllib = rllib_nlac.cli:app"]},
+    entry_points={"console_scripts": ["rllib = rllib_nlac.command.cli:app"]},
 )

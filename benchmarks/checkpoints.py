@@ -19,7 +19,7 @@ from pathlib import Path
 import ray
 
 from rllib_nlac import NLACConfig
-from rllib_nlac.checkpoint import export_model, read_manifest
+from rllib_nlac.checkpoints.checkpoint import export_model, read_manifest
 
 
 def resident_mib() -> float:

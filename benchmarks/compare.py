@@ -30,9 +30,9 @@ from typing import Any
 
 import yaml
 
-from rllib_nlac import plain_yaml
+from rllib_nlac.command.progress import evaluated, lookup
+from rllib_nlac.inputs import plain_yaml
 from rllib_nlac.names import nearest, unknown_key
-from rllib_nlac.progress import evaluated, lookup
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "tuned_examples"
@@ -187,7 +187,7 @@ def run(cell: Cell, folder: Path) -> None:
         return
     file = folder / f"{cell.name}.yaml"
     file.write_text(yaml.safe_dump({cell.name: cell.experiment}, sort_keys=False), encoding="utf-8")
-    command = [sys.executable, "-m", "rllib_nlac.cli", "train", "file", str(file), "--storage-path", str(folder)]
+    command = [sys.executable, "-m", "rllib_nlac.command", "train", "file", str(file), "--storage-path", str(folder)]
     if list((folder / cell.name).glob("*/checkpoint_*")):
         command.append("--resume")
     with (folder / f"{cell.name}.log").open("a") as log:

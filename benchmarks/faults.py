@@ -26,7 +26,7 @@ import numpy as np
 import ray
 
 from rllib_nlac import NLACConfig
-from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.types import Message, Request, Weights
 

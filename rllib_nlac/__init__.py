@@ -6,16 +6,16 @@ and ``rllib train`` know them by name.
 
 from ray.tune.registry import register_trainable
 
-from rllib_nlac import baselines
-from rllib_nlac.checkpointing import guard_from_checkpoint
-from rllib_nlac.config import NLACConfig
-from rllib_nlac.envs.registry import register, register_all
-from rllib_nlac.nlac import NLAC
+from rllib_nlac import algorithms
+from rllib_nlac.checkpoints.checked import guard_from_checkpoint
+from rllib_nlac.envs.builtin import register_all
+from rllib_nlac.envs.registry import register
+from rllib_nlac.nlac import NLAC, NLACConfig
 from rllib_nlac.version import __version__
 
 __all__ = ["NLAC", "NLACConfig", "__version__", "register"]
 
-for _class in (*baselines.algorithms().values(), *baselines.stock_on_text().values()):
+for _class in (*algorithms.OURS.values(), *algorithms.STOCK_ON_TEXT.values()):
     register_trainable(_class.__name__, _class)
 register_all()
 guard_from_checkpoint()

@@ -1,9 +1,14 @@
-"""Says which name was probably meant."""
+"""Names: which one was probably meant, and what ``my_module:MyClass`` names."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
+import os
+import re
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
@@ -17,3 +22,23 @@ def unknown_key(name: object, known: Iterable[str], what: str = "key") -> str:
     near = nearest(str(name)[:80], names)
     hint = f"did you mean {near!r}?" if near else f"known are {', '.join(names[:30])}"
     return f"unknown {what} {name!r:.80}; {hint}"
+
+
+def names_attribute(name: str) -> bool:
+    """Whether a name reads as ``module:attribute``; gymnasium's ids, as "module:Name-v0", do not."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
+
+
+def attribute_of(name: str, what: str, example: str) -> Any:
+    """What ``module:attribute`` names; modules are looked for in the current directory too.
+
+    Raises:
+        ValueError: There is no such module or attribute.
+    """
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{what} {name!r}: {error}; it must read as in {example!r}") from error

@@ -1,104 +1,153 @@
-"""NLAC as an RLlib algorithm. ``training_step`` is the algorithm, one call a stage."""
+"""Natural Language Actor-Critic: ``NLACConfig`` says what to do, and ``NLAC.training_step`` does it, one call a stage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import (
-    REPLAY_BUFFER_ADD_DATA_TIMER,
-    REPLAY_BUFFER_SAMPLE_TIMER,
-    REPLAY_BUFFER_UPDATE_PRIOS_TIMER,
-    TIMERS,
-)
+from ray.rllib.utils.metrics import REPLAY_BUFFER_UPDATE_PRIOS_TIMER, TIMERS
 
-from rllib_nlac.algorithm import LanguageAlgorithm
-from rllib_nlac.checkpoint import VerifiedFolder
-from rllib_nlac.config import LOGGED, NLACConfig
-from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.metrics import TransitionWriter, log_replay, log_stages
+from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
+from rllib_nlac.algorithm.roles import RolesConfig
+from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 from rllib_nlac.learner.losses import priorities
-from rllib_nlac.metrics import TransitionWriter, log_replay, log_stages
-from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
+from rllib_nlac.replay.buffer import ReplaySample
 from rllib_nlac.types import BellmanTarget, Refinement
 
 LANGUAGE_STAGES_TIMER = "language_stages_timer"
-REPLAY_BUFFER = "replay_buffer"  # its folder in a checkpoint
 
 
-class ReplayAlgorithm(LanguageAlgorithm):
-    """Off-policy: keeps text episodes in a prioritised buffer and draws transitions."""
+class NLACConfig(ReplayConfig, RolesConfig):
+    """Configures Natural Language Actor-Critic.
 
-    @override(Algorithm)
-    def _create_local_replay_buffer_if_necessary(self, config: Any) -> TextReplayBuffer:
-        """Ours, where RLlib would look for a buffer class in ``replay_buffer_config``."""
-        settings = config.replay_settings
-        return TextReplayBuffer(
-            env=str(config.env),
-            capacity=settings["capacity"],
-            max_bytes=settings["max_bytes"],
-            alpha=settings["alpha"],
-            seed=config.seed or 0,
+    .. testcode::
+
+        from rllib_nlac import NLACConfig
+
+        config = (
+            NLACConfig()
+            .environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
+            .language(language_model="tiny", prompts="compact", max_action_tokens=12)
+            .training(lr=1e-3, episodes_per_iteration=64)
         )
+        algorithm = config.build_algo()
+        print(algorithm.train()["env_runners"]["success_rate"])
+    """
 
-    @override(LanguageAlgorithm)
-    def setup(self, config: Any) -> None:
-        super().setup(config)
-        if self.offline_data is not None:
-            prompts = load_prompts(self.config.prompts, str(self.config.env))
-            self.local_replay_buffer.add(self.offline_data.episodes(self.chat, prompts))
+    RANGES = {
+        "num_futures": ranges.COUNT,
+        "num_next_actions": ranges.COUNT,
+        "num_refinements": ranges.WHOLE_NOT_NEGATIVE,
+        "fresh_actions": ranges.FLAG,
+        "verify_refinements": ranges.FLAG,
+        "rejected_weight": ranges.SHARE,
+        "judged_fraction": ranges.Range(0, 1, above=True),
+        "num_policy_epochs": ranges.Range(0, whole=True, optional=True),
+        "self_imitation": ranges.FLAG,
+    }
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or NLAC)
+        self.num_futures = 1
+        self.num_next_actions = 1
+        self.num_refinements = 1
+        self.critic_input = "predicted"
+        self.fresh_actions = False
+        self.verify_refinements = False
+        self.rejected_weight = 0.0
+        self.judged_fraction = 1.0
+        self.num_policy_epochs: int | None = None
+        self.self_imitation = False
+
+    @override(AlgorithmConfig)
+    def training(  # type: ignore[override]
+        self,
+        *,
+        num_futures: int | None = NotProvided,
+        num_next_actions: int | None = NotProvided,
+        num_refinements: int | None = NotProvided,
+        critic_input: str | None = NotProvided,
+        fresh_actions: bool | None = NotProvided,
+        verify_refinements: bool | None = NotProvided,
+        rejected_weight: float | None = NotProvided,
+        judged_fraction: float | None = NotProvided,
+        num_policy_epochs: int | None = NotProvided,
+        self_imitation: bool | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets NLAC's own hyper-parameters.
+
+        ``train_batch_size_per_learner`` counts the transitions sampled per iteration, ``minibatch_size`` those of one
+        gradient step, and ``num_epochs`` how often each target and refinement is trained on: gradient steps cost little beside
+        the generation of what they learn from.
+
+        Args:
+            num_futures: k, futures that the evaluator sees for each action.
+            num_next_actions: So many actions a' of the policy's are considered in s', and the backup follows the first whose
+                predicted future the evaluator approves of: with 1 the target describes the policy as it is, with more the one
+                that it is about to become. Costs so many futures and critiques for each target.
+            num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the critic accepts.
+            critic_input: What the evaluator reads. "predicted" futures, as in the paper; "backed_up": of the stored action its
+                Bellman target, which knows what really came, and of a refined one what is predicted, so that what an episode
+                has shown is imitated before the critic has learned it. "permuted" or "constant" futures are ablations.
+            fresh_actions: Whether the current policy's own action in s is judged and refined, instead of the stored one. Costs
+                one more wave of generation.
+            verify_refinements: Whether a refined action is judged, too, and learned only with verdict yes. For models whose
+                advice is weak.
+            rejected_weight: With ``verify_refinements``, how much an action that was rejected counts in the policy's loss,
+                beside the others of its minibatch; where all are rejected they count in full. 0 leaves the policy as it is
+                where the critic knows nothing good, 1 is not to verify at all; a little of it keeps the policy trying the
+                advice there.
+            judged_fraction: Share of the sampled transitions whose actions are judged and refined; the others teach the critic
+                alone, which costs a third of the generation or less. Below 1 the replay priorities are those of the critic.
+            num_policy_epochs: In so many of the ``num_epochs`` passes, the last ones, the policy is trained, too; None is all.
+                A critic has facts to learn, which takes more passes than to imitate an action.
+            self_imitation: Whether the action of an episode that ended in success is imitated, whatever its critique says,
+                where the evaluator's futures predict failure: self-imitation learning (arXiv 1806.05635), which imitates what
+                returned more than its value. For a critic that foresees the next steps better than the outcome.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
 
     @property
-    def is_learning_offline(self) -> bool:
-        """Whether this iteration rests on logged dialogues alone."""
-        if self.config.env == LOGGED:
-            return True
-        return self.iteration < (self.config.offline_iterations or 0)
+    def stage_settings(self) -> StageSettings:
+        return replace(
+            super().stage_settings, num_futures=self.num_futures, num_next_actions=self.num_next_actions,
+            num_refinements=self.num_refinements,
+            critic_input=self.critic_input, fresh_actions=self.fresh_actions, verify_refinements=self.verify_refinements,
+            rejected_weight=self.rejected_weight, judged_fraction=self.judged_fraction, self_imitation=self.self_imitation,
+        )  # fmt: skip
 
-    def replay(self) -> ReplaySample | None:
-        """Collects, keeps and draws; None until enough was collected."""
-        if self.is_learning_offline:
-            return self._draw()
-        episodes = self.collect()
-        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
-            self.local_replay_buffer.add(episodes)
-        if self.env_steps_sampled() < self.config.num_steps_sampled_before_learning_starts:
-            return None
-        return self._draw()
-
-    def _draw(self) -> ReplaySample:
-        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_SAMPLE_TIMER)):
-            return self.local_replay_buffer.sample_transitions(
-                self.config.total_train_batch_size, self._beta(), self.config.n_step
-            )
-
-    def prioritise(self, sample: ReplaySample, values: np.ndarray) -> None:
-        """Gives the transitions of a sample their priorities; one that is NaN leaves a transition's as it is."""
-        known = np.flatnonzero(~np.isnan(values))
-        self.local_replay_buffer.update_priorities_of([sample.nodes[i] for i in known], values[known])
-
-    def _beta(self) -> float:
-        """β rises linearly from its first value to 1."""
-        settings = self.config.replay_settings
-        share = min(self.env_steps_sampled() / max(settings["beta_final_timesteps"], 1), 1.0)
-        return settings["beta"] + (1.0 - settings["beta"]) * share
-
-    @override(LanguageAlgorithm)
-    def save_parts(self, folder: Path) -> None:
-        super().save_parts(folder)
-        if self.config.store_buffer_in_checkpoints:
-            self.local_replay_buffer.save(folder / REPLAY_BUFFER)
-
-    @override(LanguageAlgorithm)
-    def load_parts(self, verified: VerifiedFolder) -> None:
-        super().load_parts(verified)
-        if (folder := verified.folder / REPLAY_BUFFER).is_dir():
-            self.local_replay_buffer.load(folder, verified.open)
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        self._check(
+            self.num_policy_epochs is None or 0 <= self.num_policy_epochs <= self.num_epochs,
+            "num_policy_epochs", f"must be between 0 and num_epochs, which is {self.num_epochs}",
+        )  # fmt: skip
+        self._check_choice("critic_input", "predicted", "backed_up", "permuted", "constant")
+        self._check(
+            self.critic_input != "backed_up" or not self.fresh_actions,
+            "critic_input", "needs the stored actions, of which the targets speak: set fresh_actions to false",
+        )  # fmt: skip
+        self._check(
+            not self.self_imitation or not self.fresh_actions,
+            "self_imitation", "imitates stored actions: set fresh_actions to false",
+        )  # fmt: skip
 
 
 class NLAC(ReplayAlgorithm):

@@ -19,9 +19,9 @@ import ray
 import torch
 
 from rllib_nlac import NLACConfig
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.learner.rl_module import trainable_state
-from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.types import Weights
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
@@ -54,7 +54,7 @@ def ray_session():
 @pytest.fixture(scope="session")
 def session_engine(model_path: str, chat: Chat):
     """Real vLLM, with whatever weights the last test left in it."""
-    from rllib_nlac.sampling.vllm_engine import VLLMEngine
+    from rllib_nlac.engine.vllm_engine import VLLMEngine
 
     engine = VLLMEngine(model_path, chat.max_context, [chat.end_id])
     yield engine
@@ -93,7 +93,7 @@ class Borrowed:
 @pytest.fixture()
 def lent_engine(engine, monkeypatch) -> None:
     """Algorithms built in a test take the session's engine instead of starting their own."""
-    monkeypatch.setattr("rllib_nlac.algorithm.make_engine", lambda config, chat: Borrowed(engine))
+    monkeypatch.setattr("rllib_nlac.algorithm.algorithm.make_engine", lambda config, chat: Borrowed(engine))
 
 
 @pytest.fixture()

@@ -14,9 +14,9 @@ import gymnasium as gym
 import numpy as np
 from scripted_engine import ScriptedEngine, last_message
 
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.types import Generation, Message, Transition, Weights
 
 GAMMA = 0.9

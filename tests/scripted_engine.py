@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.sync.shared import checksum
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.shared import checksum
 from rllib_nlac.types import Generation, Request, Weights
 
 

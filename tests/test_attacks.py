@@ -17,15 +17,15 @@ from chat_server import ChatServer
 
 from benchmarks.attacks import row_files, rows, sandbox, sandbox_programs
 from rllib_nlac.envs import official
-from rllib_nlac.envs.grading import exact_equal, math_equal
 from rllib_nlac.envs.math_reasoning import MathReasoning
-from rllib_nlac.envs.math_verify_worker import MathVerify, UnreadableTruth
 from rllib_nlac.envs.official import BaseEnvironment, make_env, register_env, row_env
 from rllib_nlac.envs.registry import ENVIRONMENTS
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.rewards import styles
+from rllib_nlac.rewards.grading import exact_equal, math_equal
+from rllib_nlac.rewards.math_verify_worker import MathVerify, UnreadableTruth
 from rllib_nlac.rewards.sandbox import Limits, run_python, why_unavailable
 from rllib_nlac.rewards.styles import reward
 
@@ -175,7 +175,7 @@ def test_no_answer_holds_up_a_grader(bomb):
 
 class TestMathVerify:
     def test_a_truth_that_cannot_be_compared_is_an_error_of_its_row(self, monkeypatch, tmp_path):
-        monkeypatch.setattr("rllib_nlac.envs.grading._MATH_VERIFY.equal.__func__.__defaults__", (1.0,))
+        monkeypatch.setattr("rllib_nlac.rewards.grading._MATH_VERIFY.equal.__func__.__defaults__", (1.0,))
         bad = {"prompt": "x", "reward_model": {"style": "rule-lighteval/MATH", "ground_truth": "9^{9^{9^9}}"}}
         env = TaskSet(write(tmp_path / "t.jsonl", bad), reward_config={"math_verify": True})
         env.reset(seed=0)

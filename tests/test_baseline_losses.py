@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro import build_learner, played, save_micro_model
+from rllib_nlac.episode import TASK_SEED
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
@@ -26,7 +27,7 @@ from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.replay.buffer import ReplaySample, transition_at
-from rllib_nlac.sampling.env_runner import TASK_SEED, TextEnvRunner
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Refinement, Weights
 
 

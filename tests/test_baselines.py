@@ -16,7 +16,7 @@ from scripted_engine import ScriptedEngine
 from test_env_runner import dialogue_of
 from test_replay import episode
 
-from rllib_nlac import baselines
+from rllib_nlac import algorithms
 from rllib_nlac.baselines.grpo import GRPOConfig, group_advantages
 from rllib_nlac.baselines.nlql import NLQLConfig, choose, value_of
 from rllib_nlac.baselines.nlrl import NLRLConfig
@@ -24,14 +24,15 @@ from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig, transcript
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.endpoint_engine import EndpointEngine
+from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import GENERATION, TASK_SEED
 from rllib_nlac.learner.batch import POLICY, TrainingSequence, into_minibatches, to_multi_agent_batch, turn_sequences
 from rllib_nlac.learner.losses import clipped_policy_loss
 from rllib_nlac.replay.buffer import transition_at
-from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.sampling.endpoint import EndpointEngine
-from rllib_nlac.sampling.engine import EngineError
-from rllib_nlac.sampling.env_runner import GENERATION, TASK_SEED, TextEnvRunner
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Critique, Future, Message, Request, Weights
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
@@ -67,7 +68,7 @@ def build(ray_session, lent_engine):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_baseline_trains_saves_and_goes_on(build, name, tmp_path):
     algorithm = build(CONFIGS[name]())
-    assert baselines.algorithms()[name] is type(algorithm)
+    assert algorithms.OURS[name] is type(algorithm)
     results = [algorithm.train() for _ in range(2)]
     assert results[1]["env_runners"]["num_episodes_lifetime"] >= 32
     assert 0.0 <= results[1]["env_runners"]["success_rate"] <= 1.0

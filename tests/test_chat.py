@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rllib_nlac.sampling.chat import Chat, PromptTooLong
+from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.tiny.build import Encoder
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Message

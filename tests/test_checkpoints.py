@@ -15,8 +15,8 @@ import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from rllib_nlac import checkpoint
 from rllib_nlac.baselines.rft import RFTConfig
+from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
@@ -233,7 +233,7 @@ def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path):
 
 @ray.remote(num_cpus=2, max_calls=1)
 def generate_in_a_process(model: str, prompt, chat):
-    from rllib_nlac.sampling.vllm_engine import VLLMEngine
+    from rllib_nlac.engine.vllm_engine import VLLMEngine
     from rllib_nlac.types import Request
 
     return VLLMEngine(model, chat.max_context, [chat.end_id]).generate([Request(prompt, 8)])[0]

@@ -8,12 +8,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rllib_nlac import search
 from rllib_nlac.baselines.nlql import NLQLConfig
-from rllib_nlac.cli import app
-from rllib_nlac.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
+from rllib_nlac.command import search
+from rllib_nlac.command.cli import app
+from rllib_nlac.command.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
+from rllib_nlac.command.progress import evaluated, lookup, read_result
 from rllib_nlac.names import unknown_key
-from rllib_nlac.progress import evaluated, lookup, read_result
 
 ROOT = Path(__file__).parent.parent
 NEEDS = {

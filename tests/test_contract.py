@@ -8,7 +8,7 @@ import gymnasium as gym
 import pytest
 from typer.testing import CliRunner
 
-from rllib_nlac.cli import app
+from rllib_nlac.command.cli import app
 from rllib_nlac.envs import contract, registry
 from rllib_nlac.envs.spaces import TextSpace
 

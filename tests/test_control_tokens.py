@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.attacks.families import FAMILIES
-from rllib_nlac.sampling.chat import Chat, PromptTooLong
+from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.types import Message
 
 NAMES = sorted(FAMILIES)

@@ -18,8 +18,8 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 
 from benchmarks.attacks import checkpoints as attacks
-from rllib_nlac import checkpoint
-from rllib_nlac.checkpoint import MANIFEST, CheckpointError, opened, read_manifest, render
+from rllib_nlac.checkpoints import checkpoint
+from rllib_nlac.checkpoints.checkpoint import MANIFEST, CheckpointError, opened, read_manifest, render
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 

@@ -8,14 +8,14 @@ import pytest
 from chat_server import BODIES, ChatServer, vllm_server
 from scripted_engine import ScriptedEngine
 
-import rllib_nlac.endpoint
+import rllib_nlac.inputs.endpoint
 from rllib_nlac import NLACConfig
-from rllib_nlac.endpoint import Endpoint, EndpointError
 from rllib_nlac.envs.service_desk.env import ServiceDesk, expert_script
 from rllib_nlac.envs.service_desk.store import make_store
 from rllib_nlac.envs.service_desk.tasks import make_tasks
 from rllib_nlac.envs.service_desk.users import STOP, ScriptedUser
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
+from rllib_nlac.inputs.endpoint import Endpoint, EndpointError
 from rllib_nlac.replay.buffer import TextReplayBuffer
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
@@ -24,7 +24,7 @@ QUESTION = [{"role": "user", "content": "Is it big?"}]
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(rllib_nlac.endpoint, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(rllib_nlac.inputs.endpoint, "FIRST_PAUSE_S", 0.0)
 
 
 @pytest.fixture()

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.engine.shared import checksum
 from rllib_nlac.learner.rl_module import trainable_state
-from rllib_nlac.sampling.engine import EngineError
-from rllib_nlac.sync.shared import checksum
 from rllib_nlac.types import Message, Request, Weights
 
 DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it alive?"), Message("user", "Yes."))

@@ -7,12 +7,13 @@ import time
 
 import gymnasium as gym
 import pytest
+from rllib_nlac.episode import GENERATION, MESSAGES
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.envs.twenty_questions import TwentyQuestions, oracle_action
 from rllib_nlac.replay.buffer import transition_at
-from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, TextEnvRunner
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import dialogue_after
 
 

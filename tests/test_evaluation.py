@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from rllib_nlac.episode import TASK, TASK_SEED
 
+from rllib_nlac.algorithm.evaluation import pass_at, success_interval, success_metrics, success_table
 from rllib_nlac.baselines.grpo import GRPOConfig
-from rllib_nlac.evaluate import pass_at, success_interval, success_metrics, success_table
-from rllib_nlac.sampling.env_runner import TASK, TASK_SEED
 
 
 class TestStatistics:
@@ -132,7 +132,7 @@ def test_what_cannot_be_evaluated_says_why(config):
 
 
 def test_the_best_checkpoint_is_kept_by_evaluations_that_happened():
-    from rllib_nlac.experiment import Experiment, ExperimentError, checkpoint_config
+    from rllib_nlac.command.experiment import Experiment, ExperimentError, checkpoint_config
 
     keep = {"num_to_keep": 1, "checkpoint_score_attribute": "evaluation/env_runners/success_rate", "checkpoint_frequency": 3}
     experiment = Experiment("e", "NLAC", {"evaluation_interval": 2}, tune={"checkpoint_config": keep})

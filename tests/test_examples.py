@@ -13,10 +13,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rllib_nlac import examples
-from rllib_nlac.cli import app
+from rllib_nlac.command.cli import app
 from rllib_nlac.envs.rows import read_rows
-from rllib_nlac.offline.dialogues import input_files
+from rllib_nlac.inputs import examples
+from rllib_nlac.replay.dialogues import input_files
 
 ROOT = Path(__file__).parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]

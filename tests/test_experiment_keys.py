@@ -6,9 +6,9 @@ import pytest
 import yaml
 from ray.tune import Callback
 
-from rllib_nlac import plain_yaml
-from rllib_nlac.experiment import EXAMPLE_METRIC, ExperimentError, load_experiments, read_experiment, tune_arguments
-from rllib_nlac.metric_check import MetricCheck, find_metric
+from rllib_nlac.command.experiment import EXAMPLE_METRIC, ExperimentError, load_experiments, read_experiment, tune_arguments
+from rllib_nlac.command.metric_check import MetricCheck, find_metric
+from rllib_nlac.inputs import plain_yaml
 
 EVALUATED = {"evaluation_interval": 2, "evaluation_duration": 8}
 

@@ -14,8 +14,8 @@ import pytest
 import ray
 
 from benchmarks.faults import EPISODES, processes, small_config, verdict, wrong_weights
+from rllib_nlac.engine.protocol import EngineError, WeightsMissing
 from rllib_nlac.sampling.collector import CollectionError
-from rllib_nlac.sampling.engine import EngineError, WeightsMissing
 from rllib_nlac.types import Request, Weights
 
 
@@ -110,7 +110,7 @@ def test_an_env_runner_and_an_engine_killed_together(algorithm, first):
 
 def test_an_environment_that_ends_its_process_costs_its_runner(algorithm, first):
     def spoil(runner):
-        runner._slots[0].env.step = lambda action: os._exit(3)
+        runner.player.slots[0].env.step = lambda action: os._exit(3)
 
     before = int(algorithm.metrics.peek(("env_runners", "num_episodes_lifetime")))
     algorithm.env_runner_group.foreach_env_runner(spoil, local_env_runner=False, remote_worker_ids=[1])
@@ -150,9 +150,9 @@ def test_an_error_of_an_environment_ends_the_run_with_its_text(algorithm, first)
     group = algorithm.env_runner_group
 
     def spoil(runner):
-        for slot in runner._slots:
+        for slot in runner.player.slots:
             slot.env.reset = lambda **arguments: 1 / 0
-        runner._create_env = lambda index: runner._slots[index].env
+        runner.player.make_env = lambda index: runner.player.slots[index].env
 
     group.foreach_env_runner(spoil, local_env_runner=False)
     with pytest.raises(

@@ -14,7 +14,8 @@ from micro import GRADIENT, VOCABULARY, build_learner, gradient_of, parameters_o
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllib_nlac import NLACConfig
-from rllib_nlac import metrics as metrics_module
+from rllib_nlac.algorithm import metrics as metrics_module
+from rllib_nlac.algorithm.metrics import logprob_gap
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.language.settings import Sampling
@@ -31,7 +32,6 @@ from rllib_nlac.learner.batch import (
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.losses import answer_logprobs, clipped_policy_loss, priorities
 from rllib_nlac.learner.value_head import ValueHeadModel
-from rllib_nlac.metrics import logprob_gap
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import ReplaySample, transition_at
 from rllib_nlac.types import BellmanTarget, Generation, Refinement

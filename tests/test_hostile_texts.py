@@ -15,15 +15,15 @@ from scripted_engine import ScriptedEngine, last_message
 from test_stages import SETTINGS, script, transition
 
 from benchmarks.attacks.texts import HOSTILE, change_nothing_else, not_played
+from rllib_nlac.algorithm.metrics import transition_text
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.inputs.texts import readable, readable_values
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.stages import LanguageStages
-from rllib_nlac.metrics import transition_text
-from rllib_nlac.offline.dialogues import parse_dialogue, to_episode
+from rllib_nlac.replay.dialogues import parse_dialogue, to_episode
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.texts import readable, readable_values
 from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS
 from rllib_nlac.types import BellmanTarget, Future, Message, Refinement
 

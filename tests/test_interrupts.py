@@ -47,7 +47,17 @@ def of_mine(environment: str) -> dict:
 def start(folder: Path, entry: dict, *options: str) -> subprocess.Popen[str]:
     """The command, in a session of its own as a terminal would have it."""
     (folder / "mine.yaml").write_text(yaml.safe_dump({"mine": entry}))
-    command = [sys.executable, "-m", "rllib_nlac.cli", "train", "file", "mine.yaml", "--storage-path", "my results", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "rllib_nlac.command",
+        "train",
+        "file",
+        "mine.yaml",
+        "--storage-path",
+        "my results",
+        *options,
+    ]
     environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         command, cwd=folder, stdout=(folder / "printed").open("w"), stderr=subprocess.STDOUT, text=True, env=environment,
@@ -143,7 +153,7 @@ def test_after_the_first_result(tmp_path):
     assert process.returncode == 130 and time.monotonic() - began < 30 and iterations(printed)[0] > 1, printed
 
     whole = sorted(path.parent for path in tmp_path.glob("my results/mine/*/checkpoint_*/rllib_nlac.json"))
-    command = [sys.executable, "-m", "rllib_nlac.cli", "evaluate", str(whole[0]), "--episodes", "2", "--render"]
+    command = [sys.executable, "-m", "rllib_nlac.command", "evaluate", str(whole[0]), "--episodes", "2", "--render"]
     environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
     played = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300)
     assert played.returncode == 0 and r"then [/INST] :smile: \x1b]0;owned\x07" in played.stdout, played.stdout + played.stderr
@@ -174,7 +184,7 @@ def test_a_trial_that_fails_says_why_in_three_lines(tmp_path):
     "arguments", [["rllib", "train", "file", "a b.yaml"], ["rllib", "train", "file", "a b.yaml", "--resume"]]
 )
 def test_the_command_to_go_on_is_the_one_that_was_given(arguments, monkeypatch):
-    from rllib_nlac.interrupts import command_to_resume
+    from rllib_nlac.command.interrupts import command_to_resume
 
     monkeypatch.setattr(sys, "argv", arguments)
     assert command_to_resume() == "rllib train file 'a b.yaml' --resume"

@@ -19,7 +19,11 @@ def rllib(*arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[
     """Runs the command in a process of its own, as a shell would."""
     environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "rllib_nlac.cli", *arguments], capture_output=True, text=True, timeout=timeout, env=environment
+        [sys.executable, "-m", "rllib_nlac.command", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
     )
 
 

@@ -11,10 +11,10 @@ import pytest
 from scripted_engine import ScriptedEngine
 from test_env_runner import Faulty
 
+from rllib_nlac.algorithm.evaluation import _TaskRounds
+from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.evaluate import _TaskRounds
 from rllib_nlac.sampling.collector import CollectionError, Collector, check_age
-from rllib_nlac.sampling.engine import EngineError
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
 

@@ -16,6 +16,7 @@ from ray.tune.registry import register_env
 from rllib_nlac.baselines.grpo import GRPOConfig, PolicyGradientLearner, group_advantages
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig, ScalarCriticLearner
 from rllib_nlac.baselines.stock import TextPPOConfig
+from rllib_nlac.engine.shared import NotFiniteError, broken_tensors, require_finite
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, to_multi_agent_batch
@@ -23,7 +24,6 @@ from rllib_nlac.learner.learner import SEQUENCE_LOSSES, LanguageLearner
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.replay.buffer import TextReplayBuffer
-from rllib_nlac.sync.shared import NotFiniteError, broken_tensors, require_finite
 
 NAN, INF = math.nan, math.inf
 GOOD = [
@@ -213,7 +213,7 @@ def small(config, env: str = "TwentyQuestions"):
 
 @pytest.fixture()
 def lent(engine, lent_engine, monkeypatch):
-    monkeypatch.setattr("rllib_nlac.sampling.env_runner.local_engine", lambda config, chat: engine)
+    monkeypatch.setattr("rllib_nlac.baselines.stock_runner.local_engine", lambda config, chat: engine)
     return engine
 
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
+from rllib_nlac.command.progress import COLUMNS, ProgressLines
+from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.language.stages import StageReport
-from rllib_nlac.notices import NOTICES, Notices, shown
-from rllib_nlac.progress import COLUMNS, ProgressLines
-from rllib_nlac.terminal import Terminal
 from rllib_nlac.types import Weights
 
 TRIAL = SimpleNamespace(trial_id="abc_00000")
@@ -142,7 +142,7 @@ class TestRuns:
         assert any("nothing was learned in iteration 1: no episode was accepted" in text for text in notices)
 
     def test_under_rllibs_own_algorithms_too(self, ray_session, engine, monkeypatch):
-        monkeypatch.setattr("rllib_nlac.sampling.env_runner.local_engine", lambda config, chat: engine)
+        monkeypatch.setattr("rllib_nlac.baselines.stock_runner.local_engine", lambda config, chat: engine)
         config = TextPPOConfig().environment("TwentyQuestions", env_config={"max_turns": 3}).debugging(seed=0)
         config.language(language_model="tiny", prompts="compact", max_action_tokens=12, action_format="react")
         config.training(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)

@@ -10,14 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rllib_nlac.episode import GENERATION, MESSAGES
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.envs.rows import Row
-from rllib_nlac.offline.dialogues import DialogueData, as_row, parse_dialogue, to_episode, write_dialogues
 from rllib_nlac.replay.buffer import TextReplayBuffer, transition_at
-from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, TextEnvRunner
+from rllib_nlac.replay.dialogues import DialogueData, as_row, parse_dialogue, to_episode, write_dialogues
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Message
 
 
@@ -106,7 +107,7 @@ class TestEpisodes:
                 assert np.isnan(b.generation.logprobs).all()
 
     def test_nothing_is_left_of_an_interrupted_write(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("rllib_nlac.offline.dialogues.as_row", lambda episode: 1 / 0)
+        monkeypatch.setattr("rllib_nlac.replay.dialogues.as_row", lambda episode: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             write_dialogues(tmp_path / "log.jsonl", [None])
         assert not (tmp_path / "log.jsonl").exists()

@@ -11,6 +11,7 @@ from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from rllib_nlac import NLACConfig
+from rllib_nlac.algorithm.ranges import FLAG, Flag, Range
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.nlql import NLQLConfig
 from rllib_nlac.baselines.nlrl import NLRLConfig
@@ -19,7 +20,6 @@ from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
-from rllib_nlac.ranges import FLAG, Flag, Range
 
 CONFIGS = [
     NLACConfig, NLQLConfig, ScalarCriticConfig, GRPOConfig, RFTConfig, NLRLConfig, SelfDistillationConfig, ReActConfig,

@@ -19,7 +19,7 @@ def block(name: str) -> str:
 
 def rllib(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "rllib_nlac.cli", *arguments]
+    command = [sys.executable, "-m", "rllib_nlac.command", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
 
 

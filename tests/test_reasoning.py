@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import SETTINGS, script, transition
 
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language import reasoning
 from rllib_nlac.language.parsing import parse_action, parse_future
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.language.stages import LanguageStages
-from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.types import BellmanTarget, Generation, Message
 
 THINKING = SETTINGS.__class__(*[Sampling(24)] * 5, reasoning=Sampling(24))

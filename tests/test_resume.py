@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rllib_nlac.checkpoint import CheckpointError, read_manifest
-from rllib_nlac.resume import make_resumable
+from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest
+from rllib_nlac.command.resume import make_resumable
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -40,7 +40,7 @@ SMALL = {
 def start(folder: Path, *options: str, storage: Path | None = None) -> subprocess.Popen[str]:
     """The command in a session of its own, so that all its processes can be killed together."""
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    command = [sys.executable, "-m", "rllib_nlac.cli", "train", "file", str(folder / "small.yaml"), "--storage-path"]
+    command = [sys.executable, "-m", "rllib_nlac.command", "train", "file", str(folder / "small.yaml"), "--storage-path"]
     environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
     return subprocess.Popen(
         [*command, str(storage or folder), *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -108,7 +108,8 @@ def test_nothing_to_resume_is_said(tmp_path):
 
 @pytest.mark.parametrize("damage", ["half", "gone"])
 def test_half_copies_go_and_what_tune_remembers_comes_back(tmp_path, monkeypatch, damage):
-    from rllib_nlac import checkpoint, resume
+    from rllib_nlac.checkpoints import checkpoint
+    from rllib_nlac.command import resume
 
     trial = tmp_path / "trial"
     for number in range(3):

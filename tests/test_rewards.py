@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rllib_nlac.endpoint import EndpointError
+from rllib_nlac.inputs.endpoint import EndpointError
 from rllib_nlac.rewards.sandbox import Limits, SandboxError, run_python, why_unavailable
 from rllib_nlac.rewards.styles import STYLES, program_of, reward
 

@@ -18,9 +18,9 @@ from ray.rllib.core.columns import Columns
 
 from rllib_nlac.baselines.stock import TextAPPO, TextAPPOConfig, TextPPO, TextPPOConfig
 from rllib_nlac.baselines.token_module import PAD, TextToTokens, TokenSequence, TokenValueModule
-from rllib_nlac.checkpoint import read_manifest
+from rllib_nlac.checkpoints.checkpoint import read_manifest
 from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.types import Message
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
@@ -49,7 +49,7 @@ def appo_config():
 @pytest.fixture()
 def lent_local_engine(engine, monkeypatch):
     """Runners that would start an engine in their process take the session's."""
-    monkeypatch.setattr("rllib_nlac.sampling.env_runner.local_engine", lambda config, chat: engine)
+    monkeypatch.setattr("rllib_nlac.baselines.stock_runner.local_engine", lambda config, chat: engine)
 
 
 @pytest.fixture()

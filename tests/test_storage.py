@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from test_resume import start
 
-from rllib_nlac import checkpoint, scratch, storage
-from rllib_nlac.checkpoint import CheckpointError, read_manifest, render
-from rllib_nlac.metrics import TransitionWriter
-from rllib_nlac.offline.dialogues import write_dialogues
+from rllib_nlac.algorithm.metrics import TransitionWriter
+from rllib_nlac.checkpoints import checkpoint, scratch, storage
+from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest, render
+from rllib_nlac.checkpoints.storage import StorageError, check_storage
+from rllib_nlac.command.resume import make_resumable
+from rllib_nlac.replay.dialogues import write_dialogues
 from rllib_nlac.replay.storage import EpisodeFiles
-from rllib_nlac.resume import make_resumable
-from rllib_nlac.storage import StorageError, check_storage
 
 
 def write(path: Path, text: str = "content", **facts) -> None:
@@ -187,7 +187,7 @@ class TestResume:
             write(folder / f"checkpoint_00000{number}", str(number), iteration=number)
         recorded = type("Checkpoint", (), {"path": str(folder / "checkpoint_000002")})
         found = type("Analysis", (), {"trials": [type("Trial", (), {"path": str(folder), "checkpoint": recorded})]})
-        monkeypatch.setattr("rllib_nlac.resume.ExperimentAnalysis", lambda folder: found)
+        monkeypatch.setattr("rllib_nlac.command.resume.ExperimentAnalysis", lambda folder: found)
         (tmp_path / "experiment_state-1.json").write_text("{}")
         return folder
 
@@ -244,7 +244,7 @@ class TestCannotBeWritten:
 
     def test_what_is_only_recorded_ends_no_run(self, disk, caplog, monkeypatch):
         mounted = disk("size=32k")
-        monkeypatch.setattr("rllib_nlac.metrics.transition_text", lambda *arguments: "x" * 9000)
+        monkeypatch.setattr("rllib_nlac.algorithm.metrics.transition_text", lambda *arguments: "x" * 9000)
         writer = TransitionWriter(str(mounted))
         refinement = type("Refinement", (), {"critique": None, "action": "", "kept": False})
         for iteration in range(10):
@@ -252,7 +252,7 @@ class TestCannotBeWritten:
         writer.close()
         assert caplog.text.count("no more transitions are recorded") == 1 and "No space left on device" in caplog.text
         TransitionWriter(str(mounted / "new")).write(0, [None], [refinement])
-        monkeypatch.setattr("rllib_nlac.offline.dialogues.as_row", lambda episode: {"text": "x" * 90_000})
+        monkeypatch.setattr("rllib_nlac.replay.dialogues.as_row", lambda episode: {"text": "x" * 90_000})
         write_dialogues(mounted / "episodes.jsonl", [None])
         assert "config.output: 1 episodes were not recorded" in caplog.text
         assert not list(mounted.glob("episodes*"))

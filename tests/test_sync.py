@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_nlac.sampling.engine import EngineError
+from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.engine.shared import SharedState, checksum
 from rllib_nlac.sync import sync
-from rllib_nlac.sync.shared import SharedState, checksum
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.types import Weights
 

@@ -16,6 +16,7 @@ import pytest
 from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import NEXT, NO, role_of, thinking
 
+from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.nlql import BestOfStages
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
@@ -23,9 +24,8 @@ from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistill
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.stages import LanguageStages
-from rllib_nlac.notices import Notices
-from rllib_nlac.offline.dialogues import parse_dialogue, to_episode, write_dialogues
 from rllib_nlac.replay.buffer import TextReplayBuffer
+from rllib_nlac.replay.dialogues import parse_dialogue, to_episode, write_dialogues
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
 REWARDS = (0.1, 0.02, 0.003)

@@ -15,11 +15,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rllib_nlac.experiment import load_experiments
+from rllib_nlac.command.experiment import load_experiments
+from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.engine.remote import EngineActor, RemoteEngines
+from rllib_nlac.engine.vllm_engine import VLLMSettings
 from rllib_nlac.learner.rl_module import trainable_state
-from rllib_nlac.sampling.engine import EngineError
-from rllib_nlac.sampling.engines import EngineActor, RemoteEngines
-from rllib_nlac.sampling.vllm_engine import VLLMSettings
 from rllib_nlac.types import Request, Weights
 
 

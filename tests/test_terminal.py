@@ -13,8 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 import rllib_nlac
-from rllib_nlac.cli import app
-from rllib_nlac.terminal import Terminal, VisibleFormatter, visible
+from rllib_nlac.command.cli import app
+from rllib_nlac.command.terminal import Terminal, VisibleFormatter, visible
 
 PACKAGE = Path(rllib_nlac.__file__).parent
 HOSTILE = "[/INST] [bold]x[/bold] [link=http://x]y :smile: \x1b]0;title\x07 \x9b2J \rover \u202egnp.exe \ud800 \u2028 end"

@@ -40,6 +40,7 @@ from scipy import stats
 from scripted_engine import last_message
 
 from rllib_nlac import NLACConfig
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language import backup, reasoning, refine, stages
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling, StageSettings
@@ -48,7 +49,6 @@ from rllib_nlac.learner import learner as learner_module
 from rllib_nlac.learner.batch import CRITIC, TrainingSequence, to_multi_agent_batch
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.replay.buffer import TextReplayBuffer
-from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Transition, Weights
 

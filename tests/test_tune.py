@@ -12,8 +12,15 @@ from ray import cloudpickle, tune
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
-from rllib_nlac import search
-from rllib_nlac.experiment import ExperimentError, load_experiments, read_experiment, resolve, trainable_of, tune_arguments
+from rllib_nlac.command import search
+from rllib_nlac.command.experiment import (
+    ExperimentError,
+    load_experiments,
+    read_experiment,
+    resolve,
+    trainable_of,
+    tune_arguments,
+)
 
 EXAMPLES = Path(__file__).parent.parent / "tuned_examples"
 

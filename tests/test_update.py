@@ -10,13 +10,13 @@ import pytest
 from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
-from rllib_nlac.algorithm import last_losses
-from rllib_nlac.config import LOGGED
+from rllib_nlac.algorithm.algorithm import last_losses
+from rllib_nlac.algorithm.notices import Notices
+from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
-from rllib_nlac.nlac import NLAC, REPLAY_BUFFER
-from rllib_nlac.notices import Notices
+from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.types import BellmanTarget, Generation, Refinement
 
@@ -309,7 +309,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("kept", [True, False])
     def test_checkpoints_hold_the_buffer_where_asked_to(self, make, monkeypatch, tmp_path, kept):
-        monkeypatch.setattr("rllib_nlac.algorithm.on_every_learner", lambda *_: [])
+        monkeypatch.setattr("rllib_nlac.algorithm.algorithm.on_every_learner", lambda *_: [])
         algorithm = make(store_buffer_in_checkpoints=kept)
         algorithm.learner_group = None
         algorithm.local_replay_buffer = TextReplayBuffer(env="E")

@@ -8,8 +8,8 @@ import pytest
 from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import SETTINGS, YES, script, transition
 
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language.stages import Ask, LanguageStages, StageReport
-from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.types import Message, Weights
 
 

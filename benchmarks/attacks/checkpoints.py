@@ -24,8 +24,8 @@ import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 
 from benchmarks.checkpoints import quick_config
-from rllib_nlac.algorithm import LanguageAlgorithm
-from rllib_nlac.checkpoint import MANIFEST, MODULE_STATE, CheckpointError, export_model
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.checkpoints.checkpoint import MANIFEST, MODULE_STATE, CheckpointError, export_model
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rllib_nlac import NLACConfig, baselines
+from rllib_nlac import NLACConfig, algorithms
+from rllib_nlac.algorithm.ranges import Flag
+from rllib_nlac.engine.shared import broken_tensors, checksum
 from rllib_nlac.envs.answers import AnswerError, checked_step
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
-from rllib_nlac.ranges import Flag
-from rllib_nlac.sync.shared import broken_tensors, checksum
 
 NO_REWARDS = [math.nan, math.inf, -math.inf, 10**400, 1e39, "1.0", None, np.array(1.0), [1.0], 1j, np.float32("inf")]
 NO_FLAGS = [math.nan, "no", "yes", "", 0.5, 2, [], {}, np.array([True])]
@@ -45,7 +45,7 @@ def answers() -> tuple[int, int]:
 def keys() -> tuple[int, int]:
     """Numeric keys and flags of all algorithms with values that are none, and how many of them are refused."""
     refused = total = 0
-    classes = {**baselines.algorithms(), **baselines.stock_on_text()}
+    classes = {**algorithms.OURS, **algorithms.STOCK_ON_TEXT}
     for cls in classes.values():
         config = cls.get_default_config().environment("TwentyQuestions").language(prompts="compact")
         ranges: dict[str, Any] = {}

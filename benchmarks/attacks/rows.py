@@ -19,7 +19,7 @@ from benchmarks.attacks.row_files import DIALOGUES, PROBLEMS, ROWS, HostileRow
 from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.task_set import TaskSet
-from rllib_nlac.offline.dialogues import parse_dialogue
+from rllib_nlac.replay.dialogues import parse_dialogue
 
 BOUND_S = 1.0  # of processor time, since the machine may be busy
 MEMORY_KIB = 1 << 20

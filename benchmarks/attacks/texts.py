@@ -17,16 +17,17 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from rllib_nlac.episode import GENERATION, MESSAGES
 
 from benchmarks.attacks.families import FAMILIES, Family, people_use
 from rllib_nlac import NLACConfig
+from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.prompts import PromptSet, load_prompts
-from rllib_nlac.offline.dialogues import as_row
-from rllib_nlac.sampling.chat import Chat, PromptTooLong
-from rllib_nlac.sampling.engine import Engine
-from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, TextEnvRunner
-from rllib_nlac.texts import readable
+from rllib_nlac.replay.dialogues import as_row
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Future, Generation, Message, Transition
 
 LONG = 1_000_000
@@ -219,7 +220,7 @@ def _fits(chat: Chat, text: str, room: int) -> bool:
 
 
 def main() -> None:
-    from rllib_nlac.sampling.vllm_engine import VLLMEngine
+    from rllib_nlac.engine.vllm_engine import VLLMEngine
 
     config = (
         NLACConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact", max_action_tokens=12)

@@ -15,13 +15,13 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
-from rllib_nlac import ranges
-from rllib_nlac.algorithm import LanguageAlgorithm
-from rllib_nlac.language_config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.episode import task_seed_of
 from rllib_nlac.learner.batch import TrainingSequence, into_minibatches, turn_sequences
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.losses import clipped_policy_loss
-from rllib_nlac.sampling.env_runner import TASK_SEED
 
 ROUNDING = 1e-10  # returns are sums of rewards in float64
 
@@ -99,7 +99,7 @@ class GRPO(LanguageAlgorithm):
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         groups: dict[int, list[SingleAgentEpisode]] = defaultdict(list)
         for episode in episodes:
-            groups[episode.custom_data[TASK_SEED]].append(episode)
+            groups[task_seed_of(episode)].append(episode)
         sequences: list[TrainingSequence] = []
         informative: list[bool] = []
         for group in groups.values():

@@ -11,11 +11,10 @@ from typing import Any, Self
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.utils.annotations import override
 
-from rllib_nlac import ranges
-from rllib_nlac.config import NLACConfig
+from rllib_nlac.algorithm import ranges
 from rllib_nlac.language import critique, refine
 from rllib_nlac.language.stages import Answer, Ask, LanguageStages, Stage, StageReport
-from rllib_nlac.nlac import NLAC
+from rllib_nlac.nlac import NLAC, NLACConfig
 from rllib_nlac.types import Critique, Future, Refinement, Transition, Weights
 
 

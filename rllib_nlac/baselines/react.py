@@ -6,6 +6,7 @@ and action; with "plain" the same algorithm measures a base model.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -16,12 +17,13 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 
-from rllib_nlac import ranges
-from rllib_nlac.algorithm import LanguageAlgorithm
-from rllib_nlac.language_config import LanguageAlgorithmConfig, LanguageConfig
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig, LanguageConfig
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.endpoint_engine import ENDPOINT_KEYS
+from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.names import unknown_key
-from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.sampling.endpoint import ENDPOINT_KEYS
 
 ENDPOINT_CONTEXT = 1_000_000  # the endpoint minds its own limit
 
@@ -56,6 +58,11 @@ class ReActConfig(LanguageAlgorithmConfig):
         arguments = locals()
         super().training(**kwargs)
         return self._set(arguments)
+
+    @property
+    @override(LanguageConfig)
+    def engine_spec(self) -> EngineSpec:
+        return replace(super().engine_spec, endpoint=self.endpoint)
 
     @override(LanguageConfig)
     def make_chat(self) -> Chat:

@@ -8,11 +8,11 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
-from rllib_nlac import ranges
-from rllib_nlac.algorithm import LanguageAlgorithm
-from rllib_nlac.language_config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.episode import episode_success
 from rllib_nlac.learner.batch import TrainingSequence, into_minibatches, turn_sequences
-from rllib_nlac.sampling.env_runner import episode_success
 
 
 class RFTConfig(LanguageAlgorithmConfig):

@@ -16,15 +16,15 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
-from rllib_nlac import ranges
-from rllib_nlac.algorithm import LanguageAlgorithm
-from rllib_nlac.config import RolesConfig
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.metrics import log_stages
+from rllib_nlac.algorithm.roles import RolesConfig
+from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
-from rllib_nlac.metrics import log_stages
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.collector import Failure
-from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import BellmanTarget, Refinement, Transition
 

@@ -16,16 +16,15 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
-from rllib_nlac import ranges
-from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.metrics import log_replay
+from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
 from rllib_nlac.baselines.grpo import PolicyGradientLearner
-from rllib_nlac.config import ReplayConfig
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.losses import clipped_policy_loss, priorities
 from rllib_nlac.learner.value_head import ValueHeadModule
-from rllib_nlac.metrics import log_replay
-from rllib_nlac.nlac import ReplayAlgorithm
 from rllib_nlac.replay.buffer import ReplaySample
 from rllib_nlac.types import Generation, Message, Request, Transition
 

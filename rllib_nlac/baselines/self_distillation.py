@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ray.rllib.utils.annotations import override
 
-from rllib_nlac.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.rollouts import RolloutConfig, RolloutCritic
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.types import BellmanTarget, Future, Transition

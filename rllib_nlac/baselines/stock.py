@@ -18,14 +18,15 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
-from rllib_nlac import ranges
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.config import LanguageConfig
+from rllib_nlac.algorithm.watch import Watched
+from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
-from rllib_nlac.checkpointing import CheckedCheckpoints
-from rllib_nlac.language_config import LanguageConfig
+from rllib_nlac.checkpoints.checked import CheckedCheckpoints
+from rllib_nlac.engine.shared import NotFiniteError, broken_tensors
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.stopped import MAX_IN_A_ROW
-from rllib_nlac.sync.shared import NotFiniteError, broken_tensors
-from rllib_nlac.watch import Watched
 
 
 class StockConfig(LanguageConfig):
@@ -49,6 +50,7 @@ class StockConfig(LanguageConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
+        self.env_runner_cls = StockTextEnvRunner
         self.truncation_ends = True
         self.learners(learner_connector=self._text_to_tokens)
         self.gamma = 1.0

@@ -20,11 +20,11 @@ from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, Tar
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.episode import generation_at, generations_of, messages_at
 from rllib_nlac.learner.batch import micro_batches
 from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.learner.value_head import ValueHeadModel, ValueHeadModule
-from rllib_nlac.sampling.chat import Chat, PromptTooLong
-from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES
 from rllib_nlac.types import dialogue_after
 
 PAD = -1  # fills prompts and actions up on the right
@@ -191,7 +191,7 @@ class TextToTokens(ConnectorV2):
         width, turn_width = self._widths
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             count = len(episode)
-            generations = episode.get_extra_model_outputs(GENERATION)
+            generations = generations_of(episode)
             # RLlib has added one step that repeats the last one: it stands for the state after the end.
             prompts = [g.prompt_ids for g in generations[:-1]] + [self._after_the_end(episode)]
             inputs = np.zeros((count, turn_width, 2), np.float32)
@@ -210,10 +210,10 @@ class TextToTokens(ConnectorV2):
 
     def _after_the_end(self, episode: SingleAgentEpisode) -> tuple[int, ...]:
         """Prompt of the last state; its value counts only where the episode was cut off, never behind a real end."""
-        last: tuple[int, ...] = episode.get_extra_model_outputs(GENERATION, -1).prompt_ids
+        last: tuple[int, ...] = generation_at(episode, -1).prompt_ids
         if episode.is_terminated:
             return last
-        messages = episode.get_extra_model_outputs(MESSAGES, -1)
+        messages = messages_at(episode, -1)
         turn, observation = episode.get_actions(-1), episode.get_observations(-1)
         try:
             return self._chat.prompt_ids(dialogue_after(messages, turn, observation, self._history_turns))

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import gymnasium as gym
 
-from rllib_nlac.endpoint import EndpointError
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.inputs.endpoint import EndpointError
 
 Task = TypeVar("Task")
 # Schemas that many environments use in row_schema.

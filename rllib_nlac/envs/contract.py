@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from rllib_nlac.envs.answers import AnswerError, checked_reset, checked_step
-from rllib_nlac.sampling.env_runner import check_text_env
+from rllib_nlac.envs.spaces import check_text_env
 
 Answer = TypeVar("Answer")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
-from rllib_nlac.envs.grading import GRADERS, MAX_ANSWER, after_hashes, boxed
 from rllib_nlac.envs.math_problems import KINDS, Problem, generate
-from rllib_nlac.envs.math_verify_worker import UnreadableTruth
 from rllib_nlac.envs.rows import Row, id_field, read_rows, text_field
+from rllib_nlac.rewards.grading import GRADERS, MAX_ANSWER, after_hashes, boxed
+from rllib_nlac.rewards.math_verify_worker import UnreadableTruth
 
 SYSTEM_PROMPT = r"Solve the problem step by step. End with the final answer in \boxed{}, as in \boxed{42}."
 PROBLEMS_PER_LEVEL = 1_000_000  # seeds; even ones are for training, odd ones for evaluation

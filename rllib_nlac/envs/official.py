@@ -9,16 +9,18 @@ from __future__ import annotations
 import abc
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import gymnasium as gym
 
-from rllib_nlac.endpoint import EndpointError
-from rllib_nlac.envs import plain_json
+from rllib_nlac.envs import registry
 from rllib_nlac.envs.rows import MAX_ID_LENGTH
+from rllib_nlac.inputs import plain_json
+from rllib_nlac.inputs.endpoint import EndpointError
 from rllib_nlac.names import unknown_key
 from rllib_nlac.rewards.row_rewards import check_values
+from rllib_nlac.rewards.styles import STYLES
 
 # What a row may set of every environment of the registry, beside what that declares.
 _OF_THE_RESET = {
@@ -158,8 +160,6 @@ def check_row(env_str: str, environments: Mapping[str, Any] | None = None) -> tu
         ValueError: The environment is not registered, or is none that rows may choose, or a key is none that they may set, or
             its value does not fit the schema.
     """
-    from rllib_nlac.envs import registry
-
     prefix, arguments = parse_env_str(env_str)
     factory = PREFIXES.get(prefix) or registry.ENVIRONMENTS.get(prefix)
     if factory is None:
@@ -181,8 +181,6 @@ def check_row(env_str: str, environments: Mapping[str, Any] | None = None) -> tu
 
 
 def _build(prefix: str, arguments: dict[str, Any]) -> BaseEnvironment:
-    from rllib_nlac.envs import registry
-
     if prefix in PREFIXES:
         return PREFIXES[prefix].from_env_str(f"{prefix}@{json.dumps(arguments)}")
     if prefix in registry.ENVIRONMENTS:
@@ -226,3 +224,27 @@ class GymTask(BaseEnvironment):
     @property
     def finished(self) -> bool:
         return self._finished
+
+
+def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False, **_: Any) -> float:
+    """What an environment itself pays for these actions, until it is over.
+
+    Args:
+        answer: The action, or all actions of an episode.
+        truth: The environment's string, which may choose what a row may.
+        trusted: Whether it may choose all that ``make_env`` takes.
+
+    Raises:
+        ValueError: The string names no environment, or sets more than a row may.
+        EndpointError: Somebody behind an endpoint could not be reached.
+    """
+    env = make_env(str(truth)) if trusted else row_env(str(truth))
+    for action in [answer] if isinstance(answer, str) else answer:
+        if env.finished:
+            break
+        env.step(action)
+    return env.reward
+
+
+AGENT_ENV = "agent_env"  # a reward style; in a task set the agent plays the environment turn by turn
+STYLES[AGENT_ENV] = agent_env

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rllib_nlac.envs import plain_json
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH
-from rllib_nlac.examples import data_files
+from rllib_nlac.inputs import plain_json
+from rllib_nlac.inputs.examples import data_files
 
 MAX_ROW_BYTES = 8 << 20
 MAX_FILE_BYTES = 2 << 30  # rows are held in memory

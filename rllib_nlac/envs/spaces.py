@@ -42,3 +42,18 @@ class TextSpace(gym.spaces.Text):
         return isinstance(other, TextSpace) and other.max_length == self.max_length
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def check_text_env(env: gym.Env, name: Any) -> None:
+    """Refuses an environment whose observations or actions are not text.
+
+    Raises:
+        ValueError: A space is not a ``gymnasium.spaces.Text``.
+    """
+    for kind in ("observation", "action"):
+        space = getattr(env, f"{kind}_space", None)
+        if not isinstance(space, gym.spaces.Text):
+            raise ValueError(
+                f"the environment {name!r} has the {kind} space {space}, and NLAC needs text: use rllib_nlac.envs.TextSpace "
+                "for both spaces, or one of RLlib's own algorithms for this environment"
+            )

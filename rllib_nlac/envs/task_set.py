@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import Any
 
 from rllib_nlac.envs.base import Reply, TaskId, TextEnv
-from rllib_nlac.envs.math_verify_worker import UnreadableTruth
-from rllib_nlac.envs.official import BaseEnvironment, check_row, make_env, parse_env_str, row_env
+from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, check_row, make_env, parse_env_str, row_env
 from rllib_nlac.envs.rows import Row, read_rows, text_field
 from rllib_nlac.names import unknown_key
+from rllib_nlac.rewards.math_verify_worker import UnreadableTruth
 from rllib_nlac.rewards.row_rewards import check_settings, check_truth
-from rllib_nlac.rewards.styles import AGENT_ENV, STYLES, reward
+from rllib_nlac.rewards.styles import STYLES, reward
 
 REWARD_KEYS = ("url", "timeout_s", "max_retries", "verifiers", "strict", "math_verify", "partial")
 VERIFIER_KEYS = ("url", "timeout_s", "max_retries")

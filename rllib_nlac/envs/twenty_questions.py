@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rllib_nlac.endpoint import Endpoint, endpoint_from
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
+from rllib_nlac.inputs.endpoint import Endpoint, endpoint_from
 
 YES, NO, UNKNOWN, CORRECT = "Yes.", "No.", "I do not know.", "Correct!"
 DEFAULT_TABLE = "twenty_questions.table"

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language.parsing import without_thinking
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.sampling.chat import Chat
 from rllib_nlac.types import BellmanTarget, Critique, Generation, Message
 
 SPAN = 8  # tokens of a quotation that counts as a leak

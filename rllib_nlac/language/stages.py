@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language import backup, critique, reasoning, refine
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling, StageSettings
-from rllib_nlac.sampling.chat import Chat, PromptTooLong
-from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.types import (
     BellmanTarget,
     Critique,

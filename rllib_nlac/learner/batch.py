@@ -11,7 +11,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
-from rllib_nlac.sampling.env_runner import GENERATION
+from rllib_nlac.episode import generations_of
 
 CRITIC, POLICY = 0, 1
 
@@ -117,7 +117,7 @@ def turn_sequences(episode: SingleAgentEpisode, advantage: float = 0.0) -> list[
 
     Each turn weighs what its tokens are of the episode's, so that an episode's loss is the mean over its tokens.
     """
-    generations = episode.get_extra_model_outputs(GENERATION)
+    generations = generations_of(episode)
     tokens = sum(len(g.token_ids) for g in generations)
     sequences = []
     for t, g in enumerate(generations):

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from rllib_nlac.sync.shared import SharedState
+from rllib_nlac.engine.shared import SharedState
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from transformers import AutoModelForCausalLM
 
+from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.learner.deepspeed import whole
-from rllib_nlac.sampling.chat import check_model_path
 
 
 class CausalLMModule(TorchRLModule):

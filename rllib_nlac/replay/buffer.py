@@ -20,8 +20,8 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
+from rllib_nlac.episode import episode_success, generation_at, generations_of, messages_at
 from rllib_nlac.replay.storage import EpisodeFiles, Opener, open_file
-from rllib_nlac.sampling.env_runner import GENERATION, MESSAGES, episode_success
 from rllib_nlac.types import Transition
 
 MAX_EPISODE_LENGTH = 1_000_000
@@ -216,16 +216,16 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
     return Transition(
         id=first_id + t,
         env=env,
-        state=episode.get_extra_model_outputs(MESSAGES, t),
+        state=messages_at(episode, t),
         action=episode.get_actions(t),
-        generation=episode.get_extra_model_outputs(GENERATION, t),
+        generation=generation_at(episode, t),
         observation=episode.get_observations(t + 1),
         reward=float(episode.get_rewards(t)),
         terminated=last and episode.is_terminated,
         truncated=last and episode.is_truncated,
         episode_success=episode_success(episode),
         returns_to_go=float(sum(episode.get_rewards(slice(t, None)))),
-        next_messages=None if last else episode.get_extra_model_outputs(MESSAGES, t + 1),
+        next_messages=None if last else messages_at(episode, t + 1),
         following=tuple(transition_at(env, episode, later, first_id) for later in ahead),
     )
 
@@ -233,5 +233,5 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
 def size_of(episode: SingleAgentEpisode) -> int:
     """Bytes of an episode's texts, token ids and log-probabilities. Prompts share their messages and are counted once."""
     text = sum(len(text.encode()) for text in (*episode.get_observations(), *episode.get_actions()))
-    generations = episode.get_extra_model_outputs(GENERATION)
+    generations = generations_of(episode)
     return text + sum(8 * (len(g.prompt_ids) + len(g.token_ids)) + g.logprobs.nbytes for g in generations)

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_nlac.manifest import checksum
-from rllib_nlac.scratch import ScratchFolder
+from rllib_nlac.checkpoints.manifest import checksum
+from rllib_nlac.checkpoints.scratch import ScratchFolder
 
 EPISODES_PER_FILE = 256
 PREFIX = "rllib_nlac_replay_"

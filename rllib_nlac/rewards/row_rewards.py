@@ -7,9 +7,9 @@ from typing import Any
 
 import jsonschema
 
-from rllib_nlac.envs import plain_json
-from rllib_nlac.envs.grading import MAX_ANSWER, after_hashes, as_number, boxed
+from rllib_nlac.inputs import plain_json
 from rllib_nlac.names import unknown_key
+from rllib_nlac.rewards.grading import MAX_ANSWER, after_hashes, as_number, boxed
 
 _BOOLEAN = {"type": "boolean"}
 # The address of a verifier stands in the run's configuration; a row names one that stands there.

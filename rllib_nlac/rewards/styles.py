@@ -7,13 +7,13 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rllib_nlac.endpoint import EndpointError
-from rllib_nlac.envs import plain_json
-from rllib_nlac.envs.grading import MAX_ANSWER, after_hashes, as_number, boxed, exact_equal, math_equal
+from rllib_nlac.inputs import plain_json
+from rllib_nlac.inputs.endpoint import EndpointError
 from rllib_nlac.names import unknown_key
+from rllib_nlac.rewards.grading import MAX_ANSWER, after_hashes, as_number, boxed, exact_equal, math_equal
 from rllib_nlac.rewards.row_rewards import parse_tests
 from rllib_nlac.rewards.sandbox import Limits, run_python
 
@@ -125,36 +125,13 @@ def verifier(
     raise EndpointError(f"the verifier {url} gave {cause}, {max_retries + 1} times")
 
 
-def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False, **_: Any) -> float:
-    """What an environment itself pays for these actions, until it is over.
-
-    Args:
-        answer: The action, or all actions of an episode.
-        truth: The environment's string, which may choose what a row may.
-        trusted: Whether it may choose all that ``make_env`` takes.
-
-    Raises:
-        ValueError: The string names no environment, or sets more than a row may.
-        EndpointError: Somebody behind an endpoint could not be reached.
-    """
-    from rllib_nlac.envs.official import make_env, row_env
-
-    env = make_env(str(truth)) if trusted else row_env(str(truth))
-    for action in [answer] if isinstance(answer, str) else answer:
-        if env.finished:
-            break
-        env.step(action)
-    return env.reward
-
-
+# An environment's own reward, ``agent_env``, is added by ``envs/official.py``.
 STYLES: dict[str, Callable[..., float]] = {
     "rule-openai/gsm8k": gsm8k,
     "rule-lighteval/MATH": math,
     "code-sandbox": code,
     "verifier_service": verifier,
-    "agent_env": agent_env,
 }
-AGENT_ENV = "agent_env"  # in a task set the agent plays the environment turn by turn
 
 
 def reward(style: str, answer: str, truth: Any, **settings: Any) -> float:

@@ -20,8 +20,9 @@ import ray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_nlac.sampling.engine import Engine, EngineError
-from rllib_nlac.sampling.env_runner import GENERATION, NEXT_EPISODE
+from rllib_nlac.engine.protocol import Engine, EngineError
+from rllib_nlac.episode import generations_of
+from rllib_nlac.sampling.env_runner import NEXT_EPISODE
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0
@@ -309,7 +310,7 @@ def check_age(episodes: Sequence[SingleAgentEpisode], version: int, max_stalenes
             engines refuse what they were not given, and must not go unnoticed.
     """
     for episode in episodes:
-        oldest = min((g.weight_version for g in episode.get_extra_model_outputs(GENERATION)), default=version)
+        oldest = min((g.weight_version for g in generations_of(episode)), default=version)
         if oldest < version - max_staleness:
             raise EngineError(
                 f"episode {episode.id_} was played with version {oldest} of the weights, and at version {version} it may be "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.stages import LanguageStages, StageReport
-from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.sampling.engine import Engine
 from rllib_nlac.types import Generation, Request, Transition
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
+from rllib_nlac.engine.protocol import Engine, EngineError
+from rllib_nlac.engine.shared import SharedState, checksum, require_finite
 from rllib_nlac.learner.group import on_every_learner
-from rllib_nlac.sampling.engine import Engine, EngineError
-from rllib_nlac.sync.shared import SharedState, checksum, require_finite
 from rllib_nlac.types import Weights
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.protocol import Engine
+from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.language import critique, refine
 from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
-from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.sampling.engine import Engine
-from rllib_nlac.sampling.vllm_engine import VLLMEngine
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS, WORLDS, World
 from rllib_nlac.types import Message, Request, dialogue_after
 

@@ -20,8 +20,8 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from ray.train._internal.storage import StorageContext
 from ray.tune.trainable import Trainable
 
-from rllib_nlac import checkpointing
-from rllib_nlac.storage import TUNES_LOGGERS
+from rllib_nlac.checkpoints import checked as checkpointing
+from rllib_nlac.checkpoints.storage import TUNES_LOGGERS
 
 
 def episode(length: int = 3) -> SingleAgentEpisode:

@@ -1,4 +1,4 @@
-"""vLLM's private seams, all of them in ``sampling/vllm_engine.py`` and ``sampling/vllm_worker.py``."""
+"""vLLM's private seams, all of them in ``engine/vllm_engine.py`` and ``engine/vllm_worker.py``."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rllib_nlac.endpoint import endpoint_from
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
+from rllib_nlac.inputs.endpoint import endpoint_from
 
 INSTALL = "pip install 'rllib_nlac[textarena]'"
 MAX_OPPONENT_MOVES = 1000  # between two turns of the agent

@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rllib_nlac.endpoint import endpoint_from
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
 from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, Store, ToolError, call_tool, make_store, parse_tool_call
 from rllib_nlac.envs.service_desk.tasks import DeskTask, Request, make_tasks
 from rllib_nlac.envs.service_desk.users import EndpointUser, ScriptedUser, User, names, states
+from rllib_nlac.inputs.endpoint import endpoint_from
 
 POLICY = """\
 You work at the service desk of a shop. Each turn you either write to the customer, in plain text, or call a tool. A tool call \

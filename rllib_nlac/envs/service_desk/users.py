@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rllib_nlac.endpoint import Endpoint
 from rllib_nlac.envs.service_desk.tasks import DeskTask, Request
+from rllib_nlac.inputs.endpoint import Endpoint
 
 GOODBYE = "No, that is all. Goodbye."
 STOP = "###STOP###"

@@ -1,0 +1,391 @@
+"""What NLAC and the baselines have in common: engines beside the learner, and one way around the loop."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+from ray.tune.execution.placement_groups import PlacementGroupFactory
+
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.metrics import log_collection, log_faults, log_sync, logprob_gap
+from rllib_nlac.algorithm.watch import Watched
+from rllib_nlac.checkpoints.checked import CheckedCheckpoints
+from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
+from rllib_nlac.checkpoints.storage import check_storage
+from rllib_nlac.engine.make import make_engine
+from rllib_nlac.engine.shared import NotFiniteError
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.language.stages import LanguageStages, StageReport
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
+from rllib_nlac.learner.deepspeed import read_shard
+from rllib_nlac.learner.group import LearnerLost, LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
+from rllib_nlac.learner.learner import SEQUENCE_LOSSES
+from rllib_nlac.learner.stopped import StoppedSteps
+from rllib_nlac.replay.dialogues import write_dialogues
+from rllib_nlac.sampling.collector import Collector, check_age, end_unresponsive
+from rllib_nlac.sync.sync import push_initial_weights, push_weights
+
+STATE = "nlac"  # key of our part of a checkpoint
+Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
+# What a person calls the critic's roles, and the key that limits each one's tokens.
+ROLES = {
+    "future": ("the critic's futures", "max_future_tokens"),
+    "target": ("the critic's Bellman targets", "max_future_tokens"),
+    "critique": ("the critic's critiques", "max_critique_tokens"),
+    "refinement": ("the refined actions", "max_action_tokens"),
+}
+MAX_LEARNER_RESTARTS = 3  # in a row; learners that are lost again and again are not lost by accident
+SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
+
+
+class LanguageAlgorithm(Watched, CheckedCheckpoints):
+    """Collects text episodes with vLLM, trains with DeepSpeed, and hands the new weights back.
+
+    A baseline says what to train on by ``training_sequences``; whatever goes around the loop in another way overrides
+    ``training_step``.
+    """
+
+    config: Any
+    learner_group: LearnerGroup
+    nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
+
+    @override(Algorithm)
+    def setup(self, config: LanguageAlgorithmConfig) -> None:
+        self.stopped = StoppedSteps()
+        super().setup(config)
+        if self.config.output:
+            check_storage(Path(self.config.output))  # later, a record that cannot be written is not worth the run
+        self.rng = np.random.default_rng(self.config.seed or 0)
+        self.chat = self.config.make_chat()
+        self.engine = make_engine(self.config.engine_spec, self.chat)
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None and group.local_env_runner is not None:
+                group.local_env_runner.attach(self.engine)
+        self.collector = self._make_collector()
+        self.snapshots = LearnerSnapshots()
+        self._recovery = threading.RLock()  # RLlib may evaluate beside the training, in another thread
+        self.num_learner_restarts = self._updates_since_snapshot = 0
+        self.weight_version = 0
+        self._take_snapshot()
+        self.sync_weights()
+
+    def _make_collector(self) -> Collector | None:
+        """None where the one EnvRunner is in this process."""
+        config = self.config
+        if not config.num_env_runners:
+            return None
+        shares: list[int | None] = [None] * config.num_env_runners
+        if config.episodes_per_iteration is not None:
+            shares = [share for i in range(config.num_env_runners) if (share := config.share_of_episodes(i + 1))]
+        restore = functools.partial(self.restore_env_runners, self.env_runner_group)
+        return Collector(self.env_runner_group, self.engine, restore, shares, config.max_staleness, config.sample_timeout_s)
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        sequences = self.training_sequences(self.collect())
+        self.heed_lessons(sequences)
+        if sequences:
+            self.learn(sequences)
+            self.sync_weights()
+
+    def heed_lessons(self, sequences: Sequence[TrainingSequence]) -> None:
+        """Tells a person where an iteration has nothing to train on."""
+        text = None if sequences else f"nothing was learned in iteration {self.iteration + 1}: {self.nothing_to_learn}"
+        self.notices.heed("nothing to learn", text)
+
+    def heed_stages(self, report: StageReport) -> None:
+        """Tells a person where most answers of one of the critic's roles do not parse."""
+        for role, (name, limit) in ROLES.items():
+            self.heed_parsing(
+                name, report.unparsed[role], report.answered[role], report.cut_off[role], report.examples.get(role, ""), limit
+            )
+
+    def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
+        """What the learner trains on after these episodes."""
+        raise NotImplementedError
+
+    def make_stages(self, kind: type[LanguageStages] = LanguageStages) -> LanguageStages:
+        """The waves of generation of an algorithm whose critic speaks.
+
+        Where a role is answered by the initial weights the engine is given them here: before anything is learned or restored.
+        """
+        if self.config.stage_settings.uses_initial_weights:
+            self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
+        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
+        return kind(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
+
+    def collect(self) -> list[SingleAgentEpisode]:
+        """One iteration's episodes, played with the current weights."""
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            if self.collector is None:
+                episodes, results = self.env_runner.sample(), [self.env_runner.get_metrics()]
+            else:
+                episodes, results = self.collector.collect()
+        self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
+        check_age(episodes, self.weight_version, self.collector.max_staleness if self.collector else 0)
+        if self.weight_version:
+            sampling = self.config.action_sampling
+            gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version, sampling))
+            self.metrics.log_value("logprob_gap", gap, window=1)
+        log_collection(self.metrics, episodes, self.weight_version)
+        if self.config.output:
+            write_dialogues(Path(self.config.output) / f"episodes_{self.iteration + 1:08d}.jsonl", episodes)
+        return episodes
+
+    def learn(self, sequences: Sequence[TrainingSequence], count: int = 0) -> dict[int, np.ndarray]:
+        """One gradient step for each minibatch of the sequences.
+
+        Args:
+            sequences: What to train on.
+            count: How many items they belong to.
+
+        Returns:
+            Each item's loss by role in its last gradient step, shape (count,); NaN where an item had no such sequence, infinite
+            where its step was stopped because a loss or a gradient was not finite.
+
+        Raises:
+            NotFiniteError: The third step in a row was.
+        """
+        shares = shard_evenly(sequences, max(self.config.num_learners, 1))
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            results = self._with_learners(
+                lambda: watched_update(
+                    self.learner_group,
+                    batch=to_multi_agent_batch(shares, env_steps=count or len(sequences)),
+                    timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.env_steps_sampled()},
+                ),
+                changes_learners=True,
+            )
+        tables = [np.asarray(t) for result in results for t in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek()]
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self.stopped.heed(sequences, np.concatenate(tables))
+        self.notices.heed("stopped", self.stopped.notice)
+        if self.stopped.too_many:
+            raise NotFiniteError(f"{self.stopped.in_a_row} updates in a row were stopped, the last because "
+                                 f"{self.stopped.last}. {self.way_back()}")  # fmt: skip
+        return last_losses(tables, count)
+
+    def sync_weights(self) -> None:
+        """The learner's weights go to every engine, under a new version.
+
+        Raises:
+            NotFiniteError: They are not finite, and none was sent.
+        """
+        version = self.weight_version + 1
+        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            try:
+                report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version))
+            except NotFiniteError as error:
+                raise NotFiniteError(f"{error}. {self.way_back()}") from error
+        self.weight_version = version
+        log_sync(self.metrics, report)
+        log_faults(self.metrics, self.engine, self.collector, self.num_learner_restarts)
+
+    def _with_learners(self, work: Callable[[], Result], changes_learners: bool = False) -> Result:
+        """Does something with the learners; where one of them is lost or does not answer, from the last snapshot again."""
+        for attempt in range(MAX_LEARNER_RESTARTS + 1):
+            group = self.learner_group
+            try:
+                result = work()
+                if changes_learners:
+                    self._take_snapshot()
+                return result
+            except Exception as error:
+                if attempt == MAX_LEARNER_RESTARTS or not self.config.learner_snapshot_interval:
+                    raise
+                with self._recovery:
+                    if group is self.learner_group:  # or else another thread has found the loss before
+                        if not isinstance(error, LearnerLost) and not is_lost(group):
+                            raise
+                        logger.warning("a learner was lost; starting again from the last snapshot: %s", error)
+                        self.learner_group = self.snapshots.rebuild(group)
+                        self.num_learner_restarts += 1
+        raise AssertionError("the last attempt returns or raises")
+
+    def _take_snapshot(self) -> None:
+        """Every ``learner_snapshot_interval`` updates, where learners have processes of their own."""
+        interval = self.config.learner_snapshot_interval
+        if interval and self.learner_group.is_remote:
+            if self._updates_since_snapshot % interval == 0:
+                self.snapshots.take(self.learner_group)
+            self._updates_since_snapshot += 1
+
+    @override(Algorithm)
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Also has others play what runners owed that have been lost and are back."""
+        restored = super().restore_env_runners(env_runner_group)
+        if restored and env_runner_group is self.env_runner_group and self.collector is not None:
+            self.collector.take_back(restored)
+        return restored
+
+    @override(Algorithm)
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's, which reads the learners' weights before it begins."""
+
+        def evaluate() -> dict[str, Any]:
+            with watched(self.learner_group):
+                return super(LanguageAlgorithm, self).evaluate(*args, **kwargs)
+
+        return self._with_learners(evaluate)
+
+    def env_steps_sampled(self) -> int:
+        """Environment steps since the beginning of the run."""
+        return int(self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
+
+    def own_state(self) -> dict[str, Any]:
+        """Our part of a checkpoint, beside RLlib's."""
+        # Of the runners' own processes one may be lost just now.
+        runners = dict(self.collector.runner_states) if self.collector is not None else {}
+        if self.env_runner is not None:
+            runners[self.env_runner.worker_index] = self.env_runner.get_state(not_components=COMPONENT_RL_MODULE)
+        return {"weight_version": self.weight_version, "rng": self.rng.bit_generator.state, "env_runners": runners}
+
+    def set_own_state(self, state: dict[str, Any]) -> None:
+        """Restores what ``own_state`` gave."""
+        self.weight_version = state["weight_version"]
+        self.rng.bit_generator.state = state["rng"]
+        runners = dict(state["env_runners"])
+        if self.env_runner is not None:
+            self.env_runner.set_state(runners.pop(self.env_runner.worker_index, {}))
+        if self.collector is not None:
+            self.collector.forget(runners)
+
+    @override(Algorithm)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**super().get_state(*args, **kwargs), STATE: self.own_state()}
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if STATE in state:
+            self.set_own_state(state[STATE])
+
+    @override(CheckedCheckpoints)
+    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+        """As RLlib's; see ``CheckedCheckpoints``."""
+
+        def save() -> str:
+            with watched(self.learner_group):
+                on_every_learner(self.learner_group, _prepare_for_saving)
+                return super(LanguageAlgorithm, self).save_to_path(path, **kwargs)
+
+        return self._with_learners(save)
+
+    @override(CheckedCheckpoints)
+    def save_parts(self, folder: Path) -> None:
+        shards = on_every_learner(self.learner_group, _shard)
+        for rank, shard in enumerate(shards):
+            if shard is not None:
+                (folder / SHARDS).mkdir(exist_ok=True)
+                torch.save(shard, folder / SHARDS / f"{rank:05d}.pt")
+
+    @override(CheckedCheckpoints)
+    def load_parts(self, verified: VerifiedFolder) -> None:
+        files = sorted((verified.folder / SHARDS).glob("*.pt"))
+        shards = [ray.put(read_shard(verified.read(file))) for file in files]
+        if shards:
+            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[learner._learner_index])))
+
+    @override(CheckedCheckpoints)
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint's manifest says of this algorithm."""
+        sharded = self.config.zero_stage > 0 and self.config.num_learners > 1
+        shards = {"num_learners": self.config.num_learners, "zero_stage": self.config.zero_stage} if sharded else None
+        return {**super().facts(), "shards": shards, "weight_version": self.weight_version}
+
+    @override(CheckedCheckpoints)
+    def restore_from_path(self, path: Any, **kwargs: Any) -> None:
+        """Restores a checkpoint, or with ``component`` a part of one; see ``CheckedCheckpoints``."""
+
+        def restore() -> None:
+            with watched(self.learner_group):
+                super(LanguageAlgorithm, self).restore_from_path(path, **kwargs)
+                whole = kwargs.get("component") is None
+                if whole and None in on_every_learner(self.learner_group, lambda learner: learner.restored_from):
+                    raise LearnerLost("a learner has not read it")
+                self._updates_since_snapshot = 0
+                self._take_snapshot()
+
+        try:
+            self._with_learners(restore)
+        except (LearnerLost, IndexError) as error:  # RLlib puts learners aside that raise, and then looks for the first of none
+            raise CheckpointError(
+                f"{path}: a learner could not be restored; its process's log says why. The algorithm is half restored and must "
+                "not go on"
+            ) from error
+        if self.collector is not None:
+            self.collector.forget()
+        # The engines still serve the weights that they were started with.
+        self.weight_version -= 1
+        self.sync_weights()
+
+    @classmethod
+    @override(Algorithm)
+    def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
+        """RLlib's request and a bundle for each engine actor."""
+        request = super().default_resource_request(config)
+        resolved = cls.get_default_config().update_from_dict(config)
+        engines = [{"CPU": 1, "GPU": resolved.num_gpus_per_engine}] * resolved.num_engines
+        return PlacementGroupFactory([*request.bundles, *engines], strategy=request.strategy)
+
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        for group in (getattr(self, "env_runner_group", None), getattr(self, "eval_env_runner_group", None)):
+            if group is not None:
+                end_unresponsive(group)
+        if getattr(self, "engine", None) is not None:
+            self.engine.stop()
+        super().cleanup()
+
+
+def last_losses(tables: Sequence[np.ndarray], count: int) -> dict[int, np.ndarray]:
+    """Each item's loss by role in its last gradient step.
+
+    Args:
+        tables: Of every learner, rows of item, role, gradient step, loss and norm of the step's gradient. With several epochs
+            the steps of an item may be with different learners.
+        count: How many items there are; of any other nothing is kept.
+
+    Returns:
+        By role, shape (count,); NaN where an item had no such sequence, infinite where no step of its was made, because the
+        gradient was not finite.
+    """
+    losses = {CRITIC: np.full(count, np.nan), POLICY: np.full(count, np.nan)}
+    rows = np.concatenate([table.reshape(-1, 5) for table in tables])
+    for item, role, _, loss, norm in rows[np.argsort(rows[:, 2], kind="stable")]:
+        own = losses[int(role)]
+        if 0 <= item < count and (np.isfinite(norm) or np.isnan(own[int(item)])):
+            own[int(item)] = loss if np.isfinite(norm) else np.inf
+    return losses
+
+
+def _prepare_for_saving(learner: Any) -> None:
+    learner.prepare_for_saving()
+
+
+def _shard(learner: Any) -> dict[str, Any] | None:
+    return learner.get_shard()

@@ -1,0 +1,510 @@
+"""What every algorithm on text environments configures: the model, how it speaks, the engines; and DeepSpeed for ours."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.evaluation import evaluate_tasks
+from rllib_nlac.engine.chat import Chat, check_model_path
+from rllib_nlac.engine.make import ENGINES, EngineSpec
+from rllib_nlac.engine.model_folder import check_weights
+from rllib_nlac.envs import registry
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.language.settings import Sampling
+from rllib_nlac.learner.learner import LanguageLearner
+from rllib_nlac.learner.rl_module import CausalLMModule
+from rllib_nlac.names import unknown_key
+from rllib_nlac.sampling.env_runner import TextEnvRunner
+
+# Models shipped with this package, by name: their folders below ``tiny/``; see ``tiny/worlds.py``.
+SHIPPED_MODELS = {"tiny": "model", "tiny_house": "house_model"}
+# Keys of DeepSpeed's that would change what a gradient step is, or be ignored, and ours that do what they say.
+DEEPSPEED_KEYS_OF_OURS = {
+    "train_batch_size": "minibatch_size",
+    "train_micro_batch_size_per_gpu": "max_tokens_per_micro_batch",
+    "gradient_accumulation_steps": "max_tokens_per_micro_batch",
+    "managed_gradient_accumulation": "max_tokens_per_micro_batch",
+    "optimizer": "lr, adam_epsilon and weight_decay",
+}
+
+
+class LanguageConfig(AlgorithmConfig):
+    """The part that RLlib's own algorithms and ours share on a text environment. A mixin: put it before RLlib's class."""
+
+    learns_from_logs = False  # whether ``offline_data`` means anything
+    criticises_in_words = False  # whether there are ``stage_settings``
+    # What numeric keys and flags may hold; a class adds its own, and its word counts more than that of its bases.
+    RANGES: ranges.Ranges = {
+        **ranges.RLLIB,
+        "episodes_per_iteration": ranges.COUNT_OR_NONE,
+        "episodes_per_task": ranges.COUNT,
+        "truncation_ends": ranges.FLAG,
+        "env_threads": ranges.WHOLE_NOT_NEGATIVE,
+        "env_step_timeout_s": ranges.Range(0, above=True, optional=True),
+        "evaluation_attempts": ranges.COUNT,
+        "evaluate_refined": ranges.FLAG,
+        "max_context": ranges.COUNT_OR_NONE,
+        "max_action_tokens": ranges.COUNT,
+        "max_prompt_tokens": ranges.COUNT_OR_NONE,
+        "history_turns": ranges.COUNT_OR_NONE,
+        "max_response_tokens": ranges.COUNT_OR_NONE,
+        "action_temperature": ranges.NOT_NEGATIVE,
+        "action_top_p": ranges.Range(0, 1, above=True),
+        "gradient_checkpointing": ranges.FLAG,
+        "max_tokens_per_micro_batch": ranges.COUNT,
+        "num_engines": ranges.WHOLE_NOT_NEGATIVE,
+        "num_gpus_per_engine": ranges.NOT_NEGATIVE,
+        "engine_timeout_s": ranges.POSITIVE,
+    }
+    NESTED_RANGES: Mapping[str, ranges.Ranges] = {
+        "engine_config": {
+            "max_num_seqs": ranges.COUNT,
+            "tensor_parallel_size": ranges.COUNT,
+            "gpu_memory_utilization": ranges.Range(0, 1, above=True),
+            "cpu_kv_cache_gib": ranges.POSITIVE,
+            "enforce_eager": ranges.FLAG,
+            "enable_prefix_caching": ranges.FLAG,
+        }
+    }
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.env_runner_cls = TextEnvRunner
+        self.num_envs_per_env_runner = 64
+        self.batch_mode = "complete_episodes"
+        self.episodes_per_iteration: int | None = None
+        self.episodes_per_task = 1
+        self.truncation_ends = False
+        self.env_threads = 0
+        self.env_step_timeout_s: float | None = None
+        # evaluation(...)
+        self.custom_evaluation_function = evaluate_tasks
+        self.evaluation_attempts = 1
+        self.evaluate_refined = False
+        self.evaluation_sample_timeout_s = 1800.0
+        # language(...)
+        self.language_model = "tiny"
+        self.max_context: int | None = None
+        self.prompts: str | dict[str, Any] = "default"
+        self.action_format = "plain"
+        self.max_action_tokens = 128
+        self.max_prompt_tokens: int | None = None
+        self.history_turns: int | None = None
+        self.max_response_tokens: int | None = None
+        self.action_temperature = 1.0
+        self.action_top_p = 1.0
+        self.learner_dtype = "float32"
+        self.attn_implementation: str | None = None
+        self.gradient_checkpointing = False
+        self.max_tokens_per_micro_batch = 8192
+        # engines(...)
+        self.num_engines = 0
+        self.num_gpus_per_engine: float = 0
+        self.engine_config: dict[str, Any] = {}
+        self.engine_timeout_s = 600.0
+
+    def language(
+        self,
+        *,
+        language_model: str | None = NotProvided,
+        max_context: int | None = NotProvided,
+        prompts: str | dict[str, Any] | None = NotProvided,
+        action_format: str | None = NotProvided,
+        max_action_tokens: int | None = NotProvided,
+        max_prompt_tokens: int | None = NotProvided,
+        history_turns: int | None = NotProvided,
+        max_response_tokens: int | None = NotProvided,
+        action_temperature: float | None = NotProvided,
+        action_top_p: float | None = NotProvided,
+        learner_dtype: str | None = NotProvided,
+        attn_implementation: str | None = NotProvided,
+        gradient_checkpointing: bool | None = NotProvided,
+        max_tokens_per_micro_batch: int | None = NotProvided,
+    ) -> Self:
+        """Sets the model, how the policy speaks and how the learner holds the model.
+
+        Args:
+            language_model: A Hugging Face folder or name, or one of the models shipped with this package, "tiny" (twenty
+                questions) and "tiny_house" (the text house).
+            max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
+            prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping.
+            action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
+            max_action_tokens: The most tokens of a turn, thought included.
+            max_prompt_tokens: Tasks whose first prompt is longer are passed over, and counted as ``episodes_discarded``.
+            history_turns: How many of the latest turns all roles see after the opening, for environments whose observations
+                sum up what matters; None shows the whole dialogue, as in the paper.
+            max_response_tokens: The most generated tokens of an episode; at more it is truncated.
+            action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
+            action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
+            learner_dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
+            attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
+            gradient_checkpointing: Trades compute for memory.
+            max_tokens_per_micro_batch: Padded tokens that go through the learner's model at once.
+
+        Returns:
+            This updated config.
+        """
+        return self._set(locals())
+
+    @override(AlgorithmConfig)
+    def env_runners(  # type: ignore[override]
+        self,
+        *,
+        episodes_per_iteration: int | None = NotProvided,
+        truncation_ends: bool | None = NotProvided,
+        env_threads: int | None = NotProvided,
+        env_step_timeout_s: float | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets collection; RLlib's own keys are taken too.
+
+        Args:
+            episodes_per_iteration: Episodes of one round of all EnvRunners; None counts steps instead, as RLlib does:
+                whole episodes until there are ``rollout_fragment_length`` steps for every environment.
+            truncation_ends: Whether an episode that a limit cuts off counts as ended for algorithms that would bootstrap
+                from its last state.
+            env_threads: Threads that step environments side by side, for those that wait for somebody else, such as an
+                endpoint; 0 steps them one after the other.
+            env_step_timeout_s: An environment whose ``reset`` or ``step`` takes longer loses its episode, as one that raises,
+                and is replaced. Its thread is left behind, so the call must not need the main thread. None waits for ever.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().env_runners(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def evaluation(  # type: ignore[override]
+        self,
+        *,
+        evaluation_attempts: int | None = NotProvided,
+        evaluate_refined: bool | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets evaluation; RLlib's own keys are taken too. ``evaluation_duration`` counts all episodes.
+
+        Every evaluation plays the same tasks with the same seeds, however many runners it has.
+
+        Args:
+            evaluation_attempts: k episodes of each task, for avg@k and pass@k.
+            evaluate_refined: Whether the policy is evaluated a second time, with one round of critique and refinement a
+                turn; needs a critic in words. Its results stand under ``evaluation/refined``.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().evaluation(**kwargs)
+        return self._set(arguments)
+
+    def engines(
+        self,
+        *,
+        num_engines: int | None = NotProvided,
+        num_gpus_per_engine: float | None = NotProvided,
+        engine_config: dict[str, Any] | None = NotProvided,
+        engine_timeout_s: float | None = NotProvided,
+    ) -> Self:
+        """Sets the vLLM engines.
+
+        Args:
+            num_engines: 0 runs one engine inside the algorithm's own process; otherwise so many Ray actors.
+            num_gpus_per_engine: GPUs of each engine actor.
+            engine_config: The fields of ``VLLMSettings``; ``engine`` names another engine than "vllm", see ``engine/make.py``.
+            engine_timeout_s: After so long without an answer an engine counts as stalled.
+
+        Returns:
+            This updated config.
+        """
+        return self._set(locals())
+
+    def _set(self, arguments: dict[str, Any]) -> Self:
+        for name, value in arguments.items():
+            if name not in ("self", "kwargs", "__class__") and value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    def share_of_episodes(self, worker_index: int) -> int:
+        """A runner's part of ``episodes_per_iteration``, whole groups of a task; the parts of all runners add up to it."""
+        assert self.episodes_per_iteration is not None
+        if not self.num_env_runners:
+            return self.episodes_per_iteration
+        tasks = self.episodes_per_iteration // self.episodes_per_task
+        return self.episodes_per_task * (tasks // self.num_env_runners + (worker_index <= tasks % self.num_env_runners))
+
+    @property
+    def model_path(self) -> str:
+        """Where the language model is: for "tiny" and "tiny_house" a folder of this package."""
+        if folder := SHIPPED_MODELS.get(self.language_model):
+            return str(Path(__file__).parents[1] / "tiny" / folder)
+        return self.language_model
+
+    @property
+    def action_sampling(self) -> Sampling:
+        """How the policy samples a turn."""
+        return Sampling(self.max_action_tokens, self.action_temperature, self.action_top_p)
+
+    @property
+    def engine_spec(self) -> EngineSpec:
+        """What the engines are made from."""
+        settings = {key: value for key, value in self.engine_config.items() if key != "engine"}
+        kind = self.engine_config.get("engine", "vllm")
+        return EngineSpec(
+            self.model_path,
+            ENGINES[kind].Settings(**settings),
+            kind,
+            self.seed or 0,
+            self.num_engines,
+            self.num_gpus_per_engine,
+            self.engine_timeout_s,
+        )
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """What the RLModules around the language model need to know."""
+        return {
+            "model": self.model_path,
+            "dtype": self.learner_dtype,
+            "attn_implementation": self.attn_implementation,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "temperature": self.action_temperature,
+            "max_tokens_per_micro_batch": self.max_tokens_per_micro_batch,
+        }
+
+    def make_chat(self) -> Chat:
+        """The boundary between text and tokens for this model."""
+        return Chat.from_pretrained(self.model_path, self.max_context)
+
+    @property
+    @override(AlgorithmConfig)
+    def _model_config_auto_includes(self) -> dict[str, Any]:
+        return {}
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        registry.is_known(self.env)  # imports and registers what "my_module:MyEnvironment" names
+        self._check_ranges()
+        super().validate()
+        self._check(self.input_ == "sampler" or self.learns_from_logs, "input_",
+                    "needs an algorithm with a replay buffer, such as NLAC")  # fmt: skip
+        if self.episodes_per_iteration is not None:
+            self._check(self.episodes_per_iteration % self.episodes_per_task == 0, "episodes_per_iteration",
+                        f"must be a multiple of episodes_per_task, {self.episodes_per_task}")  # fmt: skip
+        if self.evaluation_interval:
+            self._check(self.evaluation_duration_unit == "episodes" and self.evaluation_duration != "auto",
+                        "evaluation_duration", "must be a number of episodes (evaluation_duration_unit: episodes)")  # fmt: skip
+            self._check(self.evaluation_duration % self.evaluation_attempts == 0,
+                        "evaluation_attempts", f"must divide evaluation_duration, {self.evaluation_duration}")  # fmt: skip
+        self._check(not self.evaluate_refined or self.criticises_in_words, "evaluate_refined",
+                    "needs an algorithm with a critic in words, such as NLAC")  # fmt: skip
+        self._check_choice("action_format", "plain", "react")
+        self._check_choice("learner_dtype", "float32", "bfloat16")
+        kind = self.engine_config.get("engine", "vllm")
+        if kind not in ENGINES:
+            raise ValueError(f"config.engine_config['engine']: {unknown_key(kind, ENGINES)}")
+        self._check_keys("engine_config", {"engine", *(field.name for field in fields(ENGINES[kind].Settings))})
+        gpus, parts = self.num_gpus_per_engine, self.engine_config.get("tensor_parallel_size", 1)
+        self._check(not gpus or parts <= max(gpus, 1), "num_gpus_per_engine",
+                    f"must be at least engine_config's tensor_parallel_size, {parts}")  # fmt: skip
+        load_prompts(self.prompts, self.env if isinstance(self.env, str) else None)
+        check_model_path(self.model_path)
+        if Path(self.model_path).is_dir():  # a hub's name is left to the hub
+            self.make_chat()
+            if not self.engine_spec.endpoint:  # behind an endpoint are weights of their own
+                check_weights(Path(self.model_path))
+
+    def _check_ranges(self) -> None:
+        ranges_of_all: dict[str, ranges.Range | ranges.Flag] = {}
+        nested: dict[str, ranges.Ranges] = {}
+        for cls in reversed(type(self).__mro__):
+            ranges_of_all |= vars(cls).get("RANGES", {})
+            nested |= vars(cls).get("NESTED_RANGES", {})
+        values = {key: vars(self)[key] for key in ranges_of_all if key in vars(self)}
+        ranges.check(ranges_of_all, values, "config.{key}")
+        for key, inner in nested.items():
+            self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
+            ranges.check(inner, getattr(self, key), f"config.{key}[{{key!r}}]")
+
+    def _check(self, condition: bool, key: str, complaint: str) -> None:
+        if not condition:
+            raise ValueError(f"config.{key} is {getattr(self, key)!r} and {complaint}")
+
+    def _check_choice(self, key: str, *known: str) -> None:
+        self._check(getattr(self, key) in known, key, f"must be one of {', '.join(known)}")
+
+    def _check_keys(self, key: str, known: set[str]) -> None:
+        for name in getattr(self, key):
+            if name not in known:
+                raise ValueError(f"config.{key}: {unknown_key(name, known)}")
+
+
+class LanguageAlgorithmConfig(LanguageConfig):
+    """What NLAC and the baselines of this package share: collection by episodes, and DeepSpeed's gradient step."""
+
+    RANGES = {
+        "minibatch_size": ranges.COUNT,
+        "max_staleness": ranges.WHOLE_NOT_NEGATIVE,
+        "sample_timeout_s": ranges.POSITIVE,
+        "learner_timeout_s": ranges.POSITIVE,
+        "learner_snapshot_interval": ranges.WHOLE_NOT_NEGATIVE,
+        "tau": ranges.Range(0, 1, optional=True),
+        "weight_decay": ranges.NOT_NEGATIVE,
+        "adam_epsilon": ranges.Range(0, above=True, why="at 0 a weight without a gradient becomes 0 / 0"),
+        "zero_stage": ranges.Range(0, 3, whole=True),
+    }
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.lr = 1e-6
+        self.grad_clip = 1.0
+        self.train_batch_size_per_learner = 512
+        self.minibatch_size = 64
+        self.num_epochs = 1
+        self.episodes_per_iteration = 64
+        self.max_staleness = 0
+        self.sample_timeout_s = 1800.0
+        self.learner_snapshot_interval = 1
+        self.learner_timeout_s = 1800.0
+        self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
+        self.tau: float | None = None
+        self.weight_decay = 0.0
+        self.adam_epsilon = 1e-8
+        # deepspeed(...)
+        self.zero_stage = 0
+        self.deepspeed_config: dict[str, Any] = {}
+
+    @override(AlgorithmConfig)
+    def training(  # type: ignore[override]
+        self,
+        *,
+        episodes_per_iteration: int | None = NotProvided,
+        tau: float | None = NotProvided,
+        weight_decay: float | None = NotProvided,
+        adam_epsilon: float | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
+
+        Args:
+            episodes_per_iteration: Episodes collected before each round of updates.
+            tau: Step of the target weights towards the policy's after each gradient step; 0 freezes, 1 copies, None
+                keeps none, for algorithms that need none.
+            weight_decay: AdamW's.
+            adam_epsilon: AdamW's ε, below which a gradient counts for less.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def env_runners(self, *, max_staleness: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets collection; ``LanguageConfig``'s and RLlib's own keys are taken too.
+
+        Args:
+            max_staleness: Rounds of episodes that remote EnvRunners play ahead while the learner trains. An episode's
+                weights are then at most so many syncs old when it is used; ``collection/staleness_max`` reports it.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().env_runners(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def fault_tolerance(  # type: ignore[override]
+        self,
+        *,
+        learner_snapshot_interval: int | None = NotProvided,
+        learner_timeout_s: float | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets what happens when processes are lost; RLlib's own keys are taken too.
+
+        Args:
+            learner_snapshot_interval: Every so many updates the state of remote learners is copied into Ray's object store,
+                from which a lost one is made good; what was learned since is learned again or lost. 0 copies nothing, for
+                models whose optimizer is too large for it: then the trial ends, and Tune's ``max_failures`` restarts it
+                from its last checkpoint.
+            learner_timeout_s: A remote learner that has not finished one call after so long, such as a whole update, counts as
+                lost: all are ended and start again as above.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().fault_tolerance(**kwargs)
+        return self._set(arguments)
+
+    def deepspeed(self, *, zero_stage: int | None = NotProvided, deepspeed_config: dict[str, Any] | None = NotProvided) -> Self:
+        """Sets how DeepSpeed trains.
+
+        Args:
+            zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
+            deepspeed_config: DeepSpeed's own keys, merged over ours: offload, scheduler, ...
+
+        Returns:
+            This updated config.
+        """
+        return self._set(locals())
+
+    @property
+    def deepspeed_settings(self) -> dict[str, Any]:
+        """DeepSpeed's configuration: what RLlib's keys say, with ``deepspeed_config`` merged over it."""
+        settings: dict[str, Any] = {
+            "zero_optimization": {"stage": self.zero_stage},
+            "bf16": {"enabled": self.learner_dtype == "bfloat16"},
+            "gradient_clipping": self.grad_clip or 0.0,
+        }
+        return _merge(settings, self.deepspeed_config)
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type:
+        return LanguageLearner
+
+    @override(AlgorithmConfig)
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=CausalLMModule, model_config=self.model_settings)
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        super().validate()
+        self._check(
+            self.max_staleness == 0 or self.num_env_runners > 0,
+            "max_staleness",
+            "needs remote EnvRunners (num_env_runners > 0): one in the learner's process cannot play meanwhile",
+        )
+        self._check(0 <= self.zero_stage <= 3, "zero_stage", "must be 0, 1, 2 or 3")
+        self._check(self.grad_clip_by == "global_norm", "grad_clip_by", "must be global_norm: DeepSpeed clips by nothing else")
+        for key in DEEPSPEED_KEYS_OF_OURS.keys() & self.deepspeed_config.keys():
+            raise ValueError(f"config.deepspeed_config has {key!r}: remove it and set {DEEPSPEED_KEYS_OF_OURS[key]} instead")
+        for part, key in (("zero_optimization", "compute_grad_norm"), ("bf16", "check_grad_overflow")):
+            off = self.deepspeed_settings.get(part, {}).get(key) is False
+            self._check(not off, "deepspeed_config", f"lets gradients pass that are not finite: leave out {part}.{key}")
+        self._check(self.minibatch_size <= self.train_batch_size_per_learner, "minibatch_size",
+                    f"must not exceed train_batch_size_per_learner, {self.train_batch_size_per_learner}")  # fmt: skip
+        self._check(self.num_env_runners == 0 or self.num_engines > 0, "num_engines",
+                    "must be at least 1 with remote EnvRunners (num_env_runners > 0): they cannot reach an engine inside "
+                    "another process")  # fmt: skip
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if nested else value
+    return merged

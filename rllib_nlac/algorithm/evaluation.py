@@ -1,0 +1,165 @@
+"""Evaluation: the same tasks and seeds every time, on any number of runners, several attempts each, with their intervals.
+
+RLlib calls ``evaluate_tasks`` as its ``custom_evaluation_function``; everything else is RLlib's own evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_nlac.engine.protocol import Engine
+from rllib_nlac.episode import episode_success, task_of
+from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
+
+REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
+Z = 1.959964  # the normal distribution's quantile of 97.5 %
+
+
+def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
+    """RLlib's hook: plays ``evaluation_duration`` episodes, and as many with a refinement where the config asks for them."""
+    config = algorithm.config
+    tasks = range(config.evaluation_duration // config.evaluation_attempts)
+    steps = 0
+    for key in (ENV_RUNNER_RESULTS, REFINED)[: 2 if config.evaluate_refined else 1]:
+        episodes, results = play_tasks(algorithm, group, tasks, config.evaluation_attempts, refined=key == REFINED)
+        summary = MetricsLogger(root=False)
+        for name, value in success_metrics(episodes).items():
+            summary.log_value(name, value, window=1)
+        for result in results:
+            result.pop("success_rate", None)  # a runner's own mean, which the one over all tasks replaces
+        algorithm.metrics.aggregate(results, key=(EVALUATION_RESULTS, key))
+        algorithm.metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, key))
+        steps += sum(len(episode) for episode in episodes)
+    return {}, steps, steps
+
+
+def play_tasks(
+    algorithm: Algorithm, group: EnvRunnerGroup | None, tasks: Sequence[int], attempts: int, refined: bool = False
+) -> tuple[list[SingleAgentEpisode], list[Any]]:
+    """Plays tasks on the runners of a group, or on the algorithm's own one.
+
+    Returns:
+        The episodes in the order of the tasks, and the runners' metrics.
+
+    Raises:
+        CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
+    """
+    if group is None or not group.num_remote_env_runners():
+        runner = group.local_env_runner if group is not None else algorithm.env_runner
+        return runner.sample_tasks(tasks, attempts, refined), [runner.get_metrics()]
+    shares = [tuple(tasks[i :: group.num_remote_env_runners()]) for i in range(group.num_remote_env_runners())]
+    rounds = _TaskRounds(algorithm, group, attempts, refined)
+    played, metrics = rounds.play([share for share in shares if share])
+    if (version := getattr(algorithm, "weight_version", None)) is not None:
+        check_age(played, version, max_staleness=0)
+    return sorted(played, key=lambda episode: episode.id_), metrics
+
+
+class _TaskRounds(Rounds):
+    """Plays tasks on the remote runners of a group."""
+
+    def __init__(self, algorithm: Algorithm, group: EnvRunnerGroup, attempts: int, refined: bool) -> None:
+        restore = partial(algorithm.restore_env_runners, group)
+        super().__init__(group, restore, algorithm.config.evaluation_sample_timeout_s, "evaluation_sample_timeout_s")
+        self._engine = getattr(algorithm, "engine", None)  # under RLlib's own algorithms a runner has its own
+        self._attempts, self._refined = attempts, refined
+
+    def play(self, shares: list[tuple[int, ...]]) -> tuple[list[SingleAgentEpisode], list[Any]]:
+        """The episodes, in any order, and the runners' metrics."""
+        current = Round([Share(tasks) for tasks in shares])
+        self._rounds.append(current)
+        self.finish(current)
+        return current.results(), current.metrics()
+
+    @override(Rounds)
+    def request(self, runner: int, share: Share) -> Callable[[Any], tuple[Any, Any, int]]:
+        return partial(_play, engine=self._engine, tasks=share.content, attempts=self._attempts, refined=self._refined)
+
+    @override(Rounds)
+    def after_loss(self, runner: int, share: Share) -> list[Share]:
+        """Its halves: a task that ends the process of whoever plays it is soon alone."""
+        tasks = share.content
+        if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:
+            raise CollectionError(
+                f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played evaluation "
+                f"task {tasks[0]}. Its environment ends the process (os._exit, a crash of native code), or memory is short: "
+                "see the system's log"
+            )
+        half = (len(tasks) + 1) // 2
+        return [replace(share, content=part) for part in (tasks[:half], tasks[half:]) if part]
+
+
+def _play(
+    runner: Any, engine: Engine | None, tasks: Sequence[int], attempts: int, refined: bool
+) -> tuple[list[SingleAgentEpisode], Any, int]:  # fmt: skip
+    with runner.lent(engine) if engine is not None else nullcontext():
+        return runner.sample_tasks(tasks, attempts, refined), runner.get_metrics(), 0
+
+
+def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
+    """Success over tasks: its mean with a 95 % interval, avg@k and the pass@j of k attempts."""
+    if not episodes:
+        return {}
+    table = success_table(episodes)
+    attempts = table.shape[1]
+    low, high = success_interval(table)
+    metrics = {"success_rate": float(table.mean()), "success_low": low, "success_high": high, "num_tasks": len(table)}
+    if attempts > 1:
+        metrics[f"avg_at_{attempts}"] = float(table.mean())
+        metrics |= {f"pass_at_{j}": pass_at(table, j) for j in {*_powers_of_two(attempts), attempts}}
+    return metrics
+
+
+def success_table(episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
+    """Successes, 1 or 0, shape (tasks, attempts); a task that lost an attempt to its environment loses the others too."""
+    by_task: dict[int, list[bool]] = {}
+    for episode in episodes:
+        by_task.setdefault(task_of(episode), []).append(episode_success(episode))
+    attempts = max(map(len, by_task.values()))
+    return np.array([row for row in by_task.values() if len(row) == attempts], float)
+
+
+def pass_at(table: np.ndarray, j: int) -> float:
+    """Unbiased estimate of the chance that one of j attempts succeeds, from k >= j attempts a task (arXiv 2107.03374)."""
+    k = table.shape[1]
+    return float(np.mean([1 - math.comb(k - int(wins), j) / math.comb(k, j) for wins in table.sum(axis=1)]))
+
+
+def success_interval(table: np.ndarray) -> tuple[float, float]:
+    """The 95 % Wilson interval of the success rate, with tasks as the unit.
+
+    Attempts of one task are not independent, so the variance is that of the tasks' means, and Wilson's sample size is the
+    number of independent attempts that would give the same: at least the number of tasks, at most that of all attempts.
+    Unlike a bootstrap it is no point where every task is won or lost.
+
+    Args:
+        table: Successes, 1 or 0, shape (tasks, attempts).
+
+    Returns:
+        Low and high; NaN for a single task.
+    """
+    tasks, mean = len(table), float(table.mean())
+    if tasks < 2:
+        return float("nan"), float("nan")
+    variance, of_one = float(table.mean(axis=1).var(ddof=1)), mean * (1 - mean)
+    size = float(np.clip(tasks * of_one / max(variance, 1e-12), tasks, table.size))
+    middle, half = mean + Z**2 / (2 * size), Z * math.sqrt(of_one / size + Z**2 / (4 * size**2))
+    low, high = (middle - half) / (1 + Z**2 / size), (middle + half) / (1 + Z**2 / size)
+    return max(low, 0.0), min(high, 1.0)
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]

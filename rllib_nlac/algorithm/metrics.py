@@ -1,0 +1,192 @@
+"""What a run reports beside RLlib's own metrics, all of it through RLlib's metrics logger."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_nlac.episode import generations_of
+from rllib_nlac.language.settings import Sampling
+from rllib_nlac.language.stages import StageReport
+from rllib_nlac.learner.group import on_every_learner
+from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
+from rllib_nlac.sync.sync import SyncReport
+from rllib_nlac.types import BellmanTarget, Generation, Refinement
+
+logger = logging.getLogger(__name__)
+STAGES, REPLAY, SYNC, COLLECTION, FAULTS = "language_stages", "replay_buffer", "sync", "collection", "faults"
+
+
+def log_stages(
+    metrics: MetricsLogger, report: StageReport, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
+) -> None:
+    """Verdicts, refinements, parse failures, tokens and time of the language stages."""
+    count = len(refinements) - sum(r.reason == "not_judged" for r in refinements)
+    judged = [refinement for refinement in refinements if refinement.critique]
+    predicted = [refinement for refinement in refinements if refinement.futures]
+    rates = {
+        "verdict_yes_rate": _share(judged, lambda r: r.critique.optimal),
+        "predicted_success_rate": _share(predicted, lambda r: r.futures[0].success),
+        "target_success_rate": _share([t for t in targets if t.future], lambda t: t.future.success),
+        "refinement_changed_rate": sum(r.generation is not None and not r.kept for r in refinements) / count,
+        "policy_trained_rate": sum(r.generation is not None for r in refinements) / count,
+        **{
+            f"{reason}_rate": report.counts[f"refinement_{reason}"] / count
+            for reason in Refinement.REASONS
+            if reason != "not_judged"
+        },
+        "unparsed_target_rate": _share(targets, lambda t: t.future is None),
+    }
+    for name, value in rates.items():
+        metrics.log_value((STAGES, name), value, window=1)
+    for name in ("prompt_too_long", "targets_cached", "reasoning_rewritten", "reasoning_emptied"):
+        metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
+    metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
+    metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")
+    for role, count in report.answered.items():
+        metrics.log_value((STAGES, role, "unparsed_answer_rate"), report.unparsed[role] / count, window=1)
+        metrics.log_value((STAGES, role, "cut_off_rate"), report.cut_off[role] / count, window=1)
+    for wave, seconds in report.seconds.items():
+        metrics.log_value((STAGES, wave, "time_s"), seconds, window=1)
+        metrics.log_value((STAGES, wave, "tokens_per_s"), report.tokens[wave] / max(seconds, 1e-9), window=1)
+
+
+def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplaySample, version: int) -> None:
+    """Size, priorities and age of what was replayed; age in versions of the weights."""
+    ages = [version - transition.generation.weight_version for transition in sample.transitions]
+    for name, value in {
+        "num_transitions": buffer.get_num_timesteps(),
+        "num_episodes": buffer.get_num_episodes(),
+        "num_bytes": buffer.num_bytes,
+        "priority_mean": buffer.mean_priority,
+        "importance_weight_mean": float(sample.weights.mean()),
+        "staleness_mean": float(np.mean(ages)),
+        "staleness_max": float(np.max(ages)),
+    }.items():
+        metrics.log_value((REPLAY, name), value, window=1)
+
+
+def log_collection(metrics: MetricsLogger, episodes: Sequence[SingleAgentEpisode], version: int) -> None:
+    """How many syncs ago the weights were new that generated the turns just collected."""
+    ages = [version - g.weight_version for episode in episodes for g in generations_of(episode)]
+    if ages:
+        metrics.log_value((COLLECTION, "staleness_mean"), float(np.mean(ages)), window=1)
+        metrics.log_value((COLLECTION, "staleness_max"), max(ages), window=1)
+
+
+def log_faults(metrics: MetricsLogger, engine: Any, collector: Any, num_learner_restarts: int) -> None:
+    """What was lost and made good since the run began, or went on; RLlib counts the EnvRunners under ``fault_tolerance``."""
+    metrics.log_value((FAULTS, "num_engine_restarts"), engine.num_restarts, window=1)
+    metrics.log_value((FAULTS, "num_lost_shares"), collector.num_lost_shares if collector else 0, window=1)
+    metrics.log_value((FAULTS, "num_learner_restarts"), num_learner_restarts, window=1)
+
+
+def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
+    """Version, duration and size of a weight sync."""
+    metrics.log_value((SYNC, "weight_version"), report.version, window=1)
+    metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
+    metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
+
+
+def logprob_gap(
+    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, sampling: Sampling, generations: int = 8
+) -> float:
+    """Largest |log p_engine - log p_learner| over the tokens of a few turns that the current weights generated.
+
+    NaN where there are none. It proves that the engine serves the weights of the last sync.
+
+    Args:
+        learner_group: Computes log p_learner.
+        episodes: Just collected.
+        version: Of the current weights.
+        sampling: How the turns were sampled. Within a nucleus the engine's probabilities are larger, by a factor of 1 / top_p
+            at most; only what lies beyond counts.
+        generations: So many turns are compared.
+    """
+    current: list[Generation] = [
+        generation
+        for episode in episodes[:generations]
+        for generation in generations_of(episode)[:1]
+        if generation.weight_version == version and generation.token_ids
+    ]
+    if not current:
+        return float("nan")
+    prompts, answers = [g.prompt_ids for g in current], [g.token_ids for g in current]
+    # Of greedy turns vLLM reports the probabilities at temperature 1, under the whole distribution.
+    temperature, top_p = (sampling.temperature, sampling.top_p) if sampling.temperature else (1.0, 1.0)
+    own = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers, temperature))[0]
+    excess = np.concatenate([g.logprobs - mine for mine, g in zip(own, current, strict=True)])
+    return float(np.maximum(-excess, excess + np.log(top_p)).max())
+
+
+class TransitionWriter:
+    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes.
+
+    A file that cannot be written ends the recording, with a warning, and not the run.
+
+    Args:
+        logdir: The trial's folder.
+    """
+
+    def __init__(self, logdir: str) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._logdir = logdir
+        self._writer: Any = None
+        with self._tolerant():
+            self._writer = SummaryWriter(logdir, filename_suffix=".transitions")
+
+    def write(self, iteration: int, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> None:
+        """Takes the batch's first transition whose action was refined, or else its first."""
+        if self._writer is None:
+            return
+        changed = (i for i, r in enumerate(refinements) if r.critique and r.action and not r.kept)
+        place = next(changed, 0)
+        with self._tolerant():
+            self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the event file."""
+        if self._writer is not None:
+            with self._tolerant():
+                self._writer.close()
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            logger.warning("no more transitions are recorded: cannot write to %s: %s", self._logdir, error)
+
+
+def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
+    """One transition with all that the critic and the refinement said of it, as Markdown."""
+    t, judged = target.transition, refinement.transition.action
+    ended = "terminated" if t.terminated else "truncated" if t.truncated else "goes on"
+    parts = {
+        "State": "\n".join(f"{message.role}: {message.content}" for message in t.state),
+        "Action": t.action if judged == t.action else f"{t.action}\n(judged instead: {judged})",
+        "Futures": "\n".join(f"{i}. {future.text}" for i, future in enumerate(refinement.futures, start=1)),
+        "Critique": refinement.critique.text if refinement.critique else "(did not parse)",
+        "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",
+        "What really came next": f"{t.observation}   [reward {t.reward:g}, {ended}]",
+        "Next action and its future": f"{target.next_action or '-'}\n{target.next_future or '-'}",
+        "Bellman target": target.future.text if target.future else "(did not parse)",
+    }
+    longest = max(map(len, re.findall("`{3,}", "".join(parts.values()))), default=2)
+    fence = "`" * (longest + 1)  # no text ends it
+    return "\n\n".join(f"**{name}**\n\n{fence}\n{text}\n{fence}" for name, text in parts.items())
+
+
+def _share(items: Sequence, condition: Callable[[Any], bool]) -> float:
+    return sum(map(condition, items)) / len(items) if items else float("nan")

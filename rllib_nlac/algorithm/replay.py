@@ -1,0 +1,192 @@
+"""Off-policy learning: what algorithms that keep episodes in a prioritised buffer configure and do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import REPLAY_BUFFER_ADD_DATA_TIMER, REPLAY_BUFFER_SAMPLE_TIMER, TIMERS
+
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
+from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
+from rllib_nlac.replay.dialogues import DialogueData, input_files
+
+LOGGED = "LoggedDialogues"  # the environment of a run that has none
+REPLAY_DEFAULTS: dict[str, Any] = {
+    "capacity": 50_000,
+    "max_bytes": 4 << 30,
+    "alpha": 0.6,
+    "beta": 0.4,
+    "beta_final_timesteps": 100_000,
+}
+REPLAY_BUFFER = "replay_buffer"  # its folder in a checkpoint
+
+
+class ReplayConfig(LanguageAlgorithmConfig):
+    """Off-policy learning from prioritised replay. A mixin, like ``LanguageConfig``."""
+
+    learns_from_logs = True
+    RANGES = {
+        "store_buffer_in_checkpoints": ranges.FLAG,
+        "num_steps_sampled_before_learning_starts": ranges.WHOLE_NOT_NEGATIVE,
+        "n_step": ranges.COUNT,
+        "offline_iterations": ranges.Range(0, whole=True, optional=True),
+    }
+    NESTED_RANGES = {
+        "replay_buffer_config": {
+            "capacity": ranges.COUNT,
+            "max_bytes": ranges.POSITIVE,
+            "alpha": ranges.NOT_NEGATIVE,
+            "beta": ranges.SHARE,
+            "beta_final_timesteps": ranges.NOT_NEGATIVE,
+        }
+    }
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.replay_buffer_config: dict[str, Any] = {}
+        self.store_buffer_in_checkpoints = True
+        self.num_steps_sampled_before_learning_starts = 0
+        self.n_step = 1
+        self.env: Any
+        # offline_data(...)
+        self.offline_data_class = DialogueData
+        self.offline_iterations: int | None = None
+
+    @override(AlgorithmConfig)
+    def offline_data(self, *, offline_iterations: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets logged dialogues; of RLlib's own keys ``input_`` is taken: files, patterns or folders of JSONL or parquet.
+
+        They go into the replay buffer before the first iteration. Without an environment all of training rests on them.
+
+        Args:
+            offline_iterations: So many iterations learn from them alone before any episode is collected; None is 0 with an
+                environment.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().offline_data(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def training(  # type: ignore[override]
+        self,
+        *,
+        replay_buffer_config: dict[str, Any] | None = NotProvided,
+        store_buffer_in_checkpoints: bool | None = NotProvided,
+        num_steps_sampled_before_learning_starts: int | None = NotProvided,
+        n_step: int | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets replay. ``train_batch_size_per_learner`` counts the transitions sampled per iteration.
+
+        Args:
+            replay_buffer_config: ``capacity`` (transitions), ``max_bytes``, ``alpha``, ``beta`` at the start and
+                ``beta_final_timesteps``, the environment steps over which β rises to 1 (learning from logs alone makes none).
+                ``alpha: 0`` is uniform replay.
+            store_buffer_in_checkpoints: Whether checkpoints hold the replay buffer, with its priorities.
+            num_steps_sampled_before_learning_starts: Environment steps before the first update.
+            n_step: Stored steps that a target rests on before it bootstraps; as many as an episode can have is Monte
+                Carlo. The stored actions within them are not corrected for.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().training(**kwargs)
+        return self._set(arguments)
+
+    @property
+    def replay_settings(self) -> dict[str, Any]:
+        """The replay buffer's settings with their defaults."""
+        return REPLAY_DEFAULTS | self.replay_buffer_config
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        if self.env is None and self.is_offline:
+            self.env = LOGGED
+        super().validate()
+        if self.is_offline:
+            input_files(self.input_)
+        self._check(self.offline_iterations is None or self.is_offline, "offline_iterations", "needs input_, the dialogues")
+        self._check_keys("replay_buffer_config", set(REPLAY_DEFAULTS))
+
+
+class ReplayAlgorithm(LanguageAlgorithm):
+    """Off-policy: keeps text episodes in a prioritised buffer and draws transitions."""
+
+    @override(Algorithm)
+    def _create_local_replay_buffer_if_necessary(self, config: Any) -> TextReplayBuffer:
+        """Ours, where RLlib would look for a buffer class in ``replay_buffer_config``."""
+        settings = config.replay_settings
+        return TextReplayBuffer(
+            env=str(config.env),
+            capacity=settings["capacity"],
+            max_bytes=settings["max_bytes"],
+            alpha=settings["alpha"],
+            seed=config.seed or 0,
+        )
+
+    @override(LanguageAlgorithm)
+    def setup(self, config: Any) -> None:
+        super().setup(config)
+        if self.offline_data is not None:
+            prompts = load_prompts(self.config.prompts, str(self.config.env))
+            self.local_replay_buffer.add(self.offline_data.episodes(self.chat, prompts))
+
+    @property
+    def is_learning_offline(self) -> bool:
+        """Whether this iteration rests on logged dialogues alone."""
+        if self.config.env == LOGGED:
+            return True
+        return self.iteration < (self.config.offline_iterations or 0)
+
+    def replay(self) -> ReplaySample | None:
+        """Collects, keeps and draws; None until enough was collected."""
+        if self.is_learning_offline:
+            return self._draw()
+        episodes = self.collect()
+        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
+            self.local_replay_buffer.add(episodes)
+        if self.env_steps_sampled() < self.config.num_steps_sampled_before_learning_starts:
+            return None
+        return self._draw()
+
+    def _draw(self) -> ReplaySample:
+        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_SAMPLE_TIMER)):
+            return self.local_replay_buffer.sample_transitions(
+                self.config.total_train_batch_size, self._beta(), self.config.n_step
+            )
+
+    def prioritise(self, sample: ReplaySample, values: np.ndarray) -> None:
+        """Gives the transitions of a sample their priorities; one that is NaN leaves a transition's as it is."""
+        known = np.flatnonzero(~np.isnan(values))
+        self.local_replay_buffer.update_priorities_of([sample.nodes[i] for i in known], values[known])
+
+    def _beta(self) -> float:
+        """β rises linearly from its first value to 1."""
+        settings = self.config.replay_settings
+        share = min(self.env_steps_sampled() / max(settings["beta_final_timesteps"], 1), 1.0)
+        return settings["beta"] + (1.0 - settings["beta"]) * share
+
+    @override(LanguageAlgorithm)
+    def save_parts(self, folder: Path) -> None:
+        super().save_parts(folder)
+        if self.config.store_buffer_in_checkpoints:
+            self.local_replay_buffer.save(folder / REPLAY_BUFFER)
+
+    @override(LanguageAlgorithm)
+    def load_parts(self, verified: VerifiedFolder) -> None:
+        super().load_parts(verified)
+        if (folder := verified.folder / REPLAY_BUFFER).is_dir():
+            self.local_replay_buffer.load(folder, verified.open)

@@ -1,0 +1,98 @@
+"""What every algorithm on text watches over: its last checkpoint, answers that do not parse, and what a person must be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
+
+from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
+from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
+
+MANY = 0.5  # share of a role's answers that do not parse from which on it is said
+
+
+class Watched(Algorithm):
+    """A mixin for RLlib's algorithms and ours: put it before the algorithm."""
+
+    config: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.notices = Notices()
+        self.last_checkpoint: str | None = None
+        super().__init__(*args, **kwargs)
+
+    @override(Algorithm)
+    def step(self) -> dict[str, Any]:
+        """RLlib's iteration, with what is new for a person under ``notices`` in its results."""
+        results = super().step()
+        runners = results.get(ENV_RUNNER_RESULTS) or {}
+        self._heed_turns(runners, runners.pop(UNPARSED_TURNS, []))
+        if new := self.notices.take():
+            results[NOTICES] = "\n".join(new)  # a list would be taken for a histogram
+        return results
+
+    def _heed_turns(self, runners: dict[str, Any], examples: list[str]) -> None:
+        names = ("action_parse_failures", NUM_ENV_STEPS_SAMPLED, "action_parse_failures_cut_off")
+        failed, steps, cut_off = (int(runners.get(name) or 0) for name in names)
+        example = next(iter(examples), "")
+        self.heed_parsing("the policy's turns", failed, steps, cut_off, example, "max_action_tokens")
+
+    def heed_parsing(self, role: str, failed: int, asked: int, cut_off: int, example: str, limit: str) -> None:
+        """Tells a person where most answers of a role do not parse, and what to do; once, until it is better.
+
+        Args:
+            role: Whose answers, as a person calls them.
+            failed: How many did not parse.
+            asked: Of how many.
+            cut_off: How many of those that failed the token limit cut off.
+            example: One of them, as it came.
+            limit: The key of the token limit.
+        """
+        if failed <= MANY * asked:
+            if asked:
+                self.notices.heed(role, None)
+            return
+        if 2 * cut_off > failed:
+            advice = f"raise {limit}, which is {getattr(self.config, limit)}"
+        else:
+            advice = (
+                f"see that language_model ({self.config.language_model}) is instruction-tuned and that prompts "
+                f"({_name(self.config.prompts)}) are written for it: the shipped models need 'compact', others 'default'"
+            )
+        cut = f", {cut_off} of them cut off by {limit}" if cut_off else ""
+        self.notices.heed(
+            role, f"{failed} of {asked} of {role} ({failed / asked:.0%}) do not parse{cut}. One of them: {shown(example)}. "
+            f"What to do: {advice}"
+        )  # fmt: skip
+
+    def way_back(self) -> str:
+        """Where a run that ends because of its numbers can go on, and with what."""
+        where = f"Go on from the last good checkpoint, {self.last_checkpoint}," if self.last_checkpoint else (
+            "No checkpoint was written or restored in this process: go on from one of an earlier run, or start anew,"
+        )  # fmt: skip
+        return f"{where} with a lower lr (now {self.config.lr}) or grad_clip (now {self.config.grad_clip})"
+
+    @override(Algorithm)
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        """Tune's: what it writes is moved to where the trial keeps its checkpoints, and counts as there."""
+        result = super().save(*args, **kwargs)
+        self.last_checkpoint = result.checkpoint.path
+        return result
+
+    @override(Algorithm)
+    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+        self.last_checkpoint = super().save_to_path(path, **kwargs)
+        return self.last_checkpoint
+
+    @override(Algorithm)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        super().restore_from_path(path, *args, **kwargs)
+        if kwargs.get("component") is None:
+            self.last_checkpoint = str(path)
+
+
+def _name(prompts: Any) -> str:
+    return prompts if isinstance(prompts, str) else "a mapping of your own"

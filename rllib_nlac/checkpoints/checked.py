@@ -1,0 +1,195 @@
+"""Every way in and out of a checkpoint that RLlib and Tune know, with the checks of ``rllib_nlac.checkpoints.manifest``.
+
+A mixin for algorithms, and the one change that importing this package makes to RLlib: ``Algorithm.from_checkpoint``, which
+unpickles a checkpoint's class and configuration before any code of that class runs, verifies a checkpoint of ours first.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pyarrow.fs
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.utils.annotations import override
+from ray.tune import Checkpoint
+from ray.tune.registry import ENV_CREATOR, _global_registry
+
+from rllib_nlac.checkpoints import checkpoint
+from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
+from rllib_nlac.checkpoints.scratch import ScratchFolder
+from rllib_nlac.checkpoints.storage import cannot_write
+from rllib_nlac.envs import registry
+
+logger = logging.getLogger(__name__)
+
+
+class CheckedCheckpoints(Algorithm):
+    """Writes checkpoints that are whole or not there, with checksums, and verifies one before anything of it is used.
+
+    A mixin: it goes before RLlib's class.
+    """
+
+    config: Any
+    _verified: VerifiedFolder | None = None  # what ``restore`` has opened for the ``restore_from_path`` within it
+
+    @staticmethod
+    @override(Algorithm)
+    def _get_env_id_and_creator(env_specifier: Any, config: Any) -> tuple[Any, Any]:
+        """Says what to import where a name means nothing, as in a script that restores a checkpoint of another one's world.
+
+        Raises:
+            ValueError: No environment of that name is registered in this process.
+        """
+        env = env_specifier
+        known = not isinstance(env, str) or registry.is_known(env) or _global_registry.contains(ENV_CREATOR, env)
+        if not known and env not in gym.registry and not {".", ":"} & set(env):
+            raise ValueError(
+                f"the environment {env!r} is not registered in this process: import the module that calls "
+                f"rllib_nlac.register({env!r}, ...) first, or name the environment by its place, as in my_module:MyEnvironment"
+            )
+        return Algorithm._get_env_id_and_creator(env, config)
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint's manifest says of this algorithm."""
+        chat = getattr(self, "chat", None) or self.config.make_chat()
+        return {
+            "algorithm": type(self).__name__,
+            "language_model": self.config.language_model,
+            "model": checkpoint.fingerprint(self.config.model_path, chat),
+            "shards": None,
+            "iteration": self.iteration,
+        }
+
+    def save_parts(self, folder: Path) -> None:
+        """Writes what is too large for the state that RLlib pickles in one piece."""
+
+    def load_parts(self, verified: VerifiedFolder) -> None:
+        """Reads what ``save_parts`` wrote."""
+
+    @override(Algorithm)
+    def save_to_path(self, path: Any = None, *, state: Any = None, use_msgpack: bool = False, **kwargs: Any) -> str:
+        """Writes a checkpoint that is whole or not there: a former one at ``path`` stays until the new one is complete.
+
+        Args:
+            path: A local folder or a URI; None makes a temporary folder.
+            state: To be written in place of the algorithm's own.
+            use_msgpack: As for RLlib.
+            **kwargs: None is known.
+        """
+        if kwargs.get("filesystem") is not None:
+            raise ValueError("save_to_path takes no filesystem: name it in the path, as in s3://bucket/folder")
+        final = str(path) if path is not None else tempfile.mkdtemp()
+        with checkpoint.written_at_once(final) as folder:
+            super().save_to_path(str(folder), state=state, use_msgpack=use_msgpack)
+            self.save_parts(folder)
+            checkpoint.write_manifest(folder, self.facts())
+        return final
+
+    @override(Algorithm)
+    def restore_from_path(
+        self, path: Any, *, component: str | None = None, filesystem: pyarrow.fs.FileSystem | None = None, **kwargs: Any
+    ) -> None:
+        """Restores a checkpoint, or with ``component`` a part of one.
+
+        Args:
+            path: A folder or a URI; with ``component`` the folder of that part.
+            component: As for RLlib, for example ``learner_group/learner/rl_module/default_policy``.
+            filesystem: Where ``path`` is, if not what it says itself.
+            **kwargs: RLlib's.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, or of another version, algorithm or model. Nothing was changed.
+            FileNotFoundError: There is none.
+        """
+        if component is not None:
+            self._restore_component(path, component, filesystem, **kwargs)
+        elif self._verified is not None:
+            self._restore(self._verified, **kwargs)
+        else:
+            with checkpoint.opened(path, filesystem) as verified:
+                checkpoint.check(verified, self.facts())
+                self._restore(verified, **kwargs)
+
+    def _restore(self, verified: VerifiedFolder, **kwargs: Any) -> None:
+        super().restore_from_path(str(verified.folder), filesystem=verified.filesystem, **kwargs)
+        self.load_parts(verified)
+
+    def _restore_component(self, path: Any, component: str, filesystem: pyarrow.fs.FileSystem | None, **kwargs: Any) -> None:
+        """A part of a whole checkpoint is verified with it; what stands alone, as RLlib's modules write it, cannot be."""
+        whole = checkpoint.holder(path) if "://" not in str(path) else None
+        if whole is None:
+            logger.warning("%s belongs to no checkpoint with checksums, and is read unchecked", path)
+            super().restore_from_path(path, component=component, filesystem=filesystem, **kwargs)
+            return
+        with checkpoint.opened(whole) as verified:
+            part = str(Path(path).absolute())
+            super().restore_from_path(part, component=component, filesystem=verified.filesystem, **kwargs)
+
+    @override(Algorithm)
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Tune's way out: it copies a checkpoint from a temporary folder, which goes also where the process is killed.
+
+        Raises:
+            StorageError: The checkpoint cannot be written.
+        """
+        if checkpoint_dir is not None or self._storage is None:
+            return super().save(checkpoint_dir)
+        storage, scratch = self._storage, ScratchFolder("rllib_nlac_checkpoint_")
+        try:
+            return super().save(str(scratch.path / "checkpoint"))
+        except OSError as error:
+            target = storage.checkpoint_fs_path
+            if isinstance(storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
+                checkpoint.remove_unfinished(Path(target))  # half a checkpoint takes room
+            raise cannot_write("a checkpoint", target, error, Path(storage.trial_fs_path)) from error
+        finally:
+            scratch.remove()
+
+    @override(Algorithm)
+    def restore(self, checkpoint_path: Any) -> None:
+        """Tune's way in, which would set counters and unpickle a file before ``restore_from_path`` is called.
+
+        Args:
+            checkpoint_path: A folder, a Ray checkpoint, or Tune's record of one with the metrics of its iteration.
+        """
+        source = getattr(checkpoint_path, "checkpoint", checkpoint_path)
+        path, filesystem = _place(source)
+        with checkpoint.opened(path, filesystem) as self._verified:
+            try:
+                checkpoint.check(self._verified, self.facts())
+                local: Any = Checkpoint.from_directory(str(self._verified.folder))
+                if source is not checkpoint_path:
+                    local = type(checkpoint_path)(checkpoint=local, metrics=checkpoint_path.metrics)
+                super().restore(local)
+            finally:
+                self._verified = None
+
+
+def _place(source: Any) -> tuple[str, pyarrow.fs.FileSystem | None]:
+    """Path and file system of a folder or a Ray checkpoint."""
+    return (str(source.path), source.filesystem) if isinstance(source, Checkpoint) else (os.fspath(source), None)
+
+
+def guard_from_checkpoint() -> None:
+    """Makes ``Algorithm.from_checkpoint``, also when called on RLlib's own class, verify checkpoints of this package."""
+    rllibs = Algorithm.__dict__["from_checkpoint"].__func__
+    if getattr(rllibs, "is_guarded", False):
+        return
+
+    @functools.wraps(rllibs)
+    def from_checkpoint(cls: type[Algorithm], path: Any, filesystem: Any = None, **kwargs: Any) -> Algorithm:
+        place, where = _place(path)
+        where = where or filesystem
+        if not issubclass(cls, CheckedCheckpoints) and not checkpoint.is_ours(place, where):
+            return rllibs(cls, path, filesystem, **kwargs)
+        with checkpoint.opened(place, where) as verified:
+            return rllibs(cls, str(verified.folder), verified.filesystem, **kwargs)
+
+    from_checkpoint.is_guarded = True  # type: ignore[attr-defined]
+    Algorithm.from_checkpoint = classmethod(from_checkpoint)  # type: ignore[method-assign, assignment]

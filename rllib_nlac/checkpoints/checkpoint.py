@@ -1,0 +1,323 @@
+"""Checkpoints that are whole or not there at all, know what wrote them, and turn into a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from rllib_nlac.checkpoints.manifest import (
+    ANOTHER,
+    FORMAT,
+    MANIFEST,
+    CheckpointError,
+    DamagedCheckpoint,
+    UnfinishedCheckpoint,
+    VerifiedFileSystem,
+    VerifiedFolder,
+    render,
+    verify,
+    write_manifest,
+)
+from rllib_nlac.checkpoints.scratch import LOCK, ScratchFolder, dead, leftovers
+from rllib_nlac.engine.chat import Chat
+
+__all__ = [
+    "FORMAT", "MANIFEST", "CheckpointError", "DamagedCheckpoint", "UnfinishedCheckpoint", "VerifiedFolder", "render",
+    "write_manifest",
+]  # fmt: skip
+
+MODULE_STATE = "learner_group/learner/rl_module/default_policy/module_state.pkl"
+CONSTRUCTOR = "class_and_ctor_args.pkl"
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt", "added_tokens.json")
+WHOLE = (MANIFEST, "rllib_checkpoint.json")  # what the folder of a whole checkpoint has, and its parts have not
+DEPTH = 4  # folders between a whole checkpoint and its deepest part: learner_group/learner/rl_module/default_policy
+UNFINISHED = ".unfinished."
+SWAP_S = 5.0  # how long a reader waits for a living process to put a checkpoint where its former one was
+
+
+@contextmanager
+def written_at_once(path: str | os.PathLike | None) -> Iterator[Path]:
+    """A folder to write into that takes the place of ``path`` when the block ends well.
+
+    Until then nothing of a former checkpoint at ``path`` is touched; after a failure nothing of the new one is left, and after
+    a kill the next call with the same parent folder removes it.
+
+    Args:
+        path: A local folder, existing or not, or the URI of a remote file system.
+    """
+    remote = path is not None and "://" in str(path)
+    final = Path(tempfile.mkdtemp() if path is None or remote else path).absolute()
+    final.parent.mkdir(parents=True, exist_ok=True)
+    put_right(final.parent)
+    scratch = ScratchFolder(f".{final.name}{UNFINISHED}", final.parent)
+    staging = scratch.path
+    staging.chmod(0o755)  # scratch folders can be read by their owner only
+    try:
+        yield staging
+        if remote:
+            filesystem, target = pyarrow.fs.FileSystem.from_uri(str(path))
+            pyarrow.fs.copy_files(str(staging), target, destination_filesystem=filesystem)
+        else:
+            _swap(staging, final)
+    finally:
+        scratch.remove()
+        if remote:
+            shutil.rmtree(final, ignore_errors=True)
+
+
+def _swap(staging: Path, final: Path) -> None:
+    if not final.exists() or not any(final.iterdir()):
+        staging.replace(final)
+        return
+    former = _former(final)
+    shutil.rmtree(former, ignore_errors=True)
+    final.replace(former)
+    staging.replace(final)
+    shutil.rmtree(former)
+
+
+def _former(path: Path) -> Path:
+    return path.with_name(f".{path.name}.former")
+
+
+def put_right(parent: Path) -> None:
+    """Removes from a folder of checkpoints what killed processes left there, and ends the swaps that they had begun."""
+    for folder in leftovers(f".*{UNFINISHED}*", parent):
+        final = parent / folder.name[1:].rpartition(UNFINISHED)[0]
+        if not _is_being_written(final, besides=folder):
+            if not final.exists() and _former(final).exists():
+                _former(final).replace(final)
+            shutil.rmtree(_former(final), ignore_errors=True)
+
+
+def _is_being_written(path: Path, besides: Path | None = None) -> bool:
+    """Whether a living process writes a checkpoint that is to lie at ``path``, in another folder than ``besides``."""
+    for lock in path.parent.glob(f".*{UNFINISHED}*{LOCK}"):
+        if lock.name.startswith(f".{path.name}{UNFINISHED}") and (besides is None or lock.name != besides.name + LOCK):
+            with dead(lock) as is_dead:
+                if not is_dead and lock.exists():
+                    return True
+    return False
+
+
+@contextmanager
+def opened(path: str | os.PathLike, filesystem: pyarrow.fs.FileSystem | None = None) -> Iterator[VerifiedFolder]:
+    """A checkpoint, every byte of it checked, as a local folder; downloaded first where it lies on a remote file system.
+
+    Args:
+        path: A folder, or a URI.
+        filesystem: Where ``path`` is, if not what it says itself.
+
+    Raises:
+        CheckpointError: Something of it is wrong.
+        FileNotFoundError: There is no checkpoint at all.
+    """
+    if filesystem is not None and isinstance(handler := getattr(filesystem, "handler", None), VerifiedFileSystem):
+        yield handler.verified
+    elif "://" in str(path) or not (filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)):
+        scratch = ScratchFolder("rllib_nlac_download_")
+        try:
+            source = str(path)
+            if filesystem is None:
+                filesystem, source = pyarrow.fs.FileSystem.from_uri(str(path))
+            if filesystem.get_file_info(source).type != pyarrow.fs.FileType.Directory:
+                raise FileNotFoundError(f"no checkpoint at {path}: the folder does not exist")
+            pyarrow.fs.copy_files(source, str(scratch.path), source_filesystem=filesystem)
+            yield verify(scratch.path, str(path))
+        finally:
+            scratch.remove()
+    else:
+        yield verify(_local(path), str(path))
+
+
+def is_ours(path: str, filesystem: pyarrow.fs.FileSystem | None = None) -> bool:
+    """Whether there is a checkpoint of this package at ``path``, whole or not."""
+    if filesystem is None and "://" not in path:
+        return any((folder / MANIFEST).exists() for folder in (Path(path).absolute(), _former(Path(path).absolute())))
+    if filesystem is None:
+        filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
+    return filesystem.get_file_info(f"{path}/{MANIFEST}").type != pyarrow.fs.FileType.NotFound
+
+
+def _local(path: str | os.PathLike) -> Path:
+    """A local checkpoint's folder, after the end of a swap in which it is just now.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    folder = Path(path).absolute()
+    waited_until = time.monotonic() + SWAP_S
+    while not folder.exists() and _former(folder).exists():
+        put_right(folder.parent)
+        if not folder.exists() and (not _is_being_written(folder) or time.monotonic() > waited_until):
+            _former(folder).replace(folder)
+        time.sleep(0.01)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no checkpoint at {path}: the folder does not exist")
+    return folder
+
+
+def read_manifest(path: str | os.PathLike, contents: bool = True) -> dict[str, Any]:
+    """What ``write_manifest`` wrote, after a check of the whole checkpoint.
+
+    Args:
+        path: A folder, or a URI.
+        contents: Whether checksums are compared; without, a local checkpoint's files are looked at by name and size only.
+
+    Raises:
+        CheckpointError: The checkpoint is of another format, damaged or not whole.
+        FileNotFoundError: There is no checkpoint at all.
+    """
+    if not contents:
+        return verify(_local(path), str(path), contents=False).manifest
+    with opened(path) as verified:
+        return verified.manifest
+
+
+def examine(path: Path, contents: bool = True) -> None:
+    """As ``read_manifest``, of a trial's checkpoint; RLlib's own algorithms write no manifest, and there is nothing to compare.
+
+    Raises:
+        CheckpointError: Something of it is wrong.
+    """
+    if (path / MANIFEST).exists() or not (path / "algorithm_state.pkl").exists():
+        read_manifest(path, contents)
+
+
+def remove_unfinished(path: Path) -> bool:
+    """Removes a checkpoint whose writing was interrupted, and no other; returns whether it was one."""
+    try:
+        examine(path, contents=False)
+    except UnfinishedCheckpoint:
+        shutil.rmtree(path)
+        return True
+    except (CheckpointError, FileNotFoundError):
+        pass  # it matters only where it is needed
+    return False
+
+
+def last_whole(trial: Path) -> Path | None:
+    """The newest checkpoint in a trial's folder that is whole and undamaged."""
+    for path in sorted(trial.glob("checkpoint_[0-9]*"), reverse=True):
+        try:
+            examine(path)
+        except CheckpointError:
+            continue
+        return path
+    return None
+
+
+def check(verified: VerifiedFolder, facts: Mapping[str, Any]) -> None:
+    """Refuses a checkpoint that does not fit the algorithm that would restore it.
+
+    Args:
+        verified: The checkpoint.
+        facts: What the algorithm would write into a manifest of its own.
+
+    Raises:
+        CheckpointError: Another algorithm, model or division among learners.
+    """
+    manifest, name = verified.manifest, verified.name
+    for key in facts:
+        if key not in manifest:
+            raise CheckpointError(f"{name}: {MANIFEST} is malformed: it has no {key!r}. {ANOTHER}")
+    if manifest["algorithm"] != facts["algorithm"]:
+        raise CheckpointError(
+            f"{name} is of the algorithm {manifest['algorithm']}, and this is {facts['algorithm']}: to go on with its model "
+            "under another algorithm, export it (rllib export) and set language_model to the folder"
+        )
+    if manifest["model"] != facts["model"]:
+        model = manifest["model"] if isinstance(manifest["model"], dict) else {}
+        part = "tokenizer" if model.get("architecture") == facts["model"]["architecture"] else "architecture"
+        raise CheckpointError(
+            f"{name} holds the model {manifest['language_model']!r}, and this algorithm was configured with "
+            f"{facts['language_model']!r}, which has another {part}: restore it with the former, or set language_model to a "
+            "folder that `rllib export` makes of the checkpoint"
+        )
+    if manifest["shards"] and manifest["shards"] != facts["shards"]:
+        raise CheckpointError(
+            f"{name} holds the optimizer in shards of {_learners(manifest['shards'])}, and this algorithm has "
+            f"{_learners(facts['shards'])}: restore it with those, or export the model and start from that"
+        )
+
+
+def holder(path: str | os.PathLike) -> Path | None:
+    """The checkpoint that a part of one, as ``learner_group``, belongs to; None where the part stands alone."""
+    folder = Path(path).absolute()
+    near = (folder, *list(folder.parents)[:DEPTH])
+    return next((each for each in near if any((each / name).exists() for name in WHOLE)), None)
+
+
+def _learners(shards: Any) -> str:
+    if not isinstance(shards, dict):
+        return "one learner"
+    return f"{shards.get('num_learners')} learners under ZeRO {shards.get('zero_stage')}"
+
+
+def fingerprint(model: str, chat: Chat) -> dict[str, str]:
+    """What two models must share for weights of one to work in the other: the architecture and the tokenizer."""
+    config = AutoConfig.from_pretrained(model).to_dict()
+    for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
+        config.pop(key, None)
+    words = {"vocabulary": chat.tokenizer.get_vocab(), "template": chat.tokenizer.chat_template, "end": chat.end_id}
+    return {"architecture": _digest(config), "tokenizer": _digest(words)}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def export_model(checkpoint: Path, folder: Path) -> Path:
+    """Writes a checkpoint's policy as a plain Hugging Face folder, for Transformers, ``vllm serve`` or another run.
+
+    Neither engines nor environments are started. The tokenizer's files are copied as they are: saving a loaded one may
+    change how it splits text.
+
+    Args:
+        checkpoint: A checkpoint of any algorithm of this package, RLlib's own on text included.
+        folder: Where to write; must not exist, or be empty.
+
+    Raises:
+        CheckpointError, FileNotFoundError: The checkpoint or its model cannot be read.
+        FileExistsError: The folder is not empty.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty: name a new folder to export to")
+    if not (is_ours(str(checkpoint)) or (checkpoint / CONSTRUCTOR).is_file()):
+        raise FileNotFoundError(f"{checkpoint} is no checkpoint: it has no {MANIFEST}")
+    with opened(checkpoint) as verified:
+        with verified.open(verified.folder / CONSTRUCTOR) as file:
+            info = pickle.load(file)
+        with verified.open(verified.folder / MODULE_STATE) as file:
+            state = {name.removeprefix("lm."): tensor for name, tensor in pickle.load(file).items()}
+    config = info["class"].get_default_config().update_from_dict(info["ctor_args_and_kwargs"][0][0])
+    if not hasattr(config, "model_path"):
+        raise CheckpointError(f"{checkpoint} is of {info['class'].__name__} without a language model")
+    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.learner_dtype)
+    own = model.state_dict()
+    model.load_state_dict({name: tensor for name, tensor in state.items() if name in own}, strict=True)
+    with written_at_once(folder) as target:
+        model.save_pretrained(target)
+        _copy_tokenizer(config.model_path, target)
+    return folder
+
+
+def _copy_tokenizer(model: str, target: Path) -> None:
+    if not Path(model).is_dir():  # a hub's name
+        AutoTokenizer.from_pretrained(model).save_pretrained(target)
+        return
+    for pattern in TOKENIZER_FILES:
+        for file in Path(model).glob(pattern):
+            shutil.copyfile(file, target / file.name)

@@ -1,0 +1,271 @@
+"""The ``rllib`` command, which Ray no longer ships: train, evaluate, and see what is registered."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+# Quiet libraries, loud trials: what matters is printed by this command. Set before anything imports Ray.
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+# Ctrl+C and a trial that fails are answered by this command, in its own words.
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
+# A metric of the evaluation is missing before the first one.
+os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
+# Relative paths in a configuration mean what they mean where the command was typed.
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+# An interrupted run forgets a second at most of what Tune knew of it.
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "1")
+os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+
+# That the new API stack is in use is no news here.
+logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
+
+import typer
+
+from rllib_nlac.command.env import app as env_app
+from rllib_nlac.command.errors import Commands, clear_errors, mapping
+from rllib_nlac.command.terminal import terminal
+
+app = typer.Typer(cls=Commands, help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+train_app = typer.Typer(help="Train an algorithm, from a file or from options.", invoke_without_command=True)
+app.add_typer(train_app, name="train")
+app.add_typer(env_app, name="env")
+
+Stop = Annotated[str | None, typer.Option(help="Stop criteria as YAML or JSON, added to the file's.")]
+StoragePath = Annotated[str | None, typer.Option(help="Where results and checkpoints go.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the experiment of this name in the storage path.")]
+Restore = Annotated[Path | None, typer.Option(help="Begin with the state of this checkpoint, as to train on for longer.")]
+NumSamples = Annotated[int | None, typer.Option(help="How often every point of a search is run.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the workers log.")]
+
+
+@train_app.callback()
+def train(
+    context: typer.Context,
+    algo: Annotated[str | None, typer.Option(help="Name of the algorithm: NLAC, PPO, ...")] = None,
+    env: Annotated[str | None, typer.Option(help="Name of the environment.")] = None,
+    config: Annotated[str, typer.Option(help="Configuration as YAML or JSON.")] = "{}",
+    stop: Stop = None,
+    name: Annotated[str | None, typer.Option(help="Name of the experiment.")] = None,
+    storage_path: StoragePath = None,
+    resume: Resume = False,
+    restore: Restore = None,
+    num_samples: NumSamples = None,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train an algorithm, from a file or from options."""
+    if context.invoked_subcommand is not None:
+        return
+    with clear_errors():
+        from rllib_nlac.command.experiment import ExperimentError, read_experiment
+
+        if not algo or not env:
+            raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
+        entry = {"run": algo, "env": env, "config": mapping(config, "--config")}
+        experiment = read_experiment(name or f"{algo}-{env}".lower(), entry, "the command line")
+        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, verbose)
+
+
+@train_app.command("file")
+def train_file(
+    file: Annotated[str, typer.Argument(help="An experiment file, or the name of a tuned example (see: rllib examples).")],
+    stop: Stop = None,
+    storage_path: StoragePath = None,
+    resume: Resume = False,
+    restore: Restore = None,
+    num_samples: NumSamples = None,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train the experiments of a YAML file, one after the other."""
+    with clear_errors():
+        from rllib_nlac.command.experiment import load_experiments
+        from rllib_nlac.inputs import examples
+
+        _train(load_experiments(examples.find(file)), stop, storage_path, resume, restore, num_samples, dry_run, verbose)
+
+
+@app.command("examples")
+def show_examples(
+    name: Annotated[str | None, typer.Argument(help="One of them, which is printed, as to a file of your own.")] = None,
+) -> None:
+    """List the tuned examples, or print one."""
+    with clear_errors():
+        from rllib_nlac.inputs import examples
+
+        if name is not None:
+            sys.stdout.write(examples.find(name).read_text(encoding="utf-8"))
+            return
+        known = examples.names()
+        width = max(map(len, known), default=0)
+        for each, what in known.items():
+            terminal.say(f"{each:<{width}}  {what}")
+        terminal.say("\nTrain one: rllib train file NAME. A copy of your own: rllib examples NAME > my_file.yaml")
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes to play.")] = 128,
+    attempts: Annotated[int, typer.Option(min=1, help="Episodes of each task, for avg@k and pass@k.")] = 1,
+    refined: Annotated[bool, typer.Option("--refined", help="Criticise and refine each turn before it is played.")] = False,
+    render: Annotated[bool, typer.Option("--render", help="Print the dialogues of the first ten episodes.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Play episodes with a checkpoint's policy and report what it reaches."""
+    with clear_errors():
+        from rllib_nlac.command.evaluate import evaluate_checkpoint
+
+        evaluate_checkpoint(checkpoint, episodes, attempts, refined, render, terminal, verbose)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the model; must not exist, or be empty.")],
+) -> None:
+    """Write a checkpoint's policy as a Hugging Face folder, for Transformers, vllm serve, or language_model of another run."""
+    with clear_errors():
+        from rllib_nlac.checkpoints.checkpoint import export_model
+
+        export_model(checkpoint, folder)
+        terminal.say(f"Model:       {folder}")
+
+
+def _train(
+    experiments: list[Any], stop: str | None, storage_path: str | None, resume: bool, restore: Path | None,
+    num_samples: int | None, dry_run: bool, verbose: bool,
+) -> None:  # fmt: skip
+    from rllib_nlac.command.experiment import describe, tune_arguments
+    from rllib_nlac.command.interrupts import EXIT_CODE, Interrupts
+    from rllib_nlac.command.resume import how_to_go_on
+
+    overrides = {
+        "stop": mapping(stop, "--stop") if stop else None,
+        "storage_path": str(Path(storage_path).absolute()) if storage_path and "://" not in storage_path else storage_path,
+        "num_samples": num_samples,
+    }
+    experiments = [experiment.override(**overrides) for experiment in experiments]
+    for experiment in experiments:
+        tune_arguments(experiment)
+    if dry_run:
+        for experiment in experiments:
+            terminal.say(describe(experiment))
+        return
+    failed = []
+    with Interrupts(terminal) as interrupts:
+        for experiment in experiments:
+            try:
+                ended_well = _run(experiment, resume, restore, verbose, interrupts)
+            except KeyboardInterrupt:
+                interrupts.received = True
+            if interrupts.received:
+                for line in how_to_go_on(experiment):
+                    terminal.say(line)
+                raise typer.Exit(EXIT_CODE)
+            if not ended_well:
+                failed.append(experiment.name)
+    if failed:
+        terminal.say(f"failed: {', '.join(failed)}", "red")
+        raise typer.Exit(1)
+
+
+def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, interrupts: Any) -> bool:
+    """Runs one experiment through Tune; returns whether every trial ended well."""
+    import ray
+    from ray import tune
+
+    from rllib_nlac.checkpoints.checkpoint import read_manifest
+    from rllib_nlac.checkpoints.storage import check_storage, watched
+    from rllib_nlac.command.experiment import ExperimentError, check_resources, trainable_of, tune_arguments
+    from rllib_nlac.command.metric_check import MetricCheck
+    from rllib_nlac.command.progress import ProgressLines
+    from rllib_nlac.command.ray import start_ray
+    from rllib_nlac.command.resume import folder_of, make_resumable
+    from rllib_nlac.command.search import mutated
+
+    options = tune_arguments(experiment)
+    storage = options["storage_path"] or str(Path.home() / "ray_results")
+    folder = Path(storage) / experiment.name if "://" not in storage else None
+    if folder is not None:
+        check_storage(folder)
+    if restore is not None:
+        read_manifest(restore)
+    if resume:
+        for line in make_resumable(folder_of(experiment)):
+            terminal.say(line)
+    metrics = MetricCheck(experiment.metrics, experiment.name)
+    options["callbacks"] += [ProgressLines(terminal, experiment.stop), metrics]
+    for name in ("ray.tune.tune", "ray.tune.experiment.trial"):
+        logging.getLogger(name).addFilter(_is_news)
+    try:
+        start_ray(verbose)
+        interrupts.listen()
+        check_resources(experiment, ray.cluster_resources())
+        with watched(folder):
+            analysis = tune.run(
+                trainable_of(experiment), name=experiment.name,
+                # What the algorithm itself writes, such as one transition an iteration, follows the results.
+                sync_config=tune.SyncConfig(sync_artifacts=True),
+                verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None,
+                restore=str(restore.absolute()) if restore else None, **options,
+            )  # fmt: skip
+            errors = {trial: _error_of(trial) for trial in analysis.trials if trial.status != "TERMINATED"}
+    except tune.TuneError:
+        if metrics.problem is None:
+            raise
+        raise ExperimentError(metrics.problem) from None
+    finally:
+        ray.shutdown()
+    if interrupts.received:
+        return False
+    ended_well = True
+    for trial in analysis.trials:
+        if trial.status != "TERMINATED":
+            ended_well = False
+            _explain(trial, errors[trial])
+        where = Path(trial.path)
+        lines = [f"\nResults:     {where}", f"Curves:      tensorboard --logdir {where.parent}"]
+        if any(where.glob("*.transitions")):
+            lines.append("             (under Text: one transition per iteration, in words)")
+        if trial.checkpoint and Path(trial.checkpoint.path).exists():
+            lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
+        for line in lines:
+            terminal.say(line)
+    if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
+        value = best.metric_analysis[options["metric"]][options["mode"]]
+        chosen = best.evaluated_params or {key: best.config[key] for key in mutated(experiment.tune.get("scheduler"))}
+        terminal.say(f"\nBest:        {best}, {options['metric']} {value:.3f}, with {chosen}")
+    return ended_well
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what Tune says of interruptions, errors and missing metrics: this command says it in its own words."""
+    said_here = ("Stop signal received", "Experiment has been interrupted", "Trials did not complete", "Stopping criterion")
+    return not record.getMessage().startswith(said_here)
+
+
+def _error_of(trial: Any) -> str:
+    """Why a trial did not end well; to be asked before Ray is shut down, which knows where it was written first."""
+    first = Path(trial.error_file) if trial.error_file else None  # where the storage cannot be written it stays there
+    kept = first.read_text(errors="replace") if first is not None and first.is_file() else None
+    return str(trial.get_error() or kept or "Tune recorded no error: it ended before the trial did")
+
+
+def _explain(trial: Any, text: str) -> None:
+    """Says in few lines why a trial did not end well, and which file has all of it."""
+    from rllib_nlac.command.failures import lines_of, write_traceback
+
+    file = Path(trial.path) / "error.txt"
+    terminal.say(f"{trial}: {trial.status.lower()}", "red")
+    for line in lines_of(text, file if file.is_file() else write_traceback(text)):
+        terminal.say(line)

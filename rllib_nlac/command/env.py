@@ -1,0 +1,100 @@
+"""``rllib env``: which environments there are, what an agent sees in one, and whether somebody's own keeps the contract."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from rllib_nlac.command.errors import clear_errors, mapping
+from rllib_nlac.command.terminal import terminal
+
+app = typer.Typer(help="List, play and check environments.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="A registered name, or my_module:MyEnvironment.")]
+EnvConfig = Annotated[str, typer.Option(help="env_config as YAML or JSON.")]
+NEEDS = {"TextArena": "textarena", "TauBench": "tau_bench", "Tau2Bench": "tau2"}
+
+
+@app.command("list")
+def list_environments() -> None:
+    """Print the registered environments and the keys of their env_config."""
+    from rllib_nlac.envs import registry
+
+    rows = []
+    for name, factory in sorted(registry.ENVIRONMENTS.items()):
+        doc = (inspect.getdoc(factory) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")
+        module = NEEDS.get(name)
+        if module is not None and find_spec(module) is None:
+            doc += f" (not installed: {module})"
+        rows.append((name, doc, ", ".join(inspect.signature(factory).parameters)))
+    terminal.rows(rows, head=("name", "what it is", "env_config"))
+
+
+@app.command()
+def play(
+    name: Name,
+    config: EnvConfig = "{}",
+    seed: Annotated[int | None, typer.Option(help="Of the task; drawn without it.")] = None,
+    task: Annotated[str | None, typer.Option(help="Id of the task.")] = None,
+) -> None:
+    """Play an episode in the terminal, seeing what an agent sees. An empty line ends a message, Ctrl-D the game."""
+    with clear_errors():
+        from rllib_nlac.envs import registry
+
+        env = registry.make(name, mapping(config, "--config"))
+        observation, info = env.reset(seed=seed, options={"task_id": task} if task is not None else None)
+        if info.get("system_prompt"):
+            terminal.rule("system prompt")
+            terminal.say(info["system_prompt"])
+        terminal.rule(f"task {info.get('task_id', '')}")
+        total, over = 0.0, False
+        while not over:
+            terminal.say(observation)
+            action = _read_action()
+            if action is None:
+                return
+            observation, reward, terminated, truncated, info = env.step(action)
+            total, over = total + float(reward), terminated or truncated
+        terminal.say(observation)
+        terminal.rule("the end")
+        ending = f"success {info.get('success')}, " if info.get("success") is not None else ""
+        terminal.say(f"{ending}return {total:g}, {info.get('stop_reason') or ('terminated' if terminated else 'truncated')}")
+
+
+@app.command()
+def check(
+    name: Name,
+    config: EnvConfig = "{}",
+) -> None:
+    """Put an environment through the contract; exits with 1 where it fails."""
+    with clear_errors():
+        from rllib_nlac.envs import contract, registry
+
+        make = partial(registry.make, name, mapping(config, "--config"))
+        make().close()
+        failed = 0
+        for finding in contract.check_environment(make):
+            failed += finding.verdict == "FAILED"
+            terminal.say(f"{finding.verdict:>7}  {finding.check}")
+            if finding.detail:
+                terminal.say(f"         {finding.detail}")
+        terminal.say(f"\n{name}: {'keeps the contract' if not failed else f'{failed} checks failed'}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _read_action() -> str | None:
+    """Lines up to an empty one; None at the end of the input."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = input("> " if not lines else "  ")
+        except EOFError:
+            return "\n".join(lines) if lines else None
+        if not line.strip() and lines:
+            return "\n".join(lines)
+        if line.strip():
+            lines.append(line)

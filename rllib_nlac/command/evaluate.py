@@ -1,0 +1,93 @@
+"""``rllib evaluate``: restores an algorithm from a checkpoint and lets it play."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_nlac.algorithm.evaluation import success_metrics
+from rllib_nlac.algorithm.replay import LOGGED
+from rllib_nlac.checkpoints.checkpoint import is_ours, opened
+from rllib_nlac.command.errors import running
+from rllib_nlac.command.ray import start_ray
+from rllib_nlac.command.terminal import Terminal, pairs
+from rllib_nlac.sampling.env_runner import TextEnvRunner
+
+MAX_RENDERED = 10
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, episodes: int, attempts: int, refined: bool, render: bool, terminal: Terminal, verbose: bool
+) -> None:
+    """Restores an algorithm, ours or any of RLlib's, plays and prints.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged.
+        FileNotFoundError: The folder is no checkpoint.
+        ValueError: The algorithm has no critic in words to refine with.
+        RunFailed: Something failed while it played.
+    """
+    ours = is_ours(str(checkpoint))
+    if not ours and not (checkpoint / "rllib_checkpoint.json").is_file():
+        raise FileNotFoundError(
+            f"{checkpoint} is no checkpoint: it has no rllib_checkpoint.json. Checkpoints are the folders checkpoint_000... "
+            "of a trial; training writes them with 'checkpoint_config: {checkpoint_at_end: true}'"
+        )
+    algorithm: Algorithm | None = None
+    try:
+        with opened(checkpoint) if ours else nullcontext() as verified:  # refused before Ray starts
+            start_ray(verbose)
+            algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()), verified and verified.filesystem)
+        group = algorithm.eval_env_runner_group
+        runner = group.local_env_runner if algorithm.config.env == LOGGED and group is not None else algorithm.env_runner
+        if algorithm.config.env == LOGGED and group is None:
+            raise ValueError(
+                f"{checkpoint} was trained on logged dialogues without an environment: train with evaluation_interval and "
+                "evaluation_config: {env: ...}, or export the model and evaluate it with run: ReAct"
+            )
+        if refined and not (ours and algorithm.config.criticises_in_words):
+            raise ValueError(f"{type(algorithm).__name__} has no critic in words to refine with: leave out --refined")
+        with running():
+            if isinstance(runner, TextEnvRunner):
+                played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined)
+            else:
+                played = runner.sample(num_episodes=episodes, explore=False)
+        if render:
+            for episode in played[:MAX_RENDERED]:
+                terminal.say(dialogue(episode))
+        title = f"{type(algorithm).__name__} on {runner.config.env}{', one refinement a turn' if refined else ''}"
+        terminal.rows(pairs(summary(played)), title=title)
+    finally:
+        if algorithm is not None:
+            algorithm.stop()
+        ray.shutdown()
+
+
+def summary(episodes: Sequence[SingleAgentEpisode]) -> Mapping[str, str]:
+    """Success with its interval, where the environment speaks of success, then return and length."""
+    returns = np.array([episode.get_return() for episode in episodes])
+    rows = {"episodes": str(len(episodes))}
+    if all("success" in episode.get_infos(-1) for episode in episodes):
+        metrics = success_metrics(episodes)
+        low, high = metrics["success_low"], metrics["success_high"]
+        rows["success"] = f"{metrics['success_rate']:.3f}   (95 % interval {low:.3f} to {high:.3f})"
+        rows |= {name.replace("_at_", "@"): f"{value:.3f}" for name, value in metrics.items() if "_at_" in name}
+    rows["return"] = f"{returns.mean():.3f} ± {returns.std():.3f}"
+    rows["length"] = f"{np.mean([len(episode) for episode in episodes]):.2f} steps"
+    return rows
+
+
+def dialogue(episode: SingleAgentEpisode) -> str:
+    """An episode as a person reads it."""
+    lines = [f"── {episode.id_} ──", f"environment: {episode.get_observations(0)}"]
+    for t, action in enumerate(episode.get_actions()):
+        lines += [f"agent:       {action}", f"environment: {episode.get_observations(t + 1)}"]
+    info = episode.get_infos(-1)
+    lines.append(f"return {episode.get_return():g}, {info.get('stop_reason', 'ended')}\n")
+    return "\n".join(lines)

@@ -1,0 +1,317 @@
+"""RLlib's classic experiment files: read, checked against the algorithm's configuration, and handed to Tune.
+
+Everything wrong with a file is said before Ray starts, with the name of the key that was probably meant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.registry import ALGORITHMS
+from ray.tune import CheckpointConfig
+from ray.tune.registry import get_trainable_cls
+
+import rllib_nlac  # noqa: F401 - registers NLAC and the environments
+from rllib_nlac import algorithms
+from rllib_nlac.command import search
+from rllib_nlac.command.search import ExperimentError
+from rllib_nlac.command.tune_keys import check_metrics, check_stop, check_tune_keys
+from rllib_nlac.envs import registry
+from rllib_nlac.inputs import plain_yaml
+from rllib_nlac.names import unknown_key
+
+# Keys beside ``config``; those of the second line go to Tune, the plain ones as they stand.
+OWN_KEYS = {"run", "env", "config"}
+PLAIN_TUNE_KEYS = {"num_samples", "max_failures", "time_budget_s", "metric", "max_concurrent_trials"}
+TUNE_KEYS = PLAIN_TUNE_KEYS | {"stop", "checkpoint_config", "storage_path", "mode", "scheduler", "search_alg", "loggers"}
+EXAMPLE_METRIC = "evaluation/env_runners/success_rate"
+RENAMED = {
+    "num_workers": "num_env_runners",
+    "num_rollout_workers": "num_env_runners",
+    "num_envs_per_worker": "num_envs_per_env_runner",
+    "num_cpus_for_driver": "num_cpus_for_main_process",
+    "sgd_minibatch_size": "minibatch_size",
+    "num_sgd_iter": "num_epochs",
+    "local_dir": "storage_path",
+    "checkpoint_freq": "checkpoint_config",
+    "checkpoint_at_end": "checkpoint_config",
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, ready for Tune.
+
+    Attributes:
+        name: Its folder below the storage path.
+        run: Name of the algorithm.
+        config: The user's keys, search spaces included; they complete the algorithm's defaults.
+        stop: Metric to threshold; reaching any of them stops a trial.
+        tune: Tune's own keys.
+    """
+
+    name: str
+    run: str
+    config: dict[str, Any]
+    stop: dict[str, Any] = field(default_factory=dict)
+    tune: dict[str, Any] = field(default_factory=dict)
+
+    def override(
+        self, stop: Mapping[str, Any] | None = None, storage_path: str | None = None, num_samples: int | None = None
+    ) -> Experiment:
+        """The experiment with what a command line says instead of the file."""
+        tune = dict(self.tune)
+        if storage_path is not None:
+            tune["storage_path"] = storage_path
+        if num_samples is not None:
+            tune["num_samples"] = num_samples
+        return replace(self, stop={**self.stop, **(stop or {})}, tune=tune)
+
+    @property
+    def metrics(self) -> list[tuple[str, str]]:
+        """What a run of it must report: pairs of the key that names a metric, and its path in the results."""
+        score = (self.tune.get("checkpoint_config") or {}).get("checkpoint_score_attribute")
+        named = [("metric", self.tune.get("metric")), ("checkpoint_score_attribute", score)]
+        return [*(("stop", key) for key in self.stop), *((key, metric) for key, metric in named if metric)]
+
+
+def load_experiments(path: Path) -> list[Experiment]:
+    """Reads an experiment file.
+
+    Raises:
+        ExperimentError: The file is missing, is no YAML mapping, or holds an unknown key.
+    """
+    if not path.is_file():
+        raise ExperimentError(f"no experiment file at {path}")
+    try:
+        data = plain_yaml.read(path)
+    except ValueError as error:
+        raise ExperimentError(str(error)) from error
+    form = "it must map experiment names to their settings, as in 'my-experiment: {run: NLAC, ...}'"
+    if not isinstance(data, dict) or not data:
+        kind = f"a {type(data).__name__}" if data else "nothing"
+        raise ExperimentError(f"{path} holds {kind}; {form}")
+    for name, entry in data.items():
+        if not isinstance(entry, dict):
+            # A file that begins with 'run:' lacks the experiment's name.
+            flat = name in OWN_KEYS | TUNE_KEYS
+            raise ExperimentError(f"{path}, {name}: {'the experiment has no name' if flat else f'it is {entry!r:.60}'}; {form}")
+    return [read_experiment(name, entry, f"{path}, {name}") for name, entry in data.items()]
+
+
+def read_experiment(name: str, entry: Mapping[str, Any], where: str) -> Experiment:
+    """Checks one entry of an experiment file.
+
+    Raises:
+        ExperimentError: A key is unknown, or its value is of another kind, or ``run`` is missing.
+    """
+    if not isinstance(name, str) or not name.strip() or name in (".", "..") or "/" in name or not name.isprintable():
+        raise ExperimentError(f"{where}: the experiment's name, {name!r}, must do as the name of a folder")
+    for key in entry:
+        if key not in OWN_KEYS | TUNE_KEYS:
+            raise ExperimentError(f"{where}: {_unknown(key, OWN_KEYS | TUNE_KEYS)}")
+    if "run" not in entry:
+        raise ExperimentError(f"{where}: 'run' is missing; name the algorithm, as in 'run: NLAC'")
+    check_tune_keys(entry, where)
+    config = dict(entry.get("config") or {})
+    if "env" in entry:
+        config.setdefault("env", entry["env"])
+    tune = {key: value for key, value in entry.items() if key in TUNE_KEYS - {"stop"}}
+    experiment = Experiment(name, str(entry["run"]), config, dict(entry.get("stop") or {}), tune)
+    resolve(experiment, where)
+    return experiment
+
+
+def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
+    """The full, validated configuration; of a search space its values or bounds are checked, and the first is in the result.
+
+    Raises:
+        ExperimentError: An algorithm, key or value is wrong.
+    """
+    trainable = algorithm_class(experiment.run, where, str(experiment.config.get("env")))
+    first: AlgorithmConfig | None = None
+    mutated = search.mutated(experiment.tune.get("scheduler"))
+    in_turn = chain(search.variants(experiment.config, where), search.variants({**experiment.config, **mutated}, where))
+    for variant in in_turn:
+        config = trainable.get_default_config()
+        known = config_keys(config) | {"lambda", "callbacks", "framework"}
+        for key in variant:
+            if key not in known:
+                raise ExperimentError(f"{where}, config: {_unknown(key, known)}")
+        evaluation = variant.get("evaluation_config") or {}
+        if not isinstance(evaluation, Mapping):
+            raise ExperimentError(f"{where}: evaluation_config is {evaluation!r} and must be a mapping of the algorithm's keys")
+        for key in evaluation:
+            if key not in known:
+                raise ExperimentError(f"{where}, evaluation_config: {_unknown(key, known)}")
+        env = variant.get("env")
+        if env is None and not variant.get("input_"):
+            raise ExperimentError(f"{where}: 'env' is missing; name an environment, as in 'env: TwentyQuestions'")
+        try:
+            config.update_from_dict(dict(variant))
+            config.validate()
+            if env is not None and registry.is_known(env):
+                registry.make(env, variant.get("env_config")).close()
+            env = evaluation.get("env", env)
+            if evaluation and env is not None and registry.is_known(env):
+                registry.make(env, evaluation.get("env_config", variant.get("env_config"))).close()
+        except (ValueError, TypeError, FileNotFoundError, KeyError) as error:
+            raise ExperimentError(f"{where}: {error}") from error
+        first = first or config
+    assert first is not None
+    return first
+
+
+def config_keys(config: AlgorithmConfig) -> set[str]:
+    """Every key that a configuration knows: its public attributes and the properties that can be set."""
+    properties = {
+        name for name in dir(type(config)) if isinstance(value := getattr(type(config), name), property) and value.fset
+    }
+    return {key for key in {*vars(config), *properties} if not key.startswith("_") and _readable(config, key)}
+
+
+def _readable(config: AlgorithmConfig, key: str) -> bool:
+    """False for the names that RLlib keeps only to say that they are deprecated."""
+    try:
+        getattr(config, key)
+    except ValueError:
+        return False
+    return True
+
+
+def algorithm_class(name: str, where: str = "run", env: str | None = None) -> type[Algorithm]:
+    """The algorithm of that name, ours or RLlib's; on a text environment RLlib's PPO and APPO come fitted for text.
+
+    Raises:
+        ExperimentError: There is none, or it cannot play a text environment.
+    """
+    ours = algorithms.OURS
+    try:
+        if (from_outside := algorithms.find_outside(name)) is not None:
+            return from_outside
+    except ValueError as error:
+        raise ExperimentError(f"{where}, run: {error}") from error
+    known = {*ours, *ALGORITHMS}
+    if name not in known:
+        raise ExperimentError(f"{where}, run: {unknown_key(name, known, 'algorithm')}")
+    if name in ours:
+        return ours[name]
+    if not registry.is_known(env):
+        return get_trainable_cls(name)
+    on_text = algorithms.STOCK_ON_TEXT
+    if name not in on_text:
+        raise ExperimentError(
+            f"{where}, run: RLlib's {name} does not know text environments such as {env!r}; on text run "
+            f"{', '.join(sorted({*ours, *on_text}))}"
+        )
+    return on_text[name]
+
+
+def trainable_of(experiment: Experiment) -> type[Algorithm]:
+    """What Tune shall run for an experiment."""
+    return algorithm_class(experiment.run, env=str(experiment.config.get("env")))
+
+
+def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
+    """Tune's checkpoint settings of an experiment.
+
+    Raises:
+        ExperimentError: Checkpoints are to be kept by an evaluation that is not theirs.
+    """
+    given = experiment.tune.get("checkpoint_config") or {}
+    score, frequency = str(given.get("checkpoint_score_attribute") or ""), given.get("checkpoint_frequency") or 0
+    interval = experiment.config.get("evaluation_interval")
+    if score.startswith("evaluation/") and (not interval or not frequency or frequency % interval):
+        # RLlib repeats the last evaluation in results that had none, and a checkpoint would get another one's score.
+        raise ExperimentError(
+            f"{experiment.name}, checkpoint_config: to keep checkpoints by {score!r}, checkpoint_frequency must be a multiple "
+            f"of evaluation_interval; they are {frequency} and {interval}"
+        )
+    return CheckpointConfig(**given)
+
+
+def tune_arguments(experiment: Experiment) -> dict[str, Any]:
+    """What ``tune.run`` gets of an experiment: search space, scheduler, search algorithm, loggers and the keys as they stand.
+
+    Raises:
+        ExperimentError: Something of it is wrong.
+    """
+    given, where = experiment.tune, experiment.name
+    check_tune_keys(given, where)
+    check_stop(experiment.stop, where)
+    check_metrics(experiment.metrics, experiment.config, where)
+    searches = {key for key in ("scheduler", "search_alg") if given.get(key)}
+    if searches and not given.get("metric"):
+        raise ExperimentError(f"{where}: {' and '.join(sorted(searches))} need 'metric', as in 'metric: {EXAMPLE_METRIC}'")
+    mode = given.get("mode", "max" if given.get("metric") else None)
+    storage = given.get("storage_path")
+    if storage and "://" not in storage:
+        storage = str(Path(storage).expanduser().absolute())
+    plain = {key: given[key] for key in PLAIN_TUNE_KEYS if key in given}
+    return {
+        **plain,
+        "config": search.domain(experiment.config, where),
+        "stop": experiment.stop or None,
+        "storage_path": storage,
+        "mode": mode,
+        "checkpoint_config": checkpoint_config(experiment),
+        "scheduler": search.scheduler(given.get("scheduler"), where),
+        "search_alg": search.search_algorithm(given.get("search_alg"), where, given.get("metric"), mode),
+        "callbacks": search.loggers(given.get("loggers"), where),
+    }
+
+
+def check_resources(experiment: Experiment, available: Mapping[str, float]) -> None:
+    """Says at once that a machine is too small, where Tune would wait for ever.
+
+    Raises:
+        ExperimentError: One trial needs more CPUs or GPUs than there are.
+    """
+    needed = trainable_of(experiment).default_resource_request(dict(resolve(experiment).to_dict())).required_resources
+    keys = {
+        "CPU": "num_cpus_for_main_process, num_env_runners or num_engines",
+        "GPU": "num_gpus_per_learner, num_gpus_per_engine or num_engines",
+    }
+    for resource, advice in keys.items():
+        if needed.get(resource, 0) > available.get(resource, 0):
+            raise ExperimentError(
+                f"{experiment.name}: one trial needs {needed[resource]:g} {resource}s, and Ray has "
+                f"{available.get(resource, 0):g} here: lower {advice}, or run it on a larger machine"
+            )
+
+
+def describe(experiment: Experiment) -> str:
+    """The resolved configuration as YAML, keys that differ from the algorithm's defaults first."""
+    config = resolve(experiment)
+    default = trainable_of(experiment).get_default_config()
+    values = {key: getattr(config, key) for key in sorted(config_keys(config))}
+    changed = {key: value for key, value in values.items() if getattr(default, key, None) != value}
+    rest = {key: value for key, value in values.items() if key not in changed and _plain(value)}
+    parts = {
+        "run": experiment.run,
+        "stop": experiment.stop,
+        **experiment.tune,
+        "config (set)": changed,
+        "config (defaults)": rest,
+    }
+    if hasattr(config, "deepspeed_settings"):
+        parts["deepspeed"] = config.deepspeed_settings
+    return yaml.safe_dump({experiment.name: json.loads(json.dumps(parts, default=str))}, sort_keys=False, width=120).rstrip()
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, list, dict, tuple))
+
+
+def _unknown(key: Any, known: set[str]) -> str:
+    if key in RENAMED:
+        return f"unknown key {key!r}; it is called {RENAMED[key]!r} now"
+    return unknown_key(key, known)

@@ -1,0 +1,83 @@
+"""An OpenAI-compatible endpoint behind the engine protocol: messages out, text back. It samples and cannot be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import torch
+
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.inputs.endpoint import Endpoint, EndpointError
+from rllib_nlac.inputs.texts import readable
+from rllib_nlac.types import Generation, Request, Weights
+
+ENDPOINT_KEYS = ("base_url", "model", "api_key_env", "max_concurrency", "max_retries", "timeout_s")
+
+
+class EndpointEngine:
+    """Asks an endpoint, many requests side by side.
+
+    Args:
+        chat: Only keeps the books: token ids of an answer are its own tokenizer's, log-probabilities are NaN.
+        base_url: As in ``http://localhost:8000/v1``.
+        model: The model's name there.
+        max_concurrency: Requests under way at the same time.
+        timeout_s: Of one attempt.
+        endpoint: ``Endpoint``'s other arguments.
+
+    Raises:
+        EngineError: The key's variable is not set.
+    """
+
+    num_restarts = 0
+
+    def __init__(
+        self, chat: Chat, base_url: str, model: str, max_concurrency: int = 32, timeout_s: float = 120.0, **endpoint: Any
+    ) -> None:
+        try:
+            self._endpoint = Endpoint(base_url, model, timeout_s=timeout_s, **endpoint)
+        except EndpointError as error:
+            raise EngineError(str(error)) from None
+        self._chat = chat
+        self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="endpoint")
+        self._waiting: dict[Future[Generation], int] = {}
+        self._next_ticket = 0
+
+    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+        return list(self._threads.map(self._ask, requests))
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        tickets = list(range(self._next_ticket, self._next_ticket + len(requests)))
+        self._next_ticket += len(requests)
+        self._waiting.update({self._threads.submit(self._ask, r): t for r, t in zip(requests, tickets, strict=True)})
+        return tickets
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        if not self._waiting:
+            return []
+        done, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
+        return [(self._waiting.pop(future), future.result()) for future in done]
+
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
+        raise EngineError(
+            f"the model behind {self._endpoint.base_url} cannot be trained from here: give a language_model instead"
+        )
+
+    def stop(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, request: Request) -> Generation:
+        try:
+            answer = self._endpoint.ask(
+                [message._asdict() for message in request.messages], may_be_empty=True, max_tokens=request.max_tokens,
+                temperature=request.temperature, top_p=request.top_p, seed=request.seed,
+            )  # fmt: skip
+        except EndpointError as error:
+            raise EngineError(str(error)) from None
+        ids = self._chat.encode(readable(answer.text)[0])
+        logprobs = np.full(len(ids), np.nan, np.float32)
+        return Generation(request.prompt_ids, ids, logprobs, answer.finished, weight_version=0)

@@ -1,0 +1,78 @@
+"""From a specification to an engine: one in this process, or a group of Ray actors behind the same protocol.
+
+Another engine than vLLM is a class like ``VLLMEngine``, which takes the same five arguments and names the dataclass of its
+settings, and a line in ``ENGINES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import ray
+
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.endpoint_engine import EndpointEngine
+from rllib_nlac.engine.protocol import Engine, LocalEngine
+from rllib_nlac.engine.remote import EngineActor, RemoteEngines
+from rllib_nlac.engine.vllm_engine import VLLMEngine
+
+ENGINES: dict[str, type[LocalEngine]] = {"vllm": VLLMEngine}
+_shared: WeakValueDictionary[str, LocalEngine] = WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """All that an engine is made from; the configuration fills it in.
+
+    Attributes:
+        kind: A name of ``ENGINES``.
+        model: A Hugging Face folder or name.
+        settings: The engine's own, see its class.
+        seed: Of sampling without a seed of its own.
+        num_engines: 0 for one in this process, otherwise so many Ray actors.
+        num_gpus_per_engine: GPUs of each actor.
+        timeout_s: After so long without an answer an actor counts as stalled.
+        endpoint: Arguments of ``EndpointEngine``, which then answers in the place of all this.
+    """
+
+    model: str
+    settings: Any
+    kind: str = "vllm"
+    seed: int = 0
+    num_engines: int = 0
+    num_gpus_per_engine: float = 0
+    timeout_s: float = 600.0
+    endpoint: Mapping[str, Any] = field(default_factory=dict)
+
+    def maker(self, chat: Chat) -> partial[LocalEngine]:
+        """What builds one engine, in whichever process it is called."""
+        return partial(ENGINES[self.kind], self.model, chat.max_context, [chat.end_id], self.settings, self.seed)
+
+
+def local_engine(spec: EngineSpec, chat: Chat) -> LocalEngine:
+    """An engine in this process, shared by all that ask for the same one, such as the runners of training and evaluation.
+
+    Whoever is about to generate asks ``holds`` first: another may have put its own weights in.
+    """
+    name = repr((spec.kind, spec.model, chat.max_context, chat.end_id, spec.settings))
+    engine = _shared.get(name)
+    if engine is None:
+        _shared[name] = engine = spec.maker(chat)()
+    return engine
+
+
+def make_engine(spec: EngineSpec, chat: Chat) -> Engine:
+    """An algorithm's own engine: in its process with ``num_engines=0``, otherwise Ray actors; or an endpoint."""
+    if spec.endpoint:
+        return EndpointEngine(chat, **spec.endpoint)
+    make = spec.maker(chat)
+    if spec.num_engines == 0:
+        return make()
+    # Ray starts a lost actor again and repeats the calls that it had not answered: callers only see a delay.
+    options = {"num_cpus": 1, "num_gpus": spec.num_gpus_per_engine, "max_restarts": -1, "max_task_retries": -1}
+    actor = ray.remote(max_concurrency=1000, **options)(EngineActor)
+    return RemoteEngines([actor.remote(make) for _ in range(spec.num_engines)], spec.timeout_s)

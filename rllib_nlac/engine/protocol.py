@@ -1,0 +1,61 @@
+"""What every engine can do. Whoever generates text knows this protocol and never which engine is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from rllib_nlac.types import Generation, Request, Weights
+
+
+class EngineError(RuntimeError):
+    """An engine failed, stalled, or did not take the weights it was given; the message holds the cause's text."""
+
+
+class WeightsMissing(EngineError):
+    """An engine that has started again was asked before it had the current weights; give them to it and ask again."""
+
+
+class Engine(Protocol):
+    """Token prompts in, sampled ids with their log-probabilities and weight version out.
+
+    Attributes:
+        num_restarts: How often a lost engine has been found to have started again.
+    """
+
+    num_restarts: int
+
+    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+        """Answers all requests, in their order."""
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        """Queues requests for the policy's weights and returns their tickets."""
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        """Works on what is queued and returns the requests that have finished since the last call.
+
+        Blocks until at least one has, unless nothing is queued.
+        """
+
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
+        """Takes new weights, under their Hugging Face names, and returns the checksum of what now serves."""
+
+    def stop(self) -> None:
+        """Frees what the engine holds."""
+
+
+class LocalEngine(Engine, Protocol):
+    """An engine in this process, built as ``LocalEngine(model, max_context, end_ids, settings, seed)``.
+
+    Attributes:
+        Settings: The dataclass of its settings; its fields are the keys of ``engine_config``.
+    """
+
+    Settings: ClassVar[type]
+
+    def __init__(self, model: str, max_context: int, end_ids: list[int], settings: Any, seed: int) -> None: ...
+
+    def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the policy's weights are these very ones, the same objects."""

@@ -1,0 +1,273 @@
+"""A group of engines, each a Ray actor, behind the protocol of one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+
+from rllib_nlac.engine.protocol import EngineError, LocalEngine, WeightsMissing
+from rllib_nlac.engine.shared import SharedState
+from rllib_nlac.types import Generation, Request, Weights
+
+
+@dataclass(frozen=True)
+class Announced:
+    """One set of weights that the engines have to serve.
+
+    Attributes:
+        number: Counts all sets that were ever announced, so that of two the newer is known, even after a restore, which gives
+            old versions again.
+        version: Version of the weights.
+        state: Where they are in Ray's object store, in a list, or Ray would fetch them wherever this record goes.
+    """
+
+    number: int
+    version: int
+    state: tuple[ray.ObjectRef]
+
+
+class EngineActor:
+    """One engine in a process of its own, answering many callers with continuous batching.
+
+    One thread owns the engine; calls wait for it. Requests for the other set of weights wait until the running ones are
+    answered, in the order of their arrival. Each call says which announcement it rests on: an engine that has started again
+    and knows an older one, or none, refuses until it is given the weights.
+    """
+
+    def __init__(self, make: Callable[[], LocalEngine]) -> None:
+        self._engine = make()
+        self._given: dict[Weights, tuple[int, int]] = {}  # of each set the announcement's number and the checksum
+        self._inbox: deque[tuple[str, tuple, Future]] = deque()
+        self._arrived = threading.Condition()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def generate(self, requests: Sequence[Request], weights: Weights, number: int) -> list[Generation]:
+        """Answers under announcement ``number`` or a newer one.
+
+        Raises:
+            WeightsMissing: This engine was never given those.
+        """
+        return self._hand_over("generate", (list(requests), weights, number))
+
+    def set_weights(
+        self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]
+    ) -> tuple[int, int]:  # fmt: skip
+        """Takes weights, unless it has these or newer ones; returns their checksum and the process id."""
+        return self._hand_over("set_weights", (weights, version, number, state)), os.getpid()
+
+    def _hand_over(self, call: str, arguments: tuple) -> Any:
+        future: Future = Future()
+        with self._arrived:
+            self._inbox.append((call, arguments, future))
+            self._arrived.notify()
+        return future.result()
+
+    def _take_weights(self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]) -> int:
+        if self._given.get(weights, (0, 0))[0] < number:
+            self._given.pop(weights, None)  # should it fail, neither the former nor the new ones are served
+            self._given[weights] = (number, self._engine.set_weights(weights, version, state))
+        return self._given[weights][1]
+
+    def _require(self, weights: Weights, number: int) -> None:
+        given = self._given.get(weights, (0, 0))[0]
+        if given < number:
+            raise WeightsMissing(f"this engine has started again without the {weights} weights ({given} of {number})")
+
+    def _work(self) -> None:
+        running: dict[int, tuple[list, dict[int, int], Future]] = {}
+        while True:
+            with self._arrived:
+                while not self._inbox and not running:
+                    self._arrived.wait()
+                batch = list(self._take(bool(running)))
+            for call, arguments, future in batch:
+                try:
+                    if call == "set_weights":
+                        future.set_result(self._take_weights(*arguments))
+                        continue
+                    requests, weights, number = arguments
+                    self._require(weights, number)
+                    if weights is not Weights.POLICY or not requests:
+                        future.set_result(self._engine.generate(requests, weights))
+                        continue
+                    tickets = self._engine.submit(requests)
+                    job = ([None] * len(requests), {ticket: i for i, ticket in enumerate(tickets)}, future)
+                    running.update(dict.fromkeys(tickets, job))
+                except Exception as error:
+                    future.set_exception(error)
+            try:
+                finished = self._engine.poll() if running else []
+            except Exception as error:
+                for future in {id(job[2]): job[2] for job in running.values()}.values():
+                    future.set_exception(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+                running.clear()
+                continue
+            for ticket, generation in finished:
+                answers, places, future = running.pop(ticket)
+                answers[places[ticket]] = generation
+                if all(answer is not None for answer in answers):
+                    future.set_result(answers)
+
+    def _take(self, busy: bool) -> Any:
+        """What may start now: while requests run, only further ones for the policy's weights."""
+        while self._inbox:
+            call, arguments, _ = self._inbox[0]
+            exclusive = call == "set_weights" or arguments[1] is not Weights.POLICY
+            if exclusive and busy:
+                return
+            yield self._inbox.popleft()
+            if exclusive:
+                return
+            busy = True
+
+
+class RemoteEngines:
+    """Several engine actors as one engine. It pickles with all that an engine must know: whoever gets a copy can make use of
+    engines that have just started again.
+
+    Args:
+        actors: Handles of ``EngineActor``.
+        timeout_s: After so long without an answer a call raises. A lost engine starts again within it.
+        announced: What the engines have to serve.
+        pids: The engines' processes, as far as they are known.
+    """
+
+    MAX_REFUSALS = 10  # in a row; an engine that is lost again and again is not lost by accident
+
+    def __init__(
+        self, actors: Sequence[Any], timeout_s: float, announced: Mapping[Weights, Announced] | None = None,
+        pids: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self._actors = list(actors)
+        self._timeout_s = timeout_s
+        self._announced = dict(announced or {})
+        self._pids = dict(pids or {})
+        self._waiting: dict[Any, tuple[int, int, Request]] = {}  # by the call: ticket, engine, request
+        self._next_ticket = self._refusals = 0
+        self.num_restarts = 0
+
+    def __reduce__(self) -> tuple:
+        return RemoteEngines, (self._actors, self._timeout_s, self._announced, self._pids)
+
+    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+        shares = {i: list(requests[i :: len(self._actors)]) for i in range(len(self._actors)) if len(requests) > i}
+        answers: list[Generation | None] = [None] * len(requests)
+        todo = dict(shares)
+        while todo:
+            asked = {self._ask(engine, share, weights): engine for engine, share in todo.items()}
+            for engine, answer in self._answers(asked, "generate"):
+                if answer is not None:
+                    answers[engine :: len(self._actors)] = self._checked(answer, weights)
+                    del todo[engine]
+        return answers  # type: ignore[return-value]
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        tickets = []
+        for request in requests:
+            engine = self._next_ticket % len(self._actors)
+            self._waiting[self._ask(engine, [request], Weights.POLICY)] = (self._next_ticket, engine, request)
+            tickets.append(self._next_ticket)
+            self._next_ticket += 1
+        return tickets
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        finished: list[tuple[int, Generation]] = []
+        while self._waiting and not finished:
+            references = list(self._waiting)
+            first, _ = ray.wait(references, num_returns=1, timeout=self._timeout_s)
+            if not first:
+                names = self._names(engine for _, engine, _ in self._waiting.values())
+                raise EngineError(
+                    f"{names} answered none of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s): an "
+                    "engine hangs, is slower than that, or could not be started again"
+                )
+            ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
+            asked = [self._waiting.pop(reference) for reference in ready]
+            answers = self._answers({r: engine for r, (_, engine, _) in zip(ready, asked, strict=True)}, "generate")
+            for (ticket, engine, request), (_, answer) in zip(asked, answers, strict=True):
+                if answer is None:
+                    self._waiting[self._ask(engine, [request], Weights.POLICY)] = (ticket, engine, request)
+                else:
+                    finished.append((ticket, self._checked(answer, Weights.POLICY)[0]))
+        return finished
+
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
+        # Once into the object store, however many engines read it; kept here, for those that start again.
+        number = 1 + max((announced.number for announced in self._announced.values()), default=0)
+        self._announced[weights] = Announced(number, version, (ray.put(SharedState(state)),))
+        checksums = self._give(range(len(self._actors)), weights)
+        if len(set(checksums)) > 1:
+            raise EngineError(f"the engines disagree about version {version} of the {weights} weights: {checksums}")
+        return checksums[0]
+
+    def stop(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _ask(self, engine: int, requests: list[Request], weights: Weights) -> Any:
+        announced = self._announced.get(weights)
+        return self._actors[engine].generate.remote(requests, weights, announced.number if announced else 0)
+
+    def _checked(self, answers: list[Generation], weights: Weights) -> list[Generation]:
+        """Refuses what older weights than the announced ones have answered."""
+        announced = self._announced.get(weights)
+        for answer in answers:
+            if answer.weights is not weights or (announced and answer.weight_version < announced.version):
+                raise EngineError(
+                    f"an engine answered with version {answer.weight_version} of the {answer.weights} weights, and "
+                    f"{f'version {announced.version} of ' if announced else ''}the {weights} weights were asked for"
+                )
+        return answers
+
+    def _give(self, engines: Iterable[int], weights: Weights) -> list[int]:
+        """Sends one announced set to engines; their checksums."""
+        announced, engines = self._announced[weights], list(engines)
+        arguments = (weights, announced.version, announced.number, *announced.state)
+        asked = {self._actors[engine].set_weights.remote(*arguments): engine for engine in engines}
+        checksums = []
+        for engine, answer in self._answers(asked, "set_weights"):
+            checksum, pid = answer
+            self.num_restarts += self._pids.get(engine, pid) != pid
+            self._pids[engine] = pid
+            checksums.append(checksum)
+        return checksums
+
+    def _answers(self, asked: Mapping[Any, int], call: str) -> list[tuple[int, Any]]:
+        """What each engine answered, by its index; None of one that refused and has been given its weights now."""
+        _, late = ray.wait(list(asked), num_returns=len(asked), timeout=self._timeout_s)
+        if late:
+            names = self._names(asked[reference] for reference in late)
+            raise EngineError(
+                f"{names} did not answer {call}() within {self._timeout_s:g} s (engine_timeout_s): it hangs, is slower than "
+                "that, or could not be started again"
+            )
+        answers: list[tuple[int, Any]] = []
+        refused = set()
+        for reference, engine in asked.items():
+            try:
+                answers.append((engine, ray.get(reference)))
+            except WeightsMissing:
+                refused.add(engine)
+                answers.append((engine, None))
+            except ray.exceptions.RayError as error:
+                raise EngineError(f"{self._names([engine])} failed in {call}(): {error}") from error
+        self._refusals = self._refusals + 1 if refused else 0
+        if self._refusals > self.MAX_REFUSALS:
+            raise EngineError(f"{self._names(refused)} started again {self._refusals} times in a row without an answer")
+        if refused:
+            # The policy's come last, so that they are what serves next without another swap.
+            for weights in sorted(self._announced, key=lambda weights: weights is Weights.POLICY):
+                self._give(refused, weights)
+        return answers
+
+    def _names(self, engines: Iterable[int]) -> str:
+        known = [(engine, self._pids.get(engine)) for engine in sorted(set(engines))]
+        return " and ".join(f"engine {engine} ({f'pid {pid}' if pid else 'not yet started'})" for engine, pid in known)

@@ -1,0 +1,256 @@
+"""vLLM behind the engine protocol. Its private seams are here and in ``vllm_worker``, pinned by ``tests/compatibility``."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from rllib_nlac.engine.chat import check_model_path
+from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.engine.shared import checksum
+from rllib_nlac.types import Generation, Request, Weights
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """How vLLM is started; each field is a key of ``engine_config``.
+
+    Attributes:
+        dtype: "float32", "bfloat16", "float16"; "auto" takes bfloat16 on a GPU and float32 on a CPU.
+        max_num_seqs: Sequences that are decoded together.
+        tensor_parallel_size: GPUs that one engine spans.
+        gpu_memory_utilization: Share of a GPU's memory for weights and KV cache.
+        cpu_kv_cache_gib: Size of the KV cache on a CPU, in GiB.
+        enforce_eager: No CUDA graphs; always so on a CPU, where compiling takes longer than small runs do.
+        enable_prefix_caching: Share the KV cache of common prefixes, such as a dialogue judged by several roles.
+        extra: Passed on to ``vllm.EngineArgs`` as it stands.
+    """
+
+    dtype: str = "auto"
+    max_num_seqs: int = 256
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.4
+    cpu_kv_cache_gib: float = 1.0
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = True
+    extra: dict[str, Any] | None = None
+
+
+class VLLMEngine:
+    """An in-process vLLM engine with two sets of weights, of which one serves at a time.
+
+    Args:
+        model: A Hugging Face folder or name.
+        max_context: The most tokens of a prompt and its answer.
+        end_ids: Token ids that end a turn.
+        settings: How vLLM is started.
+        seed: Seeds the requests that bring none of their own.
+
+    Raises:
+        FileNotFoundError: The model folder does not exist.
+    """
+
+    Settings: ClassVar[type] = VLLMSettings
+    num_restarts: int = 0
+
+    def __init__(
+        self, model: str, max_context: int, end_ids: Sequence[int], settings: VLLMSettings | None = None, seed: int = 0
+    ) -> None:
+        check_model_path(model)
+        settings = settings or VLLMSettings()
+        on_gpu = torch.cuda.is_available()
+        # One process: with two cores, and for small models on any machine, vLLM's own worker process costs more than it
+        # brings, and weights could not be handed over by reference.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        extra = dict(settings.extra or {})
+        if settings.tensor_parallel_size > 1:
+            # In an actor of a Tune trial vLLM would look for GPUs of its own in the trial's placement group, one a bundle.
+            extra.setdefault("distributed_executor_backend", "mp")
+        if not on_gpu:
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner needs the same cores
+            extra.setdefault("kv_cache_memory_bytes", int(settings.cpu_kv_cache_gib * 2**30))
+            # A seeded request whose prefill is cut in two makes vLLM rewind its generator, which a CPU's cannot.
+            extra.setdefault("enable_chunked_prefill", False)
+            extra.setdefault("max_num_batched_tokens", max(8192, max_context))
+        from vllm import EngineArgs, LLMEngine
+
+        threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
+        arguments = EngineArgs(
+            model=model,
+            max_model_len=max_context,
+            dtype=settings.dtype if settings.dtype != "auto" else ("bfloat16" if on_gpu else "float32"),
+            max_num_seqs=settings.max_num_seqs,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            enforce_eager=settings.enforce_eager or not on_gpu,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            disable_log_stats=True,
+            worker_extension_cls="rllib_nlac.engine.vllm_worker.WorkerExtension",
+            seed=seed,
+            **extra,
+        )
+        self._llm: Any = LLMEngine.from_engine_args(arguments)
+        # The CPU worker replaces torch.set_num_threads by a function that does nothing.
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        self._end_ids = list(end_ids)
+        kv_heads = self._llm.vllm_config.model_config.get_total_num_kv_heads()
+        self._verifiable = settings.tensor_parallel_size <= max(kv_heads, 1)
+        self._policy_state: Mapping[str, torch.Tensor] | None = None
+        self._checksums: dict[Weights, int] = {}  # of what vLLM's model serves, in its own precision
+        self._versions = {Weights.POLICY: 0, Weights.TARGET: 0}
+        self._serving: Weights | None = Weights.POLICY  # None: nobody's, since a change of weights failed
+        self._pending: dict[str, Request] = {}
+        self._next_ticket = 0
+
+    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+        self._serve(weights)
+        order = {ticket: place for place, ticket in enumerate(self._enqueue(requests))}
+        answers: list[Generation | None] = [None] * len(requests)
+        while any(answer is None for answer in answers):
+            for ticket, generation in self.poll():
+                answers[order[ticket]] = generation
+        return [answer for answer in answers if answer is not None]
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        self._serve(Weights.POLICY)
+        return self._enqueue(requests)
+
+    def poll(self) -> list[tuple[int, Generation]]:
+        while self._pending:
+            with _uncompiled():
+                outputs = self._llm.step()
+            finished = [self._read(output) for output in outputs if output.finished]
+            if finished:
+                return finished
+        return []
+
+    def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
+        """Takes and loads new weights; vLLM's model is compared with them before anything is generated.
+
+        Raises:
+            EngineError: Requests are under way, or the model does not serve the new weights afterwards.
+        """
+        self._require_idle()
+        self._serving = None
+        if weights is Weights.POLICY:
+            self._policy_state = None
+        self._versions[weights] = version
+        self._llm.collective_rpc("take_weights", args=(weights, state))
+        served, dtype = self._served()
+        received = checksum(state.values())
+        if self._verifiable:
+            is_as_served = all(tensor.dtype is dtype for tensor in state.values())
+            _compare(weights, served, received if is_as_served else checksum(tensor.to(dtype) for tensor in state.values()))
+        self._checksums[weights] = served
+        self._begin(weights)
+        if weights is Weights.POLICY:
+            self._policy_state = state
+        return received
+
+    def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the policy's weights are these very ones."""
+        return self._policy_state is state
+
+    def stop(self) -> None:
+        self._pending.clear()
+        self._checksums.clear()
+        # The model and its cache go with the last reference; cycles would keep them until some later collection.
+        self._llm = self._policy_state = None
+        gc.collect()
+
+    def _serve(self, weights: Weights) -> None:
+        """Swaps in the weights that shall answer next; nothing happens where they already do."""
+        if weights is self._serving:
+            return
+        self._require_idle()
+        if weights not in self._checksums:
+            raise EngineError(f"the engine was never given the {weights} weights: call set_weights first")
+        self._serving = None
+        self._llm.collective_rpc("serve_weights", args=(weights,))
+        _compare(weights, self._served()[0], self._checksums[weights])
+        self._begin(weights)
+
+    def _begin(self, weights: Weights) -> None:
+        # The cache holds keys and values of the former weights.
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM kept its prefix cache across a change of weights")
+        self._serving = weights
+
+    def _served(self) -> tuple[int, torch.dtype]:
+        """Checksum and precision of the parameters inside vLLM's model, fused, split and padded as they are there.
+
+        Where tensor parallelism gives some workers the same key-value heads it is not that of what was given.
+        """
+        checksums, dtypes = zip(*self._llm.collective_rpc("weight_checksums"), strict=True)
+        # What is equal everywhere every worker holds whole; of everything else each has its part.
+        served = sum(parts[0] if len(set(parts)) == 1 else sum(parts) for parts in zip(*checksums, strict=True))
+        return served, dtypes[0]
+
+    def _require_idle(self) -> None:
+        if self._pending:
+            raise EngineError(f"weights cannot change while {len(self._pending)} requests are being answered")
+
+    def _enqueue(self, requests: Iterable[Request]) -> list[int]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        tickets = []
+        for request in requests:
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            params = SamplingParams(
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                seed=request.seed,
+                stop_token_ids=self._end_ids,
+                logprobs=0,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params)
+            self._pending[str(ticket)] = request
+            tickets.append(ticket)
+        return tickets
+
+    def _read(self, output: Any) -> tuple[int, Generation]:
+        # vLLM may hand a request back under a name that it made unique with a suffix.
+        name = output.request_id if output.request_id in self._pending else output.request_id.rsplit("-", 1)[0]
+        request = self._pending.pop(name)
+        assert self._serving is not None  # no request is taken else
+        answer = output.outputs[0]
+        ids = tuple(answer.token_ids)
+        logprobs = np.array([place[token].logprob for place, token in zip(answer.logprobs or [], ids, strict=True)], np.float32)
+        generation = Generation(
+            prompt_ids=request.prompt_ids,
+            token_ids=ids,
+            logprobs=logprobs,
+            finished=answer.finish_reason == "stop",
+            weight_version=self._versions[self._serving],
+            weights=self._serving,
+        )
+        return int(name), generation
+
+
+def _uncompiled() -> AbstractContextManager:
+    """On a CPU vLLM's sampler runs as it is written: to compile its few helpers takes half a minute at the first steps."""
+    return nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager")
+
+
+def _compare(weights: Weights, served: int, given: int) -> None:
+    if served != given:
+        raise EngineError(
+            f"vLLM does not serve the {weights} weights that it was given: checksum {served} instead of {given}; see that the "
+            "engine's model is the learner's, and go on from the last checkpoint"
+        )

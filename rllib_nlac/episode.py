@@ -1,0 +1,50 @@
+"""How a text episode is written into RLlib's ``SingleAgentEpisode``: what stands where, by functions that know the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rllib_nlac.types import Generation, Message
+
+GENERATION, MESSAGES = "generation", "messages"  # keys of the extra model outputs, one of each a step
+TASK_SEED = "task_seed"  # key of the custom data: what the environment was reset with
+TASK = "task"  # another: the number of its task in an evaluation
+
+
+def step_outputs(generation: Generation, messages: tuple[Message, ...]) -> dict[str, Any]:
+    """The extra model outputs of a step: what was sampled, and the dialogue before it."""
+    return {GENERATION: generation, MESSAGES: messages}
+
+
+def generations_of(episode: SingleAgentEpisode) -> Sequence[Generation]:
+    """What was sampled, turn by turn."""
+    return episode.get_extra_model_outputs(GENERATION)
+
+
+def generation_at(episode: SingleAgentEpisode, t: int) -> Generation:
+    """What was sampled in step t; negative t count from the end."""
+    return episode.get_extra_model_outputs(GENERATION, t)
+
+
+def messages_at(episode: SingleAgentEpisode, t: int) -> tuple[Message, ...]:
+    """The dialogue before step t; negative t count from the end."""
+    return episode.get_extra_model_outputs(MESSAGES, t)
+
+
+def task_seed_of(episode: SingleAgentEpisode) -> int:
+    """What its environment was reset with."""
+    return episode.custom_data[TASK_SEED]
+
+
+def task_of(episode: SingleAgentEpisode) -> int:
+    """The number of its task in an evaluation; of an episode of training the seed, which is as good."""
+    return episode.custom_data.get(TASK, task_seed_of(episode))
+
+
+def episode_success(episode: SingleAgentEpisode) -> bool:
+    """Whether an episode ended in success: the environment's own word, or else a positive return."""
+    success = episode.get_infos(-1).get("success")
+    return bool(success) if success is not None else episode.get_return() > 0

@@ -1,0 +1,311 @@
+"""Logged dialogues: read into the replay buffer through Ray Data, and written in the same form by a run.
+
+One row is one episode, in JSONL or parquet::
+
+    {"messages": [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}, {"role": "assistant", ...}, ...],
+     "rewards": [0.0, 1.0], "terminated": true, "truncated": false, "success": true, "task_id": "..."}
+
+Assistant messages are the actions, by whatever policy; user and tool messages are what the environment said. ``rewards`` has
+one number an action; ``reward`` in its place is paid at the end. Without ``terminated`` and ``truncated`` an episode counts as
+terminated. ``success`` and ``task_id`` may be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.offline.offline_data import OfflineData
+
+from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.envs.answers import AnswerError, reward_of
+from rllib_nlac.envs.rows import Row, id_field, read_rows
+from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH, TextSpace
+from rllib_nlac.episode import step_outputs
+from rllib_nlac.inputs.examples import data_files
+from rllib_nlac.inputs.texts import readable
+from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.types import Generation, dialogue_after
+
+logger = logging.getLogger(__name__)
+
+ROLES = ("system", "user", "tool", "assistant")
+FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id")
+INPUT = "input"  # of whom a generation is that no engine made
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A logged episode.
+
+    Attributes:
+        system_prompt: May be empty.
+        observations: What the environment said: one more than there are actions.
+        actions: What the agent said.
+        rewards: One for each action.
+        terminated: The task was decided.
+        truncated: A limit ended the episode.
+        success: None where the log does not say.
+        task_id: Likewise.
+        num_replaced: Characters that no tokenizer reads, and for which U+FFFD stands.
+    """
+
+    system_prompt: str
+    observations: tuple[str, ...]
+    actions: tuple[str, ...]
+    rewards: tuple[float, ...]
+    terminated: bool
+    truncated: bool
+    success: bool | None = None
+    task_id: str | None = None
+    num_replaced: int = 0
+
+
+def parse_dialogue(row: Row) -> Dialogue:
+    """Reads a row.
+
+    Raises:
+        ValueError: It is malformed; its file and line are named.
+    """
+    fields = {key: value for key, value in row.fields.items() if value is not None}
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"{row.place}: 'messages' must be a list of messages, and it is {messages!r:.60}")
+    system, observations, actions, num_replaced = "", [""], list[str](), 0
+    for number, message in enumerate(messages):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+        if role not in ROLES or not isinstance(content, str):
+            raise ValueError(
+                f"{row.place}: message {number} must have a role of {', '.join(ROLES)} and a content, not {message!r:.60}"
+            )
+        if len(content) > MAX_TEXT_LENGTH:
+            raise ValueError(f"{row.place}: message {number} has {len(content)} characters, and may have {MAX_TEXT_LENGTH}")
+        content, replaced = readable(content)
+        num_replaced += replaced
+        if role == "system" and number == 0:
+            system = content
+        elif role == "assistant":
+            actions.append(content)
+            observations.append("")
+        else:
+            observations[-1] = f"{observations[-1]}\n{content}" if observations[-1] else content
+    if not actions:
+        raise ValueError(f"{row.place}: no message is the assistant's, so there is nothing to learn from")
+    flags = {key: fields.get(key) for key in ("terminated", "truncated", "success")}
+    for key, value in flags.items():
+        if value not in (None, True, False):
+            raise ValueError(f"{row.place}: {key!r} must be true or false, and it is {value!r:.80}")
+    terminated, truncated = bool(flags["terminated"]), bool(flags["truncated"])
+    if terminated and truncated:
+        raise ValueError(f"{row.place}: an episode is either terminated or truncated, and this one is both")
+    task = id_field(row, "task_id")
+    return Dialogue(
+        system, tuple(observations), tuple(actions), _rewards(row, fields, len(actions)), terminated or not truncated,
+        truncated,
+        None if flags["success"] is None else bool(flags["success"]), None if task is None else readable(task)[0],
+        num_replaced,
+    )  # fmt: skip
+
+
+def _rewards(row: Row, fields: Mapping[str, Any], count: int) -> tuple[float, ...]:
+    if ("rewards" in fields) == ("reward" in fields):
+        raise ValueError(f"{row.place}: either 'rewards', one for each action, or 'reward', paid at the end, must be given")
+    values = fields.get("rewards", [*[0.0] * (count - 1), fields.get("reward")])
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError(f"{row.place}: there are {count} actions, and 'rewards' is {values!r:.60}")
+    if (flag := next((value for value in values if isinstance(value, bool)), None)) is not None:
+        raise ValueError(f"{row.place}: a reward must be a finite number, and one is {flag}")
+    try:
+        return tuple(reward_of(value, "a reward") for value in values)
+    except AnswerError as error:
+        raise ValueError(f"{row.place}: {error}") from error
+
+
+def to_episode(
+    dialogue: Dialogue,
+    name: str,
+    chat: Chat,
+    prompts: PromptSet,
+    action_format: str,
+    room: int,
+    history_turns: int | None = None,
+) -> SingleAgentEpisode:
+    """A dialogue as an EnvRunner would have recorded it; log-probabilities are NaN, since nobody knows them.
+
+    Args:
+        dialogue: The dialogue.
+        name: The episode's id.
+        chat: Writes the prompts.
+        prompts: Say how a dialogue begins.
+        action_format: As in the config.
+        room: Tokens that an action may need.
+        history_turns: As in the config.
+
+    Raises:
+        PromptTooLong: A turn does not fit the model's context.
+    """
+    episode = SingleAgentEpisode(id_=name, observation_space=TextSpace(), action_space=TextSpace())
+    info = {"system_prompt": dialogue.system_prompt, "task_id": dialogue.task_id}
+    episode.add_env_reset(dialogue.observations[0], info)
+    messages = prompts.state(dialogue.system_prompt, dialogue.observations[0], action_format)
+    for t, (action, observation) in enumerate(zip(dialogue.actions, dialogue.observations[1:], strict=True)):
+        ids = chat.encode(action)
+        generation = Generation(chat.prompt_ids(messages, room=room), ids, np.full(len(ids), np.nan, np.float32), True, 0)
+        last = t == len(dialogue.actions) - 1
+        # The last observation is in no prompt of these; what no prompt could hold of it would only fill the buffer.
+        episode.add_env_step(
+            observation[: chat.max_characters], action, dialogue.rewards[t],
+            {**info, "success": dialogue.success} if last else info,
+            terminated=last and dialogue.terminated, truncated=last and dialogue.truncated,
+            extra_model_outputs=step_outputs(generation, messages),
+        )  # fmt: skip
+        messages = dialogue_after(messages, action, observation, history_turns)
+    return episode
+
+
+class DialogueData(OfflineData):
+    """RLlib's ``offline_data_class``: the dialogues that ``config.input_`` names, read through Ray Data.
+
+    Args:
+        config: Of the algorithm.
+    """
+
+    def __init__(self, config: Any) -> None:  # RLlib's own would read the files as steps of arrays
+        self.config = config
+        self.num_too_long = self.num_replaced = 0
+
+    def dialogues(self) -> list[Dialogue]:
+        """All rows, in the order of files and lines.
+
+        Raises:
+            ValueError: A row is malformed, or there is none; file and line are named.
+            FileNotFoundError: A name matches no file.
+        """
+        import ray.data
+
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
+        # Zero CPUs: a trial may have taken all of them, and reading would wait for ever.
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        files = [{"path": path, "file": number} for number, path in enumerate(input_files(self.config.input_))]
+        rows = list(ray.data.from_items(files).flat_map(_read, num_cpus=0).iter_rows())
+        rows.sort(key=lambda row: (row["file"], row["row"]))  # they come as the tasks end
+        for row in rows:
+            if row["error"]:
+                raise ValueError(row["error"])
+        if not rows:
+            raise ValueError(f"config.input_ {self.config.input_!r}: there are no dialogues")
+        return [parse_dialogue(Row(row["place"], json.loads(row["fields"]))) for row in rows]
+
+    def episodes(self, chat: Chat, prompts: PromptSet) -> list[SingleAgentEpisode]:
+        """Those that fit the model's context; the others are counted as ``num_too_long``. Characters that no tokenizer reads
+        are replaced and counted as ``num_replaced``.
+
+        Raises:
+            ValueError: None of them fits.
+        """
+        episodes = []
+        self.num_too_long = self.num_replaced = 0
+        for number, dialogue in enumerate(self.dialogues()):
+            self.num_replaced += dialogue.num_replaced
+            try:
+                episode = to_episode(
+                    dialogue, f"{INPUT}-{number:010d}", chat, prompts, self.config.action_format,
+                    self.config.max_action_tokens, self.config.history_turns,
+                )  # fmt: skip
+                episodes.append(episode)
+            except PromptTooLong as error:
+                self.num_too_long += 1
+                last = error
+        if not episodes:
+            raise ValueError(f"config.input_: none of {self.num_too_long} dialogues fits the model; the last one: {last}")
+        if self.num_too_long or self.num_replaced:
+            logger.warning(
+                "config.input_: %d dialogues exceed the context and are left out; %d characters that no tokenizer reads were "
+                "replaced", self.num_too_long, self.num_replaced,
+            )  # fmt: skip
+        return episodes
+
+
+def input_files(names: str | Sequence[str]) -> list[str]:
+    """The files that ``input_`` names: files, patterns or folders of them.
+
+    Raises:
+        FileNotFoundError: A name matches none.
+    """
+    found: list[str] = []
+    for name in [names] if isinstance(names, str) else names:
+        path = Path(name).expanduser().absolute()
+        folder = [str(p) for p in path.iterdir() if p.suffix in (".jsonl", ".parquet")] if path.is_dir() else []
+        matches = folder or [str(Path(file).absolute()) for file in data_files(name) if not Path(file).is_dir()]
+        if not matches:
+            raise FileNotFoundError(f"config.input_: no JSONL or parquet file at {name!r}")
+        found += sorted(matches)
+    return found
+
+
+def _read(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Reads one file in a Ray Data task, which would wrap an exception in pages of its own: errors come as rows."""
+    number = 0
+    try:
+        for number, row in enumerate(read_rows(item["path"])):
+            parse_dialogue(row)
+            fields = {key: row.fields[key] for key in FIELDS if key in row.fields}
+            yield {
+                "file": item["file"],
+                "row": number,
+                "place": row.place,
+                "fields": json.dumps(fields, default=str),
+                "error": "",
+            }
+    except ValueError as error:
+        yield {"file": item["file"], "row": number + 1, "place": "", "fields": "", "error": str(error)}
+
+
+def write_dialogues(path: Path, episodes: Sequence[SingleAgentEpisode]) -> None:
+    """Writes whole episodes as JSONL, in a file that is complete or not there.
+
+    Where it cannot be written a warning says so, and the next one is tried: a record is not worth a run.
+
+    Args:
+        path: Of the file; its folder is made.
+        episodes: As an EnvRunner returns them.
+    """
+    unfinished = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("w", encoding="utf-8") as file:
+            for episode in episodes:
+                file.write(json.dumps(as_row(episode), ensure_ascii=False) + "\n")
+        unfinished.replace(path)
+    except OSError as error:
+        logger.warning("config.output: %d episodes were not recorded: cannot write %s: %s", len(episodes), path, error)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """An episode as a row."""
+    first, last = episode.get_infos(0), episode.get_infos(-1)
+    system = first.get("system_prompt") or ""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": episode.get_observations(0)})
+    for t, action in enumerate(episode.get_actions()):
+        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": episode.get_observations(t + 1)}]
+    success = last.get("success")
+    return {
+        "messages": messages,
+        "rewards": [float(reward) for reward in episode.get_rewards()],
+        "terminated": bool(episode.is_terminated),
+        "truncated": bool(episode.is_truncated),
+        "success": None if success is None else bool(success),
+        "task_id": first.get("task_id"),
+    }

@@ -1,0 +1,72 @@
+"""The house: which rooms there are, on which floors they stand, and that nothing below knows what is above it."""
+
+from __future__ import annotations
+
+import graphlib
+from collections import defaultdict
+
+import grimp
+import pytest
+
+# From the ground up. A room may import from the floors below it and from nothing else.
+FLOORS = (
+    ("names", "types", "version"),
+    ("episode", "inputs"),
+    ("engine", "rewards"),
+    ("envs", "language", "learner"),
+    ("checkpoints", "sampling", "sync", "tiny"),
+    ("replay",),
+    ("algorithm",),
+    ("nlac",),
+    ("ablations", "baselines"),
+    ("algorithms",),
+    ("",),  # the package's own page
+    ("command",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Which module imports which, wherever the line stands, within functions too."""
+    graph = grimp.build_graph("rllib_nlac", cache_dir=None)
+    return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+
+
+def test_every_room_has_its_floor(imports):
+    assert {room_of(module) for module in imports} == set(FLOOR)
+
+
+def test_arrows_point_down(imports):
+    upward = [
+        f"{module} -> {other}"
+        for module, others in imports.items()
+        for other in others
+        if room_of(module) != room_of(other) and FLOOR[room_of(other)] >= FLOOR[room_of(module)]
+    ]
+    assert not upward, "\n".join(sorted(upward))
+
+
+@pytest.mark.parametrize("level", ["files", "folders"])
+def test_there_is_no_circle(imports, level):
+    arrows = defaultdict(set)
+    for module, others in imports.items():
+        a = module if level == "files" else module.rpartition(".")[0]
+        for other in others:
+            b = other if level == "files" else other.rpartition(".")[0]
+            if a != b:
+                arrows[a].add(b)
+    graphlib.TopologicalSorter(arrows).prepare()  # raises with the circle
+
+
+def test_the_figures(imports, record_property):
+    """Prints what the documentation says of the house; ``pytest -s`` shows it."""
+    arrows = {(room_of(a), room_of(b)) for a, others in imports.items() for b in others if room_of(a) != room_of(b)}
+    figures = f"{len(FLOOR)} rooms, {len(FLOORS)} floors, {len(arrows)} arrows, none upward"
+    record_property("house", figures)
+    print(figures)
+    assert len(FLOOR) <= 24 and len(FLOORS) <= 12
