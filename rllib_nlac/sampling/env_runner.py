@@ -39,7 +39,8 @@ from rllib_nlac.episode import TASK, episode_success, generations_of, task_seed_
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.sampling.player import TextPlayer
 from rllib_nlac.sampling.refining import RefiningPolicy
-from rllib_nlac.sampling.rollout import Rollout, Start
+from rllib_nlac.sampling.rollout import Rollout
+from rllib_nlac.sampling.slot import Start
 from rllib_nlac.types import Generation, hash_seed
 
 logger = logging.getLogger(__name__)

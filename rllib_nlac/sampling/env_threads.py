@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from rllib_nlac.sampling.rollout import Outcome
+from rllib_nlac.sampling.slot import Outcome
 
 IDLE_S = 10.0  # a thread without work ends after so long
 

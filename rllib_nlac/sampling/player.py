@@ -19,7 +19,7 @@ from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
-from rllib_nlac.sampling.rollout import Outcome, Slot, Start
+from rllib_nlac.sampling.slot import Outcome, Slot, Start
 from rllib_nlac.types import Generation, Request, dialogue_after, hash_seed
 
 logger = logging.getLogger(__name__)

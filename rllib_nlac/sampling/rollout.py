@@ -3,91 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
-import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_nlac.envs.answers import checked_reset, checked_step
-from rllib_nlac.types import Generation, Message
-
-if TYPE_CHECKING:
-    from rllib_nlac.sampling.env_threads import EnvThreads, Job
-
-
-@dataclass(frozen=True)
-class Start:
-    """How an episode begins.
-
-    Attributes:
-        name: The episode's id.
-        task_seed: Seeds the environment's reset.
-        sampling_seed: Seeds the policy.
-        prefix: An episode and a number of its steps, which are played again before the policy takes over.
-    """
-
-    name: str
-    task_seed: int
-    sampling_seed: int
-    prefix: tuple[SingleAgentEpisode, int] | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an environment said to an action, or at a reset: an answer, or an error."""
-
-    observation: str = ""
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
-    error: BaseException | None = None
-
-
-@dataclass
-class Slot:
-    """One environment and the episode that it plays. ``reset`` and ``step`` may run in a thread: they touch nothing else."""
-
-    env: gym.Env[str, str]
-    episode: SingleAgentEpisode | None = None
-    messages: tuple[Message, ...] = ()
-    prompt_ids: tuple[int, ...] = ()
-    sampling_seed: int = 0
-    num_tokens: int = 0  # generated in this episode
-
-    def reset(self, start: Start) -> Outcome:
-        """Resets the environment to the task of an episode."""
-        return _caught(self._reset, start)
-
-    def step(self, action: str) -> Outcome:
-        """Steps the environment."""
-        return _caught(self._step, action)
-
-    def _reset(self, start: Start) -> Outcome:
-        observation, info = checked_reset(self.env.reset(seed=start.task_seed))
-        return Outcome(_as_text(observation), info=info)
-
-    def _step(self, action: str) -> Outcome:
-        observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
-        return Outcome(_as_text(observation), reward, terminated, truncated, info)
-
-
-def _caught(call: Callable[[Any], Outcome], argument: Any) -> Outcome:
-    """What a call of an environment gives, or the error that it raises.
-
-    Ray leaves the first frame of a traceback out where it brings it to another process: this one, not the call's.
-    """
-    try:
-        return call(argument)
-    except (Exception, SystemExit) as error:
-        return Outcome(error=error)
-
-
-def _as_text(observation: Any) -> str:
-    if not isinstance(observation, str):
-        raise TypeError(f"the observation must be a str, and it is a {type(observation).__name__}")
-    return observation
+from rllib_nlac.sampling.env_threads import EnvThreads, Job
+from rllib_nlac.sampling.slot import Outcome, Slot, Start
+from rllib_nlac.types import Generation
 
 
 class Player(Protocol):
