@@ -26,7 +26,7 @@ setup(
     # They stand at the repository's top, and within the package where it is installed.
     package_dir={"rllib_nlac.tuned_examples": "tuned_examples"},
     package_data={
-        "rllib_nlac.tuned_examples": ["*.yaml", "data/*"],
+        "rllib_nlac.tuned_examples": ["*.yaml", "bases/*", "data/*"],
         "rllib_nlac.envs": ["*.table"],
         "rllib_nlac.language": ["prompt_sets/*.yaml"],
         "rllib_nlac.tiny": ["model/*", "house_model/*"],

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from rllib_nlac.episode import GENERATION, MESSAGES, TASK_SEED
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import GENERATION, MESSAGES, TASK_SEED
 from rllib_nlac.learner.batch import TrainingSequence, to_multi_agent_batch
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.types import Generation, Message
 
 VOCABULARY = 40
 # With such an ε Adam's first step is lr · gradient / ε, and the gradient itself can be read from the weights.
-GRADIENT = {"lr": 1e4, "adam_epsilon": 1e4, "grad_clip": None}
+GRADIENT = {"lr": 1e4, "optimizer": {"eps": 1e4}, "grad_clip": None}
 
 
 def save_micro_model(folder: Path) -> str:

@@ -18,7 +18,7 @@ FLOORS = (
     ("replay",),
     ("algorithm",),
     ("nlac",),
-    ("baselines",),
+    ("ablations", "baselines"),
     ("algorithms",),
     ("",),  # the package's own page
     ("command",),

@@ -7,11 +7,11 @@ import time
 
 import gymnasium as gym
 import pytest
-from rllib_nlac.episode import GENERATION, MESSAGES
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.envs.twenty_questions import TwentyQuestions, oracle_action
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import dialogue_after
@@ -196,20 +196,6 @@ def test_an_episode_ends_at_its_limit_of_generated_tokens(make, chat):
     (episode,) = runner.sample(num_episodes=1)
     assert len(episode) == 3 and episode.is_truncated and episode.get_infos(-1)["stop_reason"] == "response_limit"
     assert episode.get_infos(-1)["success"] is False
-
-
-def test_tasks_with_a_long_first_prompt_are_passed_over(make):
-    class Lengthy(TwentyQuestions):
-        def begin(self, task):
-            return "Guess my object. " * (40 if task % 2 else 1)
-
-    creator = lambda context: Lengthy(num_objects=16, num_attributes=8, max_turns=6)  # noqa: E731
-    runner = make(env_creator=creator, max_prompt_tokens=200)
-    episodes = runner.sample(num_episodes=12)
-    assert len(episodes) == 12 and {int(e.get_infos(0)["task_id"].split("-")[1]) % 2 for e in episodes} == {0}
-    assert int(runner.get_metrics()["episodes_discarded"]) > 0
-    with pytest.raises(RuntimeError, match=r"lost \d+ episodes in a row \(prompt_limit\).*max_prompt_tokens 5"):
-        make(max_prompt_tokens=5).sample(num_episodes=1)
 
 
 def test_of_a_long_dialogue_the_opening_and_the_latest_turns_are_shown(make, chat):
