@@ -53,7 +53,14 @@ setup(
     ],
     # Exactly one of cpu and gpu: both packages bring the module vllm.
     extras_require={
-        "cpu": CPU, "gpu": GPU, "tune": TUNE, "math": MATH, "textarena": TEXTARENA, "test": TEST, "docs": DOCS, "dev": DEV,
-    },  # fmt: skip
+        "cpu": CPU,
+        "gpu": GPU,
+        "tune": TUNE,
+        "math": MATH,
+        "textarena": TEXTARENA,
+        "test": TEST,
+        "docs": DOCS,
+        "dev": DEV,
+    },
     entry_points={"console_scripts": ["rllib = rllib_nlac.cli:app"]},
 )

@@ -89,17 +89,17 @@ def check(all_configs: Mapping[str, AlgorithmConfig]) -> None:
     Raises:
         Undocumented: A key of a setter method has none, or an attribute is set by no setter method.
     """
-    missing = []
+    keys = {
+        algorithm: [key for cls in own_classes(config) for key in keys_of(cls)] for algorithm, config in all_configs.items()
+    }
+    # Some are set in a base class and are a key of some algorithms alone, as episodes_per_task of GRPO.
+    taken = {key.name for of_one in keys.values() for key in of_one}
+    missing = [
+        f"{k.owner.__name__}.{k.method}({k.name})" for of_one in keys.values() for k in of_one if k.meaning == NO_MEANING
+    ]
     for algorithm, config in all_configs.items():
-        keys = [key for cls in own_classes(config) for key in keys_of(cls)]
-        missing += [f"{k.owner.__name__}.{k.method}({k.name})" for k in keys if k.meaning == NO_MEANING]
-        known = {key.name for key in keys} | set(vars(rllib_defaults(config)))
-        for name in vars(config):
-            if name.startswith("_") or name in known or hasattr(AlgorithmConfig, name):
-                continue
-            # Set in a base class, and a key of some algorithms alone, as episodes_per_task of GRPO.
-            if not any(key.name == name for other in all_configs.values() for cls in own_classes(other) for key in keys_of(cls)):
-                missing.append(f"{algorithm}: {name}, which no setter method takes")
+        own = set(vars(config)) - taken - set(vars(rllib_defaults(config)))
+        missing += [f"{algorithm}: {name}, which no setter method takes" for name in sorted(own) if not name.startswith("_")]
     if missing:
         raise Undocumented("keys without documentation: " + "; ".join(dict.fromkeys(missing)))
 
