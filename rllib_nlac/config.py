@@ -305,9 +305,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
 
         Args:
             num_futures: k, futures that the evaluator sees for each action.
-            num_next_actions: So many actions a' of the policy's are considered in s', and the backup follows the first whose
-                predicted future the evaluator approves of: with 1 the target describes the policy as it is, with more the one
-                that it is about to become. Costs so many futures and critiques for each target.
+            num_next_actions: Number of next actions a' sampled in s'. The backup uses the first one the evaluator approves
+                (1: the current policy, as in the paper). Each one costs a future and a critique for every target.
             num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the critic accepts.
             critic_input: What the evaluator reads. "predicted" futures, as in the paper; "backed_up": of the stored action its
                 Bellman target, which knows what really came, and of a refined one what is predicted, so that what an episode
@@ -322,8 +321,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
                 advice there.
             judged_fraction: Share of the sampled transitions whose actions are judged and refined; the others teach the critic
                 alone, which costs a third of the generation or less. Below 1 the replay priorities are those of the critic.
-            num_policy_epochs: In so many of the ``num_epochs`` passes, the last ones, the policy is trained, too; None is all.
-                A critic has facts to learn, which takes more passes than to imitate an action.
+            num_policy_epochs: Number of the ``num_epochs`` passes, the last ones, in which the policy is trained, too; None is
+                all of them.
             self_imitation: Whether the action of an episode that ended in success is imitated, whatever its critique says,
                 where the evaluator's futures predict failure: self-imitation learning (arXiv 1806.05635), which imitates what
                 returned more than its value. For a critic that foresees the next steps better than the outcome.

@@ -44,7 +44,7 @@ def named_block(name: str) -> str:
 
 def commands_of(code: str) -> list[list[str]]:
     """The words of each command line, without comments."""
-    return [words for line in code.splitlines() if (words := shlex.split(line, comments=True))]
+    return [words for line in code.replace("\\\n", " ").splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def rllib(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -48,7 +48,7 @@ def make_engine(config: LanguageConfig, chat: Chat) -> Engine:
     arguments = _arguments(config, chat)
     if config.num_engines == 0:
         return VLLMEngine(*arguments)
-    # Ray starts a lost actor again and repeats the calls that it had not answered, to all callers' knowledge just late.
+    # Ray starts a lost actor again and repeats the calls that it had not answered; callers only see a delay.
     options = {"num_cpus": 1, "num_gpus": config.num_gpus_per_engine, "max_restarts": -1, "max_task_retries": -1}
     actor = ray.remote(max_concurrency=1000, **options)(EngineActor)
     return RemoteEngines([actor.remote(*arguments) for _ in range(config.num_engines)], config.engine_timeout_s)
