@@ -136,7 +136,7 @@ def test_commands_and_their_options_exist(code):
         if words[0] == "make":
             for word in words[1:]:
                 name, is_variable, _ = word.partition("=")
-                pattern = rf"^{name} \?=" if is_variable else rf"^{name}:"
+                pattern = rf"^{name} \?=|\$\({name}\)" if is_variable else rf"^{name}:"
                 assert re.search(pattern, makefile, re.MULTILINE), words
         elif words[0] == "rllib":
             check_rllib(words[1:])
