@@ -1,4 +1,4 @@
-# make quickstart | test | lint | install, on a fresh clone and nothing else. A GPU machine: make install EXTRA=gpu
+# make quickstart | test | lint | docs | install, on a fresh clone and nothing else. A GPU machine: make install EXTRA=gpu
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,12 +9,13 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint bench compare clean
+.PHONY: help install quickstart test lint docs bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, which takes less memory)"
 	@echo "make lint        ruff and mypy"
+	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make bench       figures of the engine, its weights, the learner and the environments"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
@@ -44,6 +45,10 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
+docs: $(INSTALLED)
+	@$(BIN)/python -m sphinx -q -W --keep-going -n -d docs/_build/doctrees docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.engine
 	@$(BIN)/python -m benchmarks.sync
@@ -54,4 +59,4 @@ compare: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.compare $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) results build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) results build docs/_build docs/_generated *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -230,7 +230,7 @@ class LanguageConfig(AlgorithmConfig):
         """Sets the vLLM engines.
 
         Args:
-            num_engines: 0 runs one engine inside the algorithm's own process; otherwise so many Ray actors.
+            num_engines: Number of engine actors; 0 runs one engine inside the algorithm's own process.
             num_gpus_per_engine: GPUs of each engine actor.
             engine_config: The fields of ``VLLMSettings``; ``engine`` names another engine than "vllm", see ``engine/make.py``.
             engine_timeout_s: After so long without an answer an engine counts as stalled.
@@ -437,7 +437,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
 
         Args:
             max_staleness: Rounds of episodes that remote EnvRunners play ahead while the learner trains. An episode's
-                weights are then at most so many syncs old when it is used; ``collection/staleness_max`` reports it.
+                weights are then at most this many syncs old when it is used; ``collection/staleness_max`` reports it.
 
         Returns:
             This updated config.

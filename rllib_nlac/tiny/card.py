@@ -154,7 +154,7 @@ Only on sequences that `rllib_nlac/tiny/twenty_questions.py` generates, with the
 - policy: **uniformly random** questions and guesses. No policy example is good play.
 
 What NLAC gains over this model early in training is therefore, for the most part, knowledge of its critique that its play
-lacks. The comparison in the README shows how much of it needs a critic.
+lacks. docs/comparison.md shows how much of it needs a critic.
 """,
     "text_house": """## What it was trained on
 Only on sequences that `rllib_nlac/tiny/text_house.py` generates about random houses one to three locks deep, none of which a
