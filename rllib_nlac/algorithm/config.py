@@ -352,7 +352,7 @@ class LanguageConfig(AlgorithmConfig):
         for cls in reversed(type(self).__mro__):
             ranges_of_all |= vars(cls).get("RANGES", {})
             nested |= vars(cls).get("NESTED_RANGES", {})
-        values = {key: vars(self)[key] for key in ranges_of_all if key in vars(self)}
+        values = {key: getattr(self, key) for key in ranges_of_all if hasattr(self, key)}
         ranges.check(ranges_of_all, values, "config.{key}")
         for key, inner in nested.items():
             self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
