@@ -123,7 +123,7 @@ def logprob_gap(
     # Of greedy turns vLLM reports the probabilities at temperature 1, under the whole distribution.
     temperature, top_p = (sampling.temperature, sampling.top_p) if sampling.temperature else (1.0, 1.0)
     own = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers, temperature))[0]
-    excess = np.concatenate([g.logprobs - mine for mine, g in zip(own, current, strict=True)])
+    excess = np.concatenate([g.sampled_logprobs - mine for mine, g in zip(own, current, strict=True)])
     return float(np.maximum(-excess, excess + np.log(top_p)).max())
 
 

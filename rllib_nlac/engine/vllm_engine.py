@@ -215,7 +215,7 @@ class VLLMEngine:
                 top_p=request.top_p,
                 seed=request.seed,
                 stop_token_ids=self._end_ids,
-                logprobs=0,
+                logprobs=0 if request.logprobs else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
@@ -231,7 +231,8 @@ class VLLMEngine:
         assert self._serving is not None  # no request is taken else
         answer = output.outputs[0]
         ids = tuple(answer.token_ids)
-        logprobs = np.array([place[token].logprob for place, token in zip(answer.logprobs or [], ids, strict=True)], np.float32)
+        places = zip(answer.logprobs or [], ids, strict=True) if request.logprobs else ()
+        logprobs = np.array([place[token].logprob for place, token in places], np.float32)
         generation = Generation(
             prompt_ids=request.prompt_ids,
             token_ids=ids,

@@ -440,7 +440,8 @@ class LanguageStages:
                     else:  # a stage asks equally many prompts, k futures for example, of each of its items in turn
                         item, place_of_item = divmod(place, len(ask.prompts) // len(item_seeds))
                         seed = hash_seed(item_seeds[item], number, place_of_item)
-                    requests.append(Request(ids, sampling.max_tokens, sampling.temperature, sampling.top_p, seed))
+                    limits = (sampling.max_tokens, sampling.temperature, sampling.top_p)
+                    requests.append(Request(ids, *limits, seed, logprobs=False))
                     places.append((part, place))
             if not requests:
                 continue
