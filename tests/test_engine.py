@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -183,11 +185,11 @@ def shipped_weights_again(engine, model_path):
         engine.set_weights(which, 0, {name: tensor.clone() for name, tensor in state.items()})
 
 
-def test_log_probabilities_come_only_where_they_are_wanted(engine, prompts):
+def test_log_probabilities_come_only_where_they_are_wanted(engine, chat):
     """And whether one of them is wanted changes neither its own tokens nor its neighbours'."""
-    wanted = engine.generate(asked(prompts, 8))
-    mixed = engine.generate([replace(request, logprobs=i % 2 == 0) for i, request in enumerate(asked(prompts, 8))])
-    none = engine.generate(asked(prompts, 8, logprobs=False))
+    wanted = engine.generate(requests(chat, 8))
+    mixed = engine.generate([replace(request, logprobs=i % 2 == 0) for i, request in enumerate(requests(chat, 8))])
+    none = engine.generate(requests(chat, 8, logprobs=False))
     assert [g.token_ids for g in wanted] == [g.token_ids for g in mixed] == [g.token_ids for g in none]
     for i, (a, b, c) in enumerate(zip(wanted, mixed, none, strict=True)):
         assert a.sampled_logprobs.shape == (len(a.token_ids),) and c.logprobs.shape == (0,)
