@@ -145,7 +145,9 @@ class ScalarCritic(ReplayAlgorithm):
         next_actions = [None if t.ended else next(following) for t in ends]
 
         targets = self._targets(transitions, next_actions)
-        soft = self._q(candidates, target=False) - self.config.entropy_alpha * np.array([g.sampled_logprobs.sum() for g in candidates])
+        soft = self._q(candidates, target=False) - self.config.entropy_alpha * np.array(
+            [g.sampled_logprobs.sum() for g in candidates]
+        )
         advantages = soft.reshape(-1, n) - soft.reshape(-1, n).mean(1, keepdims=True)
         groups = [candidates[i * n : (i + 1) * n] for i in range(len(transitions))]
         losses = self.learn(self._sequences(sample, targets, groups, advantages), count=len(transitions))

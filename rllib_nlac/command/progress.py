@@ -11,6 +11,7 @@ from ray.tune import Callback
 
 from rllib_nlac.algorithm.notices import NOTICES
 from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.command.waiting import Waiting
 
 COLUMNS = {
     "iter": 4,
@@ -33,10 +34,14 @@ class ProgressLines(Callback):
         terminal: Where to print.
         stop: The stop criteria, for the time left.
         iterations_between_headers: The header is repeated that often.
+        waiting: Says what goes on between the lines.
     """
 
-    def __init__(self, terminal: Terminal, stop: Mapping[str, Any], iterations_between_headers: int = 30) -> None:
+    def __init__(
+        self, terminal: Terminal, stop: Mapping[str, Any], iterations_between_headers: int = 30, waiting: Waiting | None = None
+    ) -> None:
         self._terminal = terminal
+        self._waiting = waiting
         self._stop = stop
         self._every = iterations_between_headers
         self._lines = 0
@@ -44,6 +49,8 @@ class ProgressLines(Callback):
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._terminal.say(f"{trial} starts (half a minute on a laptop) ...", "bold")
+        if self._waiting is not None:
+            self._waiting.add(_folder(trial), trial.trial_id[-5:])
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         if self._lines % self._every == 0:
@@ -57,10 +64,16 @@ class ProgressLines(Callback):
             self._terminal.say(f"{prefix}Note: {notice}", "yellow")
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._over(trial)
         self._terminal.say(f"{trial} is done.", "green")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._over(trial)
         self._terminal.say(f"{trial} failed.", "red")
+
+    def _over(self, trial: Any) -> None:
+        if self._waiting is not None:
+            self._waiting.remove(_folder(trial))
 
     def _left(self, trial_id: str, result: Mapping[str, Any]) -> str:
         """Time left, from how far the nearest stop criterion has come since the first result."""
@@ -83,6 +96,11 @@ class ProgressLines(Callback):
         else:
             seconds = (now - first_time) * (1.0 - share) / (share - first_share)
         return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
+def _folder(trial: Any) -> str:
+    """The name of a trial's folder, which its process knows, too."""
+    return str(trial.storage.trial_dir_name)
 
 
 def read_result(result: Mapping[str, Any]) -> dict[str, Any]:

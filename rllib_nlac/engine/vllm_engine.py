@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from rllib_nlac.activity import ANSWERS, activity
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
@@ -118,7 +119,9 @@ class VLLMEngine:
         order = {ticket: place for place, ticket in enumerate(self._enqueue(requests))}
         answers: list[Generation | None] = [None] * len(requests)
         while any(answer is None for answer in answers):
-            for ticket, generation in self.poll():
+            finished = self.poll()
+            activity.advance(ANSWERS, len(finished))
+            for ticket, generation in finished:
                 answers[order[ticket]] = generation
         return [answer for answer in answers if answer is not None]
 

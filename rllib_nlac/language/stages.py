@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rllib_nlac.activity import ANSWERS, activity
 from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language import backup, critique, reasoning, refine
@@ -446,7 +447,9 @@ class LanguageStages:
             if not requests:
                 continue
             report.calls += 1
-            for (part, place), generation in zip(places, self.engine.generate(requests, weights), strict=True):
+            with activity.stage(f"wave {number}", len(requests), ANSWERS):
+                generations = self.engine.generate(requests, weights)
+            for (part, place), generation in zip(places, generations, strict=True):
                 answers[part][place] = (generation, self.chat.decode(generation.token_ids))
                 report.tokens[name] += len(generation.token_ids)
         report.seconds[name] = time.perf_counter() - started
