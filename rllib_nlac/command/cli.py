@@ -248,7 +248,7 @@ def _run(
             raise
         raise ExperimentError(metrics.problem) from None
     finally:
-        waiting.clear()
+        waiting.heed({})
         ray.shutdown()
     if interrupts.received:
         return False

@@ -25,6 +25,7 @@ COLUMNS = {
     "seconds": 7,
     "left": 6,
 }
+GOES_ON = ("PENDING", "RUNNING")  # a trial whose process starts is still pending
 
 
 class ProgressLines(Callback):
@@ -47,10 +48,13 @@ class ProgressLines(Callback):
         self._lines = 0
         self._started: dict[str, tuple[float, float]] = {}
 
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._terminal.say(f"{trial} starts (half a minute on a laptop) ...", "bold")
+    def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
+        """Tune calls a trial started when its process is there and has built everything; what it does until then is news."""
         if self._waiting is not None:
-            self._waiting.add(_folder(trial), trial.trial_id[-5:])
+            self._waiting.heed({_folder(trial): trial.trial_id[-5:] for trial in trials if trial.status in GOES_ON})
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._terminal.say(f"{trial} starts", "bold")
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         if self._lines % self._every == 0:
@@ -64,16 +68,10 @@ class ProgressLines(Callback):
             self._terminal.say(f"{prefix}Note: {notice}", "yellow")
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._over(trial)
         self._terminal.say(f"{trial} is done.", "green")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._over(trial)
         self._terminal.say(f"{trial} failed.", "red")
-
-    def _over(self, trial: Any) -> None:
-        if self._waiting is not None:
-            self._waiting.remove(_folder(trial))
 
     def _left(self, trial_id: str, result: Mapping[str, Any]) -> str:
         """Time left, from how far the nearest stop criterion has come since the first result."""

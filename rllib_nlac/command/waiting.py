@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +13,7 @@ from rllib_nlac.activity import Doing, read_from_ray
 from rllib_nlac.command.terminal import Terminal
 
 INTERVAL_S = 0.5
+MOST_TRIALS = 16  # more than a line shows
 
 
 class Waiting:
@@ -42,18 +44,13 @@ class Waiting:
         if stage:
             self._terminal.status(f"{stage} ...", is_news=True)
 
-    def add(self, folder: str, name: str) -> None:
-        """A trial has begun."""
-        self.turn_to("")
-        self._trials = {**self._trials, folder: name}
+    def heed(self, trials: Mapping[str, str]) -> None:
+        """Which trials run or are about to, from now on.
 
-    def remove(self, folder: str) -> None:
-        """A trial is over, or waits."""
-        self._trials = {key: name for key, name in self._trials.items() if key != folder}
-
-    def clear(self) -> None:
-        """No trial runs any more."""
-        self._trials = {}
+        Args:
+            trials: The folder of each, and how to call it beside others.
+        """
+        self._trials = dict(trials)
 
     def end(self) -> None:
         """Nothing goes on any more."""
@@ -69,16 +66,19 @@ class Waiting:
 
     def _show(self) -> None:
         trials = self._trials
-        if not trials:
+        if self._own or not trials:
             self._terminal.status(self._timed("", Doing(self._own)) if self._own else "")
             return
-        doing = {folder: read_from_ray(folder) or Doing("starting the trial's process") for folder in trials}
-        is_news = len(trials) == 1 and any(
+        known = {folder: read_from_ray(folder) for folder in list(trials)[:MOST_TRIALS]}
+        doing = {folder: now for folder, now in known.items() if now is not None and now.stage}
+        if not doing:  # the first of them
+            doing = {folder: Doing("loading the libraries in the trial's process") for folder in list(trials)[:1]}
+        is_news = len(doing) == 1 and any(
             not now.iteration and self._since.get(folder, ("", 0.0))[0] != _name(now) for folder, now in doing.items()
         )
         texts = [self._timed(folder, now) for folder, now in doing.items()]
         if len(trials) > 1:
-            texts = [f"{name} {text}" for name, text in zip(trials.values(), texts, strict=True)]
+            texts = [f"{trials[folder]} {text}" for folder, text in zip(doing, texts, strict=True)]
         if not self._ended.is_set():
             self._terminal.status(" | ".join(texts), is_news)
 
