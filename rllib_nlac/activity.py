@@ -106,7 +106,8 @@ def read_from_ray(trial: str) -> Doing | None:
 
     with contextlib.suppress(Exception):
         said = json.loads(internal_kv._internal_kv_get(_key(trial)))
-        return Doing(str(said["stage"]), *(int(said[name]) for name in ("iteration", "done", "total")), str(said["unit"]))
+        iteration, done, total = (int(said[name]) for name in ("iteration", "done", "total"))
+        return Doing(str(said["stage"]), iteration, done, total, str(said["unit"]))
     return None
 
 
