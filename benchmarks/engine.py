@@ -10,15 +10,16 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
-from rllib_nlac.episode import GENERATION
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.episode import GENERATION
 from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
@@ -86,18 +87,21 @@ def main() -> None:
         return sum(len(g.token_ids) for episode in episodes for g in episode.get_extra_model_outputs(GENERATION))
 
     play()
-    figures: dict[str, list[float]] = {"EnvRunner": [], "engine": [], "bare vLLM": []}
+    figures: dict[str, list[float]] = {"EnvRunner": [], "engine": [], "waves": [], "bare vLLM": []}
     for _ in range(arguments.rounds):
         recorder.requests.clear()
         figures["EnvRunner"].append(speed(play))
         requests = list(recorder.requests)
         figures["engine"].append(speed(lambda r=requests: sum(len(g.token_ids) for g in engine.generate(r))))
+        silent = [replace(request, logprobs=False) for request in requests]
+        figures["waves"].append(speed(lambda r=silent: sum(len(g.token_ids) for g in engine.generate(r))))
         figures["bare vLLM"].append(speed(lambda r=requests: bare_generate(engine, r, chat.end_id)))
     prompts = np.mean([len(request.prompt_ids) for request in requests])
     print(f"generated tokens/s on the {len(requests)} prompts (mean {prompts:.0f} tokens) of {arguments.episodes} episodes")
     for name, label in (
         ("EnvRunner", f"turn by turn in {arguments.slots} environment slots"),
-        ("engine", "all prompts in one call, as the language stages do"),
+        ("engine", "all prompts in one call"),
+        ("waves", "the same without log-probabilities, as the language stages ask"),
         ("bare vLLM", "all prompts at once, LLMEngine.add_request and step"),
     ):
         ratios = [mine / bare for mine, bare in zip(figures[name], figures["bare vLLM"], strict=True)]

@@ -10,11 +10,10 @@ import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import REPLAY_BUFFER_UPDATE_PRIOS_TIMER, TIMERS
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.algorithm.metrics import TransitionWriter, log_replay, log_stages
+from rllib_nlac.algorithm.metrics import TransitionWriter, log_replay, log_stages, stage
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
 from rllib_nlac.algorithm.roles import RolesConfig
 from rllib_nlac.language.stages import LanguageStages
@@ -25,7 +24,6 @@ from rllib_nlac.names import unknown_key
 from rllib_nlac.replay.buffer import ReplaySample
 from rllib_nlac.types import BellmanTarget, Refinement
 
-LANGUAGE_STAGES_TIMER = "language_stages_timer"
 #: Settings by name. What each key of one costs where it is left out stands in the documentation, page "Ablations".
 PRESETS: dict[str, dict[str, Any]] = {
     # As the paper has it, which is what the defaults are.
@@ -185,7 +183,7 @@ class NLAC(ReplayAlgorithm):
             return
 
         # 4, 5, 6. Backup, critique and refinement, in three waves of generation.
-        with self.metrics.log_time((TIMERS, LANGUAGE_STAGES_TIMER)):
+        with stage(self.metrics, "waves", "asking the critic"):
             targets, refinements, report = self.stages.run(sample.transitions)
         log_stages(self.metrics, report, targets, refinements)
         self.heed_stages(report)
@@ -197,7 +195,7 @@ class NLAC(ReplayAlgorithm):
         if not sequences:
             return
         losses = self.learn(sequences, count=len(sample.transitions))
-        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_UPDATE_PRIOS_TIMER)):
+        with stage(self.metrics, "replay", "keeping the priorities"):
             of_policy = self.policy_losses(losses[POLICY], refinements)
             self.prioritise(sample, priorities(losses[CRITIC], of_policy))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)

@@ -60,6 +60,7 @@ class Request:
         top_p: Nucleus sampling mass.
         seed: Makes this request's sampling reproducible; None leaves it to the engine.
         messages: The same prompt as messages, for an engine behind an endpoint that takes no token ids.
+        logprobs: Whether the answer's log-probabilities are wanted, which cost an engine up to a third of its speed.
     """
 
     prompt_ids: tuple[int, ...]
@@ -68,6 +69,7 @@ class Request:
     top_p: float = 1.0
     seed: int | None = None
     messages: tuple[Message, ...] = ()
+    logprobs: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class Generation:
     Attributes:
         prompt_ids: The prompt's token ids, as the engine saw them.
         token_ids: The sampled ids, the end-of-turn token included where one was sampled.
-        logprobs: Log-probability of each sampled id under the distribution it was drawn from, shape (len(token_ids),).
+        logprobs: Log-probability of each sampled id under the distribution it was drawn from, shape (len(token_ids),); of
+            shape (0,) where the request wanted none, and NaN where nobody knows them, as of logged turns.
         finished: False where ``max_tokens`` cut the generation off.
         weight_version: Version of the weights that answered.
         weights: Whether those were the policy's or the target's.
@@ -89,6 +92,17 @@ class Generation:
     finished: bool
     weight_version: int
     weights: Weights = Weights.POLICY
+
+    @property
+    def sampled_logprobs(self) -> np.ndarray:
+        """``logprobs``, for whom cannot do without.
+
+        Raises:
+            ValueError: There is not one for each id.
+        """
+        if len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.logprobs)} log-probabilities of {len(self.token_ids)} tokens: none were asked for")
+        return self.logprobs
 
 
 @dataclass(frozen=True)

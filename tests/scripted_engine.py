@@ -57,7 +57,9 @@ class ScriptedEngine:
         ids = self.chat.encode(answer) if answer is not None else (5, 6, 7)
         finished = answer is not None and not isinstance(answer, CutOff)
         ids = ids[:-1] if isinstance(answer, CutOff) else ids
-        return Generation(request.prompt_ids, ids, np.zeros(len(ids), np.float32), finished, self.version, weights)
+        return Generation(
+            request.prompt_ids, ids, np.zeros(len(ids) if request.logprobs else 0, np.float32), finished, self.version, weights
+        )
 
 
 def last_message(prompt: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 # From the ground up. A room may import from the floors below it and from nothing else.
 FLOORS = (
-    ("names", "types", "version"),
+    ("activity", "names", "types", "version"),
     ("episode", "inputs"),
     ("engine", "rewards"),
     ("envs", "language", "learner"),

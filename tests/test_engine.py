@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -181,3 +183,19 @@ def shipped_weights_again(engine, model_path):
     state = trainable_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
     for which in (Weights.TARGET, Weights.POLICY):
         engine.set_weights(which, 0, {name: tensor.clone() for name, tensor in state.items()})
+
+
+def test_log_probabilities_come_only_where_they_are_wanted(engine, chat):
+    """And whether one of them is wanted changes neither its own tokens nor its neighbours'."""
+    wanted = engine.generate(requests(chat, 8))
+    mixed = engine.generate([replace(request, logprobs=i % 2 == 0) for i, request in enumerate(requests(chat, 8))])
+    none = engine.generate(requests(chat, 8, logprobs=False))
+    assert [g.token_ids for g in wanted] == [g.token_ids for g in mixed] == [g.token_ids for g in none]
+    for i, (a, b, c) in enumerate(zip(wanted, mixed, none, strict=True)):
+        assert a.sampled_logprobs.shape == (len(a.token_ids),) and c.logprobs.shape == (0,)
+        if i % 2:
+            assert b.logprobs.shape == (0,)
+        else:
+            np.testing.assert_array_equal(a.logprobs, b.logprobs)
+        with pytest.raises(ValueError, match="none were asked for"):
+            _ = c.sampled_logprobs

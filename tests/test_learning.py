@@ -73,7 +73,7 @@ def test_curves_and_transitions_are_in_tensorboard(trained):
         "ray/tune/language_stages/verdict_yes_rate",
         "ray/tune/replay_buffer/staleness_mean",
         "ray/tune/sync/weight_version",
-        "ray/tune/timers/language_stages_timer",
+        "ray/tune/seconds/waves",
     ):
         assert tag in tags["scalars"], tag
 

@@ -62,7 +62,7 @@ def make():
         algorithm.config = config
         algorithm.rng = np.random.default_rng(0)
         algorithm.stages = SimpleNamespace(rng=np.random.default_rng(1))
-        algorithm.metrics = SimpleNamespace(log_time=lambda *_: _Nothing())
+        algorithm.metrics = SimpleNamespace(log_time=lambda *_: _Nothing(), log_value=lambda *_, **__: None)
         algorithm.env_steps_sampled = lambda: steps
         algorithm.env_runner_group = algorithm.collector = None
         algorithm.notices = Notices()

@@ -20,17 +20,14 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
-    ENV_RUNNER_SAMPLING_TIMER,
     LEARNER_RESULTS,
-    LEARNER_UPDATE_TIMER,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    SYNCH_WORKER_WEIGHTS_TIMER,
-    TIMERS,
 )
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
+from rllib_nlac.activity import EPISODES, STEPS, activity
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.metrics import log_collection, log_faults, log_sync, logprob_gap
+from rllib_nlac.algorithm.metrics import log_collection, log_faults, log_sync, logprob_gap, stage
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
@@ -83,7 +80,9 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             check_storage(Path(self.config.output))  # later, a record that cannot be written is not worth the run
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
+        activity.turn_to("starting the engine")
         self.engine = make_engine(self.config.engine_spec, self.chat)
+        activity.turn_to("giving the engine its weights")
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None and group.local_env_runner is not None:
                 group.local_env_runner.attach(self.engine)
@@ -144,7 +143,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     def collect(self) -> list[SingleAgentEpisode]:
         """One iteration's episodes, played with the current weights."""
-        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+        with stage(self.metrics, "play", "playing", self.config.episodes_per_iteration or 0, EPISODES):
             if self.collector is None:
                 episodes, results = self.env_runner.sample(), [self.env_runner.get_metrics()]
             else:
@@ -153,7 +152,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         check_age(episodes, self.weight_version, self.collector.max_staleness if self.collector else 0)
         if self.weight_version:
             sampling = self.config.action_sampling
-            gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version, sampling))
+            with stage(self.metrics, "logprob_gap", "comparing engine and learner"):
+                gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version, sampling))
             self.metrics.log_value("logprob_gap", gap, window=1)
         log_collection(self.metrics, episodes, self.weight_version)
         if self.config.output:
@@ -175,7 +175,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             NotFiniteError: The third step in a row was.
         """
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
-        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+        steps = len({sequence.minibatch for sequence in sequences}) if self.learner_group.is_local else 0
+        with stage(self.metrics, "learner", "learning", steps, STEPS):
             results = self._with_learners(
                 lambda: watched_update(
                     self.learner_group,
@@ -200,7 +201,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             NotFiniteError: They are not finite, and none was sent.
         """
         version = self.weight_version + 1
-        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+        with stage(self.metrics, "sync", activity.now.stage if not self.weight_version else "giving the engine the weights"):
             try:
                 report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version))
             except NotFiniteError as error:

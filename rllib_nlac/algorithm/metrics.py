@@ -1,9 +1,17 @@
-"""What a run reports beside RLlib's own metrics, all of it through RLlib's metrics logger."""
+"""What a run reports beside RLlib's own metrics, all of it through RLlib's metrics logger.
+
+Under ``seconds`` stands what this very iteration took, where RLlib's timers are moving averages that remember the first one for
+long: ``play`` (the episodes), ``replay`` (to keep and draw transitions), ``waves`` (all of them with what is between them; each
+one's own as ``wave_1`` and so on), ``logprob_gap`` (the learner's look at what the engine says), ``learner`` (the gradient
+steps), ``sync`` (the weights to the engines) and ``evaluation``. What an iteration did not do is 0; the first one's ``sync``
+also counts the weights that the engines start with.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +21,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_nlac.activity import activity
 from rllib_nlac.episode import generations_of
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
@@ -23,6 +32,26 @@ from rllib_nlac.types import BellmanTarget, Generation, Refinement
 
 logger = logging.getLogger(__name__)
 STAGES, REPLAY, SYNC, COLLECTION, FAULTS = "language_stages", "replay_buffer", "sync", "collection", "faults"
+SECONDS = "seconds"
+
+
+@contextmanager
+def stage(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: str = "") -> Iterator[None]:
+    """A part of an iteration: its seconds are reported, and whoever waits reads what is done.
+
+    Args:
+        metrics: Where to report.
+        name: Of the seconds.
+        what: As a person calls it.
+        total: How many are to be done.
+        unit: What is counted.
+    """
+    started = time.perf_counter()
+    try:
+        with activity.stage(what, total, unit):
+            yield
+    finally:
+        metrics.log_value((SECONDS, name), time.perf_counter() - started, reduce="sum")
 
 
 def log_stages(
@@ -56,6 +85,7 @@ def log_stages(
         metrics.log_value((STAGES, role, "cut_off_rate"), report.cut_off[role] / count, window=1)
     for wave, seconds in report.seconds.items():
         metrics.log_value((STAGES, wave, "time_s"), seconds, window=1)
+        metrics.log_value((SECONDS, wave), seconds, reduce="sum")
         metrics.log_value((STAGES, wave, "tokens_per_s"), report.tokens[wave] / max(seconds, 1e-9), window=1)
 
 
@@ -123,7 +153,7 @@ def logprob_gap(
     # Of greedy turns vLLM reports the probabilities at temperature 1, under the whole distribution.
     temperature, top_p = (sampling.temperature, sampling.top_p) if sampling.temperature else (1.0, 1.0)
     own = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers, temperature))[0]
-    excess = np.concatenate([g.logprobs - mine for mine, g in zip(own, current, strict=True)])
+    excess = np.concatenate([g.sampled_logprobs - mine for mine, g in zip(own, current, strict=True)])
     return float(np.maximum(-excess, excess + np.log(top_p)).max())
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import REPLAY_BUFFER_ADD_DATA_TIMER, REPLAY_BUFFER_SAMPLE_TIMER, TIMERS
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.metrics import stage
 from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.replay.dialogues import DialogueData, input_files
@@ -162,12 +162,12 @@ class ReplayAlgorithm(LanguageAlgorithm):
         if self.is_learning_offline:
             return self._draw()
         episodes = self.collect()
-        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
+        with stage(self.metrics, "replay", "keeping the episodes"):
             self.local_replay_buffer.add(episodes)
         return self._draw()
 
     def _draw(self) -> ReplaySample:
-        with self.metrics.log_time((TIMERS, REPLAY_BUFFER_SAMPLE_TIMER)):
+        with stage(self.metrics, "replay", "drawing transitions"):
             return self.local_replay_buffer.sample_transitions(
                 self.config.total_train_batch_size, self._beta(), self.config.n_step
             )

@@ -8,6 +8,8 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 
+from rllib_nlac.activity import EPISODES, activity, publish_to_ray
+from rllib_nlac.algorithm.metrics import stage
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
@@ -25,8 +27,16 @@ class Watched(Algorithm):
         super().__init__(*args, **kwargs)
 
     @override(Algorithm)
+    def setup(self, config: Any) -> None:
+        activity.turn_to("loading the model", iteration=0)
+        if self._storage is not None:  # Tune's, whose driver reads it
+            publish_to_ray(self._storage.trial_dir_name)
+        super().setup(config)
+
+    @override(Algorithm)
     def step(self) -> dict[str, Any]:
         """RLlib's iteration, with what is new for a person under ``notices`` in its results."""
+        activity.turn_to("training", iteration=self.iteration + 1)
         results = super().step()
         runners = results.get(ENV_RUNNER_RESULTS) or {}
         self._heed_turns(runners, runners.pop(UNPARSED_TURNS, []))
@@ -76,8 +86,25 @@ class Watched(Algorithm):
         return f"{where} with a lower lr (now {self.config.lr}) or grad_clip (now {self.config.grad_clip})"
 
     @override(Algorithm)
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        with stage(self.metrics, "evaluation", "evaluating", self._num_evaluated, EPISODES):
+            return super().evaluate(*args, **kwargs)
+
+    @property
+    def _num_evaluated(self) -> int:
+        """Episodes of an evaluation; 0 where it is measured otherwise."""
+        count = self.config.evaluation_duration
+        return count if self.config.evaluation_duration_unit == EPISODES and isinstance(count, int) else 0
+
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        activity.withdraw()
+        super().cleanup()
+
+    @override(Algorithm)
     def save(self, *args: Any, **kwargs: Any) -> Any:
         """Tune's: what it writes is moved to where the trial keeps its checkpoints, and counts as there."""
+        activity.turn_to("saving a checkpoint")
         result = super().save(*args, **kwargs)
         self.last_checkpoint = result.checkpoint.path
         return result

@@ -149,7 +149,9 @@ class ScalarCritic(ReplayAlgorithm):
         next_actions = [None if t.ended else next(following) for t in ends]
 
         targets = self._targets(transitions, next_actions)
-        soft = self._q(candidates, target=False) - self.config.entropy_alpha * np.array([g.logprobs.sum() for g in candidates])
+        soft = self._q(candidates, target=False) - self.config.entropy_alpha * np.array(
+            [g.sampled_logprobs.sum() for g in candidates]
+        )
         advantages = soft.reshape(-1, n) - soft.reshape(-1, n).mean(1, keepdims=True)
         groups = [candidates[i * n : (i + 1) * n] for i in range(len(transitions))]
         losses = self.learn(self._sequences(sample, targets, groups, advantages), count=len(transitions))
@@ -182,7 +184,7 @@ class ScalarCritic(ReplayAlgorithm):
                 )
                 sequences += [
                     TrainingSequence(
-                        a.prompt_ids, a.token_ids, POLICY, i, step, of_candidate, float(advantage), a.logprobs, origin
+                        a.prompt_ids, a.token_ids, POLICY, i, step, of_candidate, float(advantage), a.sampled_logprobs, origin
                     )
                     for a, advantage in zip(candidates[i], advantages[i], strict=True)
                 ]
@@ -192,7 +194,7 @@ class ScalarCritic(ReplayAlgorithm):
         """y of each transition: its rewards, and what follows in the policy's hands, nothing across an end."""
         gamma = self.config.gamma
         alive = [g for g in next_actions if g is not None]
-        values = self._q(alive, target=True) - self.config.entropy_alpha * np.array([g.logprobs.sum() for g in alive])
+        values = self._q(alive, target=True) - self.config.entropy_alpha * np.array([g.sampled_logprobs.sum() for g in alive])
         bootstraps = iter(values)
         targets = []
         for t, next_action in zip(transitions, next_actions, strict=True):

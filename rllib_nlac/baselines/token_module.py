@@ -196,7 +196,7 @@ class TextToTokens(ConnectorV2):
             prompts = [g.prompt_ids for g in generations[:-1]] + [self._after_the_end(episode)]
             inputs = np.zeros((count, turn_width, 2), np.float32)
             for row, generation in enumerate(generations):
-                inputs[row, : len(generation.token_ids), 0] = generation.logprobs
+                inputs[row, : len(generation.token_ids), 0] = generation.sampled_logprobs
             columns = {
                 Columns.OBS: _padded(prompts, width),
                 Columns.ACTIONS: _padded([g.token_ids for g in generations], turn_width),

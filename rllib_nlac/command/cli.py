@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +34,7 @@ import typer
 from rllib_nlac.command.env import app as env_app
 from rllib_nlac.command.errors import Commands, clear_errors, mapping
 from rllib_nlac.command.terminal import terminal
+from rllib_nlac.command.waiting import Waiting
 
 app = typer.Typer(cls=Commands, help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 train_app = typer.Typer(help="Train an algorithm, from a file or from options.", invoke_without_command=True)
@@ -65,14 +68,14 @@ def train(
     """Train an algorithm, from a file or from options."""
     if context.invoked_subcommand is not None:
         return
-    with clear_errors():
+    with clear_errors(), _waiting(dry_run, verbose) as waiting:
         from rllib_nlac.command.experiment import ExperimentError, read_experiment
 
         if not algo or not env:
             raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
         entry = {"run": algo, "env": env, "config": mapping(config, "--config")}
         experiment = read_experiment(name or f"{algo}-{env}".lower(), entry, "the command line")
-        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, verbose)
+        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, verbose, waiting)
 
 
 @train_app.command("file")
@@ -87,11 +90,14 @@ def train_file(
     verbose: Verbose = False,
 ) -> None:
     """Train the experiments of a YAML file, one after the other."""
-    with clear_errors():
-        from rllib_nlac.command.experiment import load_experiments
-        from rllib_nlac.inputs import examples
+    from rllib_nlac.inputs import examples
 
-        _train(load_experiments(examples.find(file)), stop, storage_path, resume, restore, num_samples, dry_run, verbose)
+    with clear_errors():
+        path = examples.find(file)
+    with clear_errors(), _waiting(dry_run, verbose) as waiting:
+        from rllib_nlac.command.experiment import load_experiments
+
+        _train(load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, verbose, waiting)
 
 
 @app.command("examples")
@@ -143,7 +149,7 @@ def export(
 
 def _train(
     experiments: list[Any], stop: str | None, storage_path: str | None, resume: bool, restore: Path | None,
-    num_samples: int | None, dry_run: bool, verbose: bool,
+    num_samples: int | None, dry_run: bool, verbose: bool, waiting: Waiting,
 ) -> None:  # fmt: skip
     from rllib_nlac.command.experiment import describe, tune_arguments
     from rllib_nlac.command.interrupts import EXIT_CODE, Interrupts
@@ -165,7 +171,7 @@ def _train(
     with Interrupts(terminal) as interrupts:
         for experiment in experiments:
             try:
-                ended_well = _run(experiment, resume, restore, verbose, interrupts)
+                ended_well = _run(experiment, resume, restore, verbose, interrupts, waiting)
             except KeyboardInterrupt:
                 interrupts.received = True
             if interrupts.received:
@@ -179,7 +185,22 @@ def _train(
         raise typer.Exit(1)
 
 
-def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, interrupts: Any) -> bool:
+@contextmanager
+def _waiting(dry_run: bool, verbose: bool) -> Iterator[Waiting]:
+    """Says what goes on, from before the libraries are imported, which takes ten seconds."""
+    terminal.may_rewrite = not verbose  # the workers print, too
+    waiting = Waiting(terminal)
+    if dry_run:  # what is printed may be piped
+        yield waiting
+        return
+    with waiting:
+        waiting.turn_to("loading the libraries")
+        yield waiting
+
+
+def _run(
+    experiment: Any, resume: bool, restore: Path | None, verbose: bool, interrupts: Any, waiting: Waiting
+) -> bool:  # fmt: skip
     """Runs one experiment through Tune; returns whether every trial ended well."""
     import ray
     from ray import tune
@@ -204,11 +225,13 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
         for line in make_resumable(folder_of(experiment)):
             terminal.say(line)
     metrics = MetricCheck(experiment.metrics, experiment.name)
-    options["callbacks"] += [ProgressLines(terminal, experiment.stop), metrics]
+    options["callbacks"] += [ProgressLines(terminal, experiment.stop, waiting=waiting), metrics]
     for name in ("ray.tune.tune", "ray.tune.experiment.trial"):
         logging.getLogger(name).addFilter(_is_news)
     try:
+        waiting.turn_to("starting Ray")
         start_ray(verbose)
+        waiting.turn_to("")
         interrupts.listen()
         check_resources(experiment, ray.cluster_resources())
         with watched(folder):
@@ -225,6 +248,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
             raise
         raise ExperimentError(metrics.problem) from None
     finally:
+        waiting.heed({})
         ray.shutdown()
     if interrupts.received:
         return False

@@ -21,8 +21,10 @@ NEEDS = {"TextArena": "textarena", "TauBench": "tau_bench", "Tau2Bench": "tau2"}
 @app.command("list")
 def list_environments() -> None:
     """Print the registered environments and the keys of their env_config."""
+    import rllib_nlac
     from rllib_nlac.envs import registry
 
+    rllib_nlac.load()
     rows = []
     for name, factory in sorted(registry.ENVIRONMENTS.items()):
         doc = (inspect.getdoc(factory) or "").split("\n\n")[0].replace("\n", " ").replace("``", "")
@@ -42,8 +44,10 @@ def play(
 ) -> None:
     """Play an episode in the terminal, seeing what an agent sees. An empty line ends a message, Ctrl-D the game."""
     with clear_errors():
+        import rllib_nlac
         from rllib_nlac.envs import registry
 
+        rllib_nlac.load()
         env = registry.make(name, mapping(config, "--config"))
         observation, info = env.reset(seed=seed, options={"task_id": task} if task is not None else None)
         if info.get("system_prompt"):
@@ -71,8 +75,10 @@ def check(
 ) -> None:
     """Put an environment through the contract; exits with 1 where it fails."""
     with clear_errors():
+        import rllib_nlac
         from rllib_nlac.envs import contract, registry
 
+        rllib_nlac.load()
         make = partial(registry.make, name, mapping(config, "--config"))
         make().close()
         failed = 0

@@ -11,7 +11,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from rllib_nlac.checkpoints.storage import StorageError
 from rllib_nlac.command.failures import lines_of, text_of, write_traceback
 from rllib_nlac.command.terminal import Terminal, terminal
 from rllib_nlac.inputs import plain_yaml
@@ -53,13 +52,15 @@ def clear_errors() -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort):
         raise
-    except StorageError as error:
-        terminal.say(f"Error: {error}", "red")
-        sys.exit(1)
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         terminal.say(f"Error: {error}", "red")
         sys.exit(2)
     except Exception as error:
+        from rllib_nlac.checkpoints.storage import StorageError  # too long to import before anything is printed
+
+        if isinstance(error, StorageError):
+            terminal.say(f"Error: {error}", "red")
+            sys.exit(1)
         text = text_of(error.__cause__ if isinstance(error, RunFailed) and error.__cause__ else error)
         terminal.say("Failed:", "red")
         for line in lines_of(text, write_traceback(text)):

@@ -11,6 +11,7 @@ import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+import rllib_nlac
 from rllib_nlac.algorithm.evaluation import success_metrics
 from rllib_nlac.algorithm.replay import LOGGED
 from rllib_nlac.checkpoints.checkpoint import is_ours, opened
@@ -18,6 +19,8 @@ from rllib_nlac.command.errors import running
 from rllib_nlac.command.ray import start_ray
 from rllib_nlac.command.terminal import Terminal, pairs
 from rllib_nlac.sampling.env_runner import TextEnvRunner
+
+rllib_nlac.load()  # what a checkpoint names is looked up
 
 MAX_RENDERED = 10
 

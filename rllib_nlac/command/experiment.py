@@ -19,7 +19,7 @@ from ray.rllib.algorithms.registry import ALGORITHMS
 from ray.tune import CheckpointConfig
 from ray.tune.registry import get_trainable_cls
 
-import rllib_nlac  # noqa: F401 - registers NLAC and the environments
+import rllib_nlac
 from rllib_nlac import algorithms
 from rllib_nlac.command import search
 from rllib_nlac.command.search import ExperimentError
@@ -27,6 +27,8 @@ from rllib_nlac.command.tune_keys import check_metrics, check_stop, check_tune_k
 from rllib_nlac.envs import registry
 from rllib_nlac.inputs import plain_yaml
 from rllib_nlac.names import unknown_key
+
+rllib_nlac.load()  # registers NLAC and the environments
 
 # Keys beside ``config``; those of the second line go to Tune, the plain ones as they stand.
 OWN_KEYS = {"run", "env", "config"}

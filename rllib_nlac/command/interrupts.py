@@ -50,6 +50,7 @@ class Interrupts:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.received:
+            self._terminal.status("")
             for child in psutil.Process().children(recursive=True):  # Ray's agents outlive their parent by a minute
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()

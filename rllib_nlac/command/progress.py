@@ -11,6 +11,7 @@ from ray.tune import Callback
 
 from rllib_nlac.algorithm.notices import NOTICES
 from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.command.waiting import Waiting
 
 COLUMNS = {
     "iter": 4,
@@ -24,6 +25,7 @@ COLUMNS = {
     "seconds": 7,
     "left": 6,
 }
+GOES_ON = ("PENDING", "RUNNING")  # a trial whose process starts is still pending
 
 
 class ProgressLines(Callback):
@@ -33,17 +35,26 @@ class ProgressLines(Callback):
         terminal: Where to print.
         stop: The stop criteria, for the time left.
         iterations_between_headers: The header is repeated that often.
+        waiting: Says what goes on between the lines.
     """
 
-    def __init__(self, terminal: Terminal, stop: Mapping[str, Any], iterations_between_headers: int = 30) -> None:
+    def __init__(
+        self, terminal: Terminal, stop: Mapping[str, Any], iterations_between_headers: int = 30, waiting: Waiting | None = None
+    ) -> None:
         self._terminal = terminal
+        self._waiting = waiting
         self._stop = stop
         self._every = iterations_between_headers
         self._lines = 0
         self._started: dict[str, tuple[float, float]] = {}
 
+    def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
+        """Tune calls a trial started when its process is there and has built everything; what it does until then is news."""
+        if self._waiting is not None:
+            self._waiting.heed({_folder(trial): trial.trial_id[-5:] for trial in trials if trial.status in GOES_ON})
+
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._terminal.say(f"{trial} starts (half a minute on a laptop) ...", "bold")
+        self._terminal.say(f"{trial} starts", "bold")
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         if self._lines % self._every == 0:
@@ -83,6 +94,11 @@ class ProgressLines(Callback):
         else:
             seconds = (now - first_time) * (1.0 - share) / (share - first_share)
         return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
+def _folder(trial: Any) -> str:
+    """The name of a trial's folder, which its process knows, too."""
+    return str(trial.storage.trial_dir_name)
 
 
 def read_result(result: Mapping[str, Any]) -> dict[str, Any]:

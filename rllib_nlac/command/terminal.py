@@ -8,15 +8,21 @@ is shown as an escape.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 _PLAIN = "\n\t\u200c\u200d"  # of the characters below, those that some scripts and emoji are written with
+QUIET_S = 10.0  # where nothing can be rewritten, what goes on is printed after so long a silence
+_ERASE = "\r\x1b[2K"
 _CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats such as the bidirectional ones, surrogates, separators
 
 
@@ -32,7 +38,7 @@ def _escaped(character: str) -> str:
 
 
 class Terminal:
-    """Prints plain texts and small tables.
+    """Prints plain texts and small tables, and below them one line that is rewritten, where the terminal can do that.
 
     Args:
         stderr: Whether to the standard error, in place of the standard output.
@@ -40,6 +46,10 @@ class Terminal:
 
     def __init__(self, stderr: bool = False) -> None:
         self._console = Console(stderr=stderr)
+        self._lock = threading.RLock()
+        self._line = ""  # that is rewritten, as it stands there
+        self._printed = time.monotonic()
+        self.may_rewrite = True  # False where others print, too, as workers do with --verbose
 
     def say(self, text: object = "", style: str = "") -> None:
         """Prints a text as it is, in lines as long as they are.
@@ -48,11 +58,53 @@ class Terminal:
             text: Anything; what is no text is printed as ``str`` has it.
             style: One of rich's, as "red" or "bold".
         """
-        self._console.print(self._text(text, style), soft_wrap=True, highlight=False)
+        with self.aside():
+            self._console.print(self._text(text, style), soft_wrap=True, highlight=False)
+
+    def status(self, text: str, is_news: bool = False) -> None:
+        """Shows what goes on: in the last line, which is rewritten, or in a line of its own where that cannot be.
+
+        Args:
+            text: What goes on; empty where nothing does.
+            is_news: Whether it is worth a line of its own at once; else one is printed when nothing was for ten seconds.
+        """
+        with self._lock:
+            if self.rewrites:
+                self._rewrite(text)
+            elif text and (is_news or time.monotonic() - self._printed > QUIET_S):
+                self.say(text, "dim")
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether there is a person before it, and not a file or a pipe."""
+        isatty = getattr(self._console.file, "isatty", None)
+        return self.may_rewrite and isatty is not None and bool(isatty()) and not self._console.is_dumb_terminal
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within it others may print: the line that is rewritten stands below what they did."""
+        with self._lock:
+            line = self._line
+            self._rewrite("")
+            try:
+                yield
+            finally:
+                self._printed = time.monotonic()
+                self._rewrite(line)
+
+    def _rewrite(self, text: str) -> None:
+        line = " ".join(visible(text, self._console.encoding).split())
+        width = max(self._console.width - 1, 0)
+        line = line if cell_len(line) <= width else set_cell_size(line, width).rstrip()
+        if line != self._line:
+            self._console.file.write(f"{_ERASE}{line}\r")  # what another prints begins at its beginning
+            self._console.file.flush()
+            self._line = line
 
     def rule(self, title: str) -> None:
         """Prints a line with a title in it."""
-        self._console.rule(self._text(title))
+        with self.aside():
+            self._console.rule(self._text(title))
 
     def rows(self, rows: Sequence[Sequence[str]], head: Sequence[str] = (), title: str = "") -> None:
         """Prints a table: with a head it has no lines, without it is a box with a title."""
@@ -64,7 +116,8 @@ class Terminal:
             table = Table(title=self._text(title) if title else None, show_header=False)
         for row in rows:
             table.add_row(*map(self._text, row))
-        self._console.print(table)
+        with self.aside():
+            self._console.print(table)
 
     def _text(self, text: object, style: str = "") -> Text:
         return Text(visible(str(text), self._console.encoding), style=style)
@@ -75,6 +128,19 @@ class VisibleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
+
+
+class VisibleHandler(logging.StreamHandler):
+    """Logs to the standard error, above the line that a terminal rewrites."""
+
+    def __init__(self, beside: Terminal) -> None:
+        super().__init__()
+        self._beside = beside
+        self.setFormatter(VisibleFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._beside.aside():
+            super().emit(record)
 
 
 terminal = Terminal()

@@ -79,5 +79,5 @@ class EndpointEngine:
         except EndpointError as error:
             raise EngineError(str(error)) from None
         ids = self._chat.encode(readable(answer.text)[0])
-        logprobs = np.full(len(ids), np.nan, np.float32)
+        logprobs = np.full(len(ids) if request.logprobs else 0, np.nan, np.float32)
         return Generation(request.prompt_ids, ids, logprobs, answer.finished, weight_version=0)

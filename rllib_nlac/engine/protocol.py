@@ -19,7 +19,7 @@ class WeightsMissing(EngineError):
 
 
 class Engine(Protocol):
-    """Token prompts in, sampled ids with their log-probabilities and weight version out.
+    """Token prompts in, sampled ids with their weight version out, and with their log-probabilities where they are wanted.
 
     Attributes:
         num_restarts: How often a lost engine has been found to have started again.

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from rllib_nlac.activity import ANSWERS, activity
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
@@ -118,7 +119,9 @@ class VLLMEngine:
         order = {ticket: place for place, ticket in enumerate(self._enqueue(requests))}
         answers: list[Generation | None] = [None] * len(requests)
         while any(answer is None for answer in answers):
-            for ticket, generation in self.poll():
+            finished = self.poll()
+            activity.advance(ANSWERS, len(finished))
+            for ticket, generation in finished:
                 answers[order[ticket]] = generation
         return [answer for answer in answers if answer is not None]
 
@@ -215,7 +218,7 @@ class VLLMEngine:
                 top_p=request.top_p,
                 seed=request.seed,
                 stop_token_ids=self._end_ids,
-                logprobs=0,
+                logprobs=0 if request.logprobs else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
@@ -231,7 +234,8 @@ class VLLMEngine:
         assert self._serving is not None  # no request is taken else
         answer = output.outputs[0]
         ids = tuple(answer.token_ids)
-        logprobs = np.array([place[token].logprob for place, token in zip(answer.logprobs or [], ids, strict=True)], np.float32)
+        places = zip(answer.logprobs or [], ids, strict=True) if request.logprobs else ()
+        logprobs = np.array([place[token].logprob for place, token in places], np.float32)
         generation = Generation(
             prompt_ids=request.prompt_ids,
             token_ids=ids,

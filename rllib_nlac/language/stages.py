@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from rllib_nlac.activity import ANSWERS, activity
 from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language import backup, critique, reasoning, refine
@@ -424,12 +425,15 @@ class LanguageStages:
                     else:  # a stage asks equally many prompts, k futures for example, of each of its items in turn
                         item, place_of_item = divmod(place, len(ask.prompts) // len(item_seeds))
                         seed = hash_seed(item_seeds[item], number, place_of_item)
-                    requests.append(Request(ids, sampling.max_tokens, sampling.temperature, sampling.top_p, seed))
+                    limits = (sampling.max_tokens, sampling.temperature, sampling.top_p)
+                    requests.append(Request(ids, *limits, seed, logprobs=False))
                     places.append((part, place))
             if not requests:
                 continue
             report.calls += 1
-            for (part, place), generation in zip(places, self.engine.generate(requests, weights), strict=True):
+            with activity.stage(f"wave {number}", len(requests), ANSWERS):
+                generations = self.engine.generate(requests, weights)
+            for (part, place), generation in zip(places, generations, strict=True):
                 answers[part][place] = (generation, self.chat.decode(generation.token_ids))
                 report.tokens[name] += len(generation.token_ids)
         report.seconds[name] = time.perf_counter() - started

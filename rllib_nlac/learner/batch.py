@@ -123,7 +123,8 @@ def turn_sequences(episode: SingleAgentEpisode, advantage: float = 0.0) -> list[
     for t, g in enumerate(generations):
         if g.token_ids:
             share, origin = len(g.token_ids) / tokens, f"episode {episode.id_}, turn {t}"
-            sequences.append(TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, share, advantage, g.logprobs, origin))
+            logprobs = g.sampled_logprobs
+            sequences.append(TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, share, advantage, logprobs, origin))
     return sequences
 
 

@@ -14,6 +14,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 
+from rllib_nlac.activity import STEPS, activity
 from rllib_nlac.learner.batch import CRITIC, POLICY, micro_batches
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
 from rllib_nlac.learner.losses import answer_logprobs, refinement_loss, successor_loss
@@ -66,6 +67,7 @@ class LanguageLearner(TorchLearner):
         for minibatch in rows["minibatch"].unique().tolist():
             members = (rows["minibatch"] == minibatch).nonzero().squeeze(-1)
             steps.append(self._gradient_step(rows, members, losses))
+            activity.advance(STEPS)
             norms[members.cpu()] = steps[-1]
         self._log(rows, losses, norms, steps, time.perf_counter() - started)
         done = norms.isfinite()

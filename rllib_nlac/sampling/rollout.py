@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_nlac.activity import EPISODES, activity
 from rllib_nlac.sampling.env_threads import EnvThreads, Job
 from rllib_nlac.sampling.slot import Outcome, Slot, Start
 from rllib_nlac.types import Generation
@@ -122,5 +123,6 @@ class Rollout:
         """An episode is over, or lost and another takes its place."""
         if slot.episode is not None:
             self._done.append(slot.episode)
+            activity.advance(EPISODES)
         elif self._replace_lost:
             self._begun -= 1

@@ -1,0 +1,115 @@
+"""What a process does at the moment and how far it has come, for the person who waits for it.
+
+A trial says it through Ray's key-value store, which every process of a cluster can reach: one small message a second at most,
+sent by a thread of its own, so that an iteration never waits for it. What cannot be sent is not worth a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+
+INTERVAL_S = 0.5
+ANSWERS, EPISODES, STEPS = "answers", "episodes", "gradient steps"
+
+
+@dataclass(frozen=True)
+class Doing:
+    """One stage.
+
+    Attributes:
+        stage: What is done, as a person calls it; empty where nothing is known.
+        iteration: In which iteration; 0 is before the first.
+        done: So much of it.
+        total: Of so much; 0 where that is not known.
+        unit: What is counted.
+    """
+
+    stage: str = ""
+    iteration: int = 0
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+
+    def __str__(self) -> str:
+        """As a person reads it."""
+        where = f"iteration {self.iteration}: " if self.iteration else ""
+        count = f"{self.done} of {self.total} {self.unit}" if self.total else f"{self.done} {self.unit}" if self.done else ""
+        return f"{where}{self.stage}{', ' if count else ''}{count}"
+
+
+class Activity:
+    """What this process does. Cheap enough to be told of every answer of an engine."""
+
+    def __init__(self) -> None:
+        self.now = Doing()
+        self._ended: threading.Event | None = None
+
+    def turn_to(self, stage: str, total: int = 0, unit: str = "", iteration: int | None = None) -> None:
+        """Begins a stage, in the iteration of the last one unless another is given."""
+        self.now = Doing(stage, self.now.iteration if iteration is None else iteration, 0, total, unit)
+
+    @contextlib.contextmanager
+    def stage(self, stage: str, total: int = 0, unit: str = "") -> Iterator[None]:
+        """A stage within another, which goes on afterwards."""
+        before = self.now
+        self.turn_to(stage, total, unit)
+        try:
+            yield
+        finally:
+            self.now = before
+
+    def advance(self, unit: str, count: int = 1) -> None:
+        """So many more are done; a stage that counts something else takes no notice."""
+        if self.now.unit == unit:
+            self.now = replace(self.now, done=self.now.done + count)
+
+    def publish(self, send: Callable[[Doing], None]) -> None:
+        """Sends what changes from now on, in a thread; it ends where something cannot be sent."""
+        self.withdraw()
+        self._ended = ended = threading.Event()
+
+        def work() -> None:
+            last = None
+            with contextlib.suppress(Exception):
+                while not ended.is_set():
+                    if (now := self.now) != last:
+                        send(now)
+                        last = now
+                    ended.wait(INTERVAL_S)
+
+        threading.Thread(target=work, name="activity", daemon=True).start()
+
+    def withdraw(self) -> None:
+        """Sends nothing any more."""
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
+
+
+activity = Activity()
+
+
+def publish_to_ray(trial: str) -> None:
+    """Lets the driver read what this process does, under the name of a trial's folder."""
+    from ray.experimental import internal_kv
+
+    activity.publish(lambda doing: internal_kv._internal_kv_put(_key(trial), json.dumps(asdict(doing))))
+
+
+def read_from_ray(trial: str) -> Doing | None:
+    """What a trial's process said last; None where it said nothing that can be read."""
+    from ray.experimental import internal_kv
+
+    with contextlib.suppress(Exception):
+        said = json.loads(internal_kv._internal_kv_get(_key(trial)))
+        iteration, done, total = (int(said[name]) for name in ("iteration", "done", "total"))
+        return Doing(str(said["stage"]), iteration, done, total, str(said["unit"]))
+    return None
+
+
+def _key(trial: str) -> str:
+    return f"rllib_nlac:activity:{trial}"
