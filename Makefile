@@ -9,12 +9,13 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint bench compare clean
+.PHONY: help install quickstart test lint mutants bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, which takes less memory)"
 	@echo "make lint        ruff and mypy"
+	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
 	@echo "make bench       figures of the engine, its weights, the learner and the environments"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
@@ -43,6 +44,9 @@ test: $(INSTALLED)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+mutants: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.mutants --jobs $(JOBS)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.engine

@@ -12,7 +12,8 @@ TEST = ["pytest>=8", "pytest-timeout>=2", "pytest-xdist>=3.8", "hypothesis>=6"]
 TUNE = ["optuna>=4.5,<5"]
 MATH = ["math-verify>=0.9,<0.10"]
 TEXTARENA = ["textarena>=0.7.4,<0.8"]
-DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
+MUTANTS = ["mutmut>=3.8,<3.9", "libcst>=1.9", "coverage>=7.17"]
+DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, *MUTANTS, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
 
 setup(
     name="rllib_nlac",

@@ -16,6 +16,7 @@ import os
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COVERAGE_CORE": "ctrace"}
 
 import argparse
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -125,10 +126,8 @@ class Child:
 
     def result(self) -> Any:
         """What the work gave, None where it ended otherwise; the folder and processes that it left are gone afterwards."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         try:
             return json.loads((self.folder / "result.json").read_text())
         except (OSError, ValueError):
