@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -322,6 +323,35 @@ class TestGradient:
         assert int(results["num_tokens_trained"].peek()) == sum(
             len(s.prompt_ids) + len(s.answer_ids) for part in parts for s in part
         )
+
+    def test_of_several_updates_the_latest_means_and_the_sum_of_what_was_done_are_reported(self, learner_of):
+        learner = learner_of(NLACConfig, lr=10.0)
+        parts, means, norms, elapsed = [sequences_of_both_roles(3 + i, seed=i) for i in range(3)], [], [], []
+        for part in parts:
+            critic = [float(nll(learner, s)) for s in part if s.role == CRITIC]
+            norms.append(float(expected_gradient(learner, nll, part).norm()))
+            means.append(np.mean(critic))
+            started = time.perf_counter()
+            results = update(learner, part)
+            elapsed.append(time.perf_counter() - started)
+        assert float(results["critic_loss"].peek()) == pytest.approx(means[-1], rel=1e-4)
+        assert float(results["gradient_norm"].peek()) == pytest.approx(norms[-1], rel=1e-4)
+        assert len({round(m, 3) for m in means}) == len({round(n, 3) for n in norms}) == 3
+        tokens = [sum(len(s.prompt_ids) + len(s.answer_ids) for s in part) for part in parts]
+        seconds = tokens[-1] / float(results["tokens_per_s"].peek())
+        assert 0 < seconds <= elapsed[-1]
+        assert int(results["num_tokens_trained"].peek()) == sum(tokens)
+        assert int(results["num_gradient_steps"].peek()) == 3 and int(results["num_stopped_steps"].peek()) == 0
+
+    def test_no_more_passes_are_made_than_there_are_micro_batches_and_none_keeps_a_cache(self, learner_of):
+        """Keys and values of a cache would be held until the backward pass."""
+        learner, outputs = learner_of(NLACConfig, max_tokens_per_micro_batch=20), []
+        learner.lm.register_forward_hook(lambda module, given, output: outputs.append(output))
+        sequences = sequences_of_both_roles()
+        lengths = torch.tensor([len(s.prompt_ids) + len(s.answer_ids) for s in sequences])
+        update(learner, sequences)
+        assert len(outputs) == len(list(micro_batches(lengths, torch.arange(len(sequences)), 20))) > 1
+        assert all(output.past_key_values is None for output in outputs)
 
     def test_the_gradient_is_clipped_as_a_whole(self, learner_of):
         free, clipped = learner_of(NLACConfig), learner_of(NLACConfig, grad_clip=0.01)
