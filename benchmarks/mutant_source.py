@@ -1,7 +1,8 @@
 """Mutants of a module: each changes one place of a function's body. The operators are mutmut's, and one of our own.
 
-Not mutated are strings, annotations, decorators, ``raise``, ``assert`` and what is logged: what a message says is no rule of
-the algorithm. mutmut's replacement of arguments by None is left out, too: nearly all of these die of a TypeError.
+Not mutated are strings, annotations, decorators, what is logged, and what only asserts (``raise``, ``assert``, the ``strict``
+of ``zip``): what a message says is no rule of the algorithm, and no test breaks an assertion that always holds. mutmut's
+replacement of arguments by None is left out, too: nearly all of these die of a TypeError.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def fewer_arguments(operator: Callable) -> Callable:
 
     def fewer(node: cst.Call) -> Iterator[cst.Call]:
         for new in operator(node):
-            if len(new.args) < len(node.args):
+            dropped = [arg for arg in node.args if arg not in new.args]
+            if len(dropped) == 1 and len(new.args) < len(node.args) and not is_strict(dropped[0]):
                 last = new.args[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
                 yield new.with_changes(args=[*new.args[:-1], last])
 
@@ -83,7 +85,7 @@ class Places(cst.CSTVisitor):
         """Collects the mutants of a node; says whether its children are looked at."""
         if isinstance(node, UNTOUCHED) and not isinstance(node, cst.FormattedString):
             return False
-        if isinstance(node, cst.Call) and is_logging(node):
+        if (isinstance(node, cst.Call) and is_logging(node)) or (isinstance(node, cst.Arg) and is_strict(node)):
             return False
         if isinstance(node, cst.FunctionDef):
             self._functions += 1
@@ -107,6 +109,10 @@ class Places(cst.CSTVisitor):
 
 def is_logging(call: cst.Call) -> bool:
     return isinstance(call.func, cst.Attribute) and isinstance(call.func.value, cst.Name) and call.func.value.value == "logger"
+
+
+def is_strict(argument: cst.Arg) -> bool:
+    return argument.keyword is not None and argument.keyword.value == "strict"
 
 
 def drawn(source: str, seed: str) -> Iterator[Mutant]:

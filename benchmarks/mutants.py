@@ -244,7 +244,7 @@ def mutant_run(module: str, mutant: Mutant, tests: list[str]) -> dict[str, Any]:
 def clean_runs(files: list[str], jobs: int) -> dict[str, Any]:
     """The runs without changes of some test files, those that are known from the cache."""
     CACHE.mkdir(exist_ok=True)
-    sources = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "tests").glob("[!t]*.py")), Path(__file__)]
+    sources = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "tests").glob("[!t]*.py"))]
     common = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     runs: dict[str, Any] = {}
     running: dict[str, tuple[Child, Path]] = {}

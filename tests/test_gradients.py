@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro import GRADIENT, VOCABULARY, build_learner, gradient_of, parameters_of, played, save_micro_model, update
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac import NLACConfig
 from rllib_nlac import metrics as metrics_module
@@ -324,24 +325,26 @@ class TestGradient:
             len(s.prompt_ids) + len(s.answer_ids) for part in parts for s in part
         )
 
-    def test_of_several_updates_the_latest_means_and_the_sum_of_what_was_done_are_reported(self, learner_of):
-        learner = learner_of(NLACConfig, lr=10.0)
-        parts, means, norms, elapsed = [sequences_of_both_roles(3 + i, seed=i) for i in range(3)], [], [], []
-        for part in parts:
-            critic = [float(nll(learner, s)) for s in part if s.role == CRITIC]
-            norms.append(float(expected_gradient(learner, nll, part).norm()))
-            means.append(np.mean(critic))
+    def test_each_update_reports_its_own_means_and_sums(self, learner_of):
+        """As they reach a run's result, which holds nothing of the updates before: fails with a running average."""
+        learner, whole = learner_of(NLACConfig, lr=10.0), MetricsLogger(root=True)
+        for i in range(3):
+            part = sequences_of_both_roles(3 + i, seed=i)
+            losses = {role: [float(nll(learner, s)) for s in part if s.role == role] for role in (CRITIC, POLICY)}
+            norm = float(expected_gradient(learner, nll, part).norm())
             started = time.perf_counter()
-            results = update(learner, part)
-            elapsed.append(time.perf_counter() - started)
-        assert float(results["critic_loss"].peek()) == pytest.approx(means[-1], rel=1e-4)
-        assert float(results["gradient_norm"].peek()) == pytest.approx(norms[-1], rel=1e-4)
-        assert len({round(m, 3) for m in means}) == len({round(n, 3) for n in norms}) == 3
-        tokens = [sum(len(s.prompt_ids) + len(s.answer_ids) for s in part) for part in parts]
-        seconds = tokens[-1] / float(results["tokens_per_s"].peek())
-        assert 0 < seconds <= elapsed[-1]
-        assert int(results["num_tokens_trained"].peek()) == sum(tokens)
-        assert int(results["num_gradient_steps"].peek()) == 3 and int(results["num_stopped_steps"].peek()) == 0
+            whole.aggregate([update(learner, part)])
+            elapsed = time.perf_counter() - started
+            results, tokens = whole.reduce(), sum(len(s.prompt_ids) + len(s.answer_ids) for s in part)
+            assert float(results["critic_loss"]) == pytest.approx(np.mean(losses[CRITIC]), rel=1e-4)
+            assert float(results["policy_loss"]) == pytest.approx(np.mean(losses[POLICY]), rel=1e-4)
+            assert float(results["gradient_norm"]) == pytest.approx(norm, rel=1e-4)
+            assert (results["num_tokens_trained"], results["num_gradient_steps"], results["num_stopped_steps"]) == (
+                tokens,
+                1,
+                0,
+            )
+            assert 0 < tokens / float(results["tokens_per_s"]) <= elapsed
 
     def test_no_more_passes_are_made_than_there_are_micro_batches_and_none_keeps_a_cache(self, learner_of):
         """Keys and values of a cache would be held until the backward pass."""

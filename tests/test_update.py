@@ -95,6 +95,7 @@ class TestSequences:
             assert s.minibatch == i // 4 and s.weight == pytest.approx(coefficient * sample.weights[i] / size, rel=1e-6)
             assert s.prompt_ids == ((60, i) if role == CRITIC else (50, i))
             assert s.answer_ids == ((200 + i, 201) if role == CRITIC else (300 + i,))
+            assert s.origin == f"transition {i}"  # messages about a step that was stopped name it
 
     def test_a_minibatch_weighs_its_refinements_relative_to_each_other(self, make):
         """Rejected ones count little beside accepted ones; where there are no others they count in full."""
