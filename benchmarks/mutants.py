@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 
-os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COVERAGE_CORE": "ctrace"}
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COVERAGE_CORE": "ctrace", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 import argparse
 import contextlib
 import ctypes
+import gc
 import hashlib
 import importlib.util
 import json
@@ -79,7 +80,8 @@ PARTS: dict[str, list[str]] = {
     "baselines/self_distillation": _BASELINES,
 }  # fmt: skip
 
-ARGUMENTS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--durations=0", "--tb=line", "--no-header"]
+PLUGINS = ["no:cacheprovider", "pytest_timeout", "_hypothesis_pytestplugin"]
+ARGUMENTS = ["-q", "--tb=line", "--durations=0", *(part for plugin in PLUGINS for part in ("-p", plugin))]
 
 
 class Child:
@@ -206,14 +208,18 @@ def preload() -> None:
     """What all children need and is slow to import, but nothing of the package itself."""
     import deepspeed  # noqa: F401
     import hypothesis
+    import scipy.stats
     import transformers
+    import typer  # noqa: F401
     from ray.rllib.algorithms.appo import APPO  # noqa: F401
     from ray.rllib.algorithms.ppo import PPO  # noqa: F401
 
-    _ = transformers.AutoTokenizer, transformers.AutoModelForCausalLM
+    _ = scipy.stats, transformers.AutoTokenizer, transformers.AutoModelForCausalLM, transformers.Qwen2ForCausalLM
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
     hypothesis.settings.load_profile("mutants")
+    gc.collect()
+    gc.freeze()  # children need not look through all this
 
 
 def clean_run(test_file: str) -> dict[str, Any]:
@@ -221,8 +227,7 @@ def clean_run(test_file: str) -> dict[str, Any]:
     measured = coverage.Coverage(data_file=None, config_file=False, include=[f"{PACKAGE}/*"], concurrency="thread")
     recorder = Recorder(measured)
     measured.start()
-    arguments = [a for a in ARGUMENTS if a != "-x"]
-    pytest.main([*arguments, f"--timeout={CLEAN_LIMIT_S}", f"tests/{test_file}.py"], plugins=[recorder])
+    pytest.main([*ARGUMENTS, f"--timeout={CLEAN_LIMIT_S}", f"tests/{test_file}.py"], plugins=[recorder])
     measured.stop()
     data = measured.get_data()
     lines = {}
@@ -238,7 +243,7 @@ def mutant_run(module: str, mutant: Mutant, tests: list[str]) -> dict[str, Any]:
     path = PACKAGE / f"{module}.py"
     sys.meta_path.insert(0, Changed(f"rllib_nlac.{module.replace('/', '.')}", path, mutant.source))
     killer = Killer()
-    return {"code": int(pytest.main([*ARGUMENTS, *tests], plugins=[killer])), "error": killer.error}
+    return {"code": int(pytest.main([*ARGUMENTS, "-x", *tests], plugins=[killer])), "error": killer.error}
 
 
 def clean_runs(files: list[str], jobs: int) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import SETTINGS, YES, script, transition
 
 from rllib_nlac.language.stages import Ask, LanguageStages, StageReport
 from rllib_nlac.sampling.chat import Chat
-from rllib_nlac.types import Message, Weights
+from rllib_nlac.types import Generation, Message, Weights
 
 
 @pytest.fixture()
@@ -180,3 +181,15 @@ def test_prompts_leave_room_for_their_answers(chat):
         stages = LanguageStages(ScriptedEngine(tight, lambda p, w: "Future: x"), tight, lambda env: None, SETTINGS)
         ((answer,),) = stages.drive(report := StageReport(), stage())
         assert (answer is not None) is fits and report.counts["prompt_too_long"] == (not fits)
+
+
+def test_of_each_role_the_first_answer_that_did_not_parse_is_shown_and_all_are_counted(make):
+    bad = {"future": "no label", "critique": "Optimal: hm", "target": "neither", "refinement": ""}
+    report = StageReport()
+    for role, text in bad.items():
+        whole, cut = (Generation((1,), (2,), np.zeros(1, np.float32), finished, 0) for finished in (True, False))
+        last = cut if role == "target" else whole
+        report.note(role, [(whole, "fine"), None, (whole, text), (last, "another")], ["parsed", None, None, None])
+    assert report.examples == bad
+    assert report.answered == dict.fromkeys(bad, 3) and report.unparsed == dict.fromkeys(bad, 2)
+    assert report.cut_off == {**dict.fromkeys(bad, 0), "target": 1}
