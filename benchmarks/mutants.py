@@ -81,7 +81,7 @@ PARTS: dict[str, list[str]] = {
 }  # fmt: skip
 
 PLUGINS = ["no:cacheprovider", "pytest_timeout", "_hypothesis_pytestplugin"]
-ARGUMENTS = ["-q", "--tb=line", "--durations=0", *(part for plugin in PLUGINS for part in ("-p", plugin))]
+ARGUMENTS = ["-q", "--assert=plain", "--tb=line", "--durations=0", *(part for plugin in PLUGINS for part in ("-p", plugin))]
 
 
 class Child:
@@ -337,6 +337,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="print each mutant's fate")
     args = parser.parse_args()
     os.chdir(ROOT)
+    sys.dont_write_bytecode = False  # each child would compile everything
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     equivalents = {(e["part"], e["was"], e["now"]): e["why"] for e in yaml.safe_load(EQUIVALENTS.read_text()) or []}
     started = time.monotonic()
