@@ -264,3 +264,15 @@ def test_permuted_futures_leave_out_who_has_none(chat, compact):
     assert [bool(f) for f in seen] == [bool(f) for f in futures]
     assert sorted(map(repr, seen)) == sorted(map(repr, futures)) and seen != futures
     assert evaluator_input([(), ()], "permuted", np.random.default_rng(0)) == [(), ()]
+
+
+def test_without_futures_each_evaluator_is_told_of_failure(chat, compact):
+    from rllib_nlac.language.critique import NOTHING_KNOWN, evaluator_input, predicts_success
+    from rllib_nlac.types import Future
+
+    futures = [(Future("a", True), Future("b", True)), (), (Future("c", False),)]
+    assert evaluator_input(futures, "constant", np.random.default_rng(0)) == [(NOTHING_KNOWN,)] * 3
+    assert not predicts_success((NOTHING_KNOWN,)) and not predicts_success(())
+    engine = run(chat, compact, NLACConfig().training(critic_input="constant"))
+    judged = [p for _, prompts in engine.calls for p in prompts if role_of(p) == "critique"]
+    assert len(judged) == 2 and all("FAILURE" in p.rsplit("Evaluate.", 1)[1] for p in judged)
