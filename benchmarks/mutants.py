@@ -286,12 +286,16 @@ def tests_of(module: str, lines: tuple[int, int], runs: dict[str, Any]) -> dict[
         for test in {test for line in range(lines[0], lines[1] + 1) for test in of_module.get(str(line), ())}:
             if test not in runs[file]["failed"] and runs[file]["seconds"][test] <= SLOW_S:
                 chosen[test] = runs[file]["seconds"][test]
+    median = sorted(chosen.values())[len(chosen) // 2] if chosen else 0.0
     of_file: dict[str, float] = defaultdict(float)
     for test, seconds in chosen.items():
         of_file[test.partition("::")[0]] += seconds
-    return dict(
-        sorted(chosen.items(), key=lambda test: (of_file[test[0].partition("::")[0]], test[0].partition("::")[0], test[1]))
-    )
+
+    def order(test: str) -> tuple:  # the faster half first: most mutants do not outlive it
+        file = test.partition("::")[0]
+        return chosen[test] > median, of_file[file], file, chosen[test]
+
+    return {test: chosen[test] for test in sorted(chosen, key=order)}
 
 
 def judge(module: str, args: argparse.Namespace, runs: dict[str, Any]) -> list[tuple[Mutant, str, str]]:
