@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -272,6 +273,7 @@ class TestRolloutCritics:
         )
         for s in sequences:
             assert s.answer_ids == (30, 31)
+            assert re.fullmatch(r"turn [0-2] of a rollout" if s.role == CRITIC else r"turn [12] of a judged episode", s.origin)
             assert s.prompt_ids in (((2, 3, 4, 5), (2, 3, 4, 5, 6)) if s.role == POLICY else ((9, 1), (9, 3), (9, 5)))
 
     def test_a_coefficient_of_0_switches_off(self):
