@@ -39,7 +39,8 @@ class Metrics:
     def __init__(self) -> None:
         self.logged: dict = {}
 
-    def log_value(self, name, value, **_) -> None:
+    def log_value(self, name, value, *, window) -> None:
+        assert window == 1  # each iteration's own value, no running average
         self.logged[name] = value
 
 
@@ -135,6 +136,11 @@ class TestGRPO:
         assert group_advantages(np.array([0.0, 1e-6]), True).tolist() == pytest.approx([-1.0, 1.0])
         assert has_spread(np.array([0.0, 1e-6])) and has_spread(np.array([-5.0, 5.0]))
 
+    @pytest.mark.parametrize(("level", "rounding"), [(0.0, 1e-10), (0.5, 1e-10), (1.0, 1e-10), (-1e4, 1e-6)])
+    def test_what_counts_as_rounding_grows_with_the_returns(self, level, rounding):
+        assert has_spread(np.array([level, level + 1.1 * rounding, level]))
+        assert not has_spread(np.array([level, level + 0.9 * rounding, level]))
+
     def test_advantages_in_closed_form(self):
         """By the deviation of the group itself, not of a population that it were drawn from."""
         returns = np.array([1.0, 0.0, 0.0, 0.0])
@@ -211,6 +217,9 @@ class TestRFT:
         ]  # fmt: skip
         assert {(s.role, s.scalar) for s in sequences} == {(POLICY, 0.0)} and a.metrics.logged["accepted_rate"] == 0.5
         assert RFT.training_sequences(a, []) == [] and a.metrics.logged["accepted_rate"] == 0.0
+
+    def test_by_default_success_is_imitated_and_nothing_kept(self):
+        assert RFTConfig().min_return is None and RFTConfig().pool_size == 0
 
     def test_a_least_return(self):
         a = fake(min_return=0.5)
@@ -399,6 +408,14 @@ class TestNLQL:
         config = NLQLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
         with pytest.raises(ValueError, match="num_candidates is 1 and must be at least 2"):
             config.training(num_candidates=1).validate()
+
+    def test_what_speaks_of_stored_actions_is_refused(self):
+        config = NLQLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
+        config.copy(copy_frozen=False).validate()
+        with pytest.raises(ValueError, match="critic_input is 'backed_up' and speaks of stored actions"):
+            config.copy(copy_frozen=False).training(critic_input="backed_up").validate()
+        with pytest.raises(ValueError, match="self_imitation is True and imitates stored actions"):
+            config.copy(copy_frozen=False).training(self_imitation=True).validate()
 
     def test_the_value_is_the_verdict_and_then_the_share_of_successes(self):
         assert value_of(YES, (BAD,)) == 2.0 and value_of(NO, (GOOD,)) == 1.0

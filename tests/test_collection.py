@@ -108,6 +108,13 @@ def test_by_steps_whole_episodes_are_played_until_there_are_enough(make, steps):
     assert sum(lengths) >= steps > sum(lengths[:-1]) and all(episode.is_done for episode in episodes)
 
 
+def test_where_the_last_step_ends_an_episode_no_further_one_begins(make):
+    lengths = [len(episode) for episode in make(num_envs_per_env_runner=1).sample(num_episodes=6)]
+    for count in range(1, 7):
+        episodes = make(num_envs_per_env_runner=1).sample(num_timesteps=sum(lengths[:count]))
+        assert [len(episode) for episode in episodes] == lengths[:count]
+
+
 @pytest.mark.parametrize(("wanted", "fragment", "count"), [(5, 8, 5), (None, 8, None)])
 def test_without_a_number_a_runner_plays_its_share_or_a_fragment_of_each_environment(make, wanted, fragment, count):
     runner = make(episodes_per_iteration=wanted, rollout_fragment_length=fragment)

@@ -140,6 +140,24 @@ class TestTarget:
                 together = torch.cat([target.state[name].flatten() for target in targets])
                 torch.testing.assert_close(together, torch.lerp(tensor, after[name], 0.3).flatten())
 
+    @pytest.mark.parametrize("num_shares", [1, 2, 3, 5])
+    def test_a_parameter_is_put_together_from_the_shares_of_all(self, num_shares, monkeypatch):
+        weights = {"m": torch.randn(3, 5).to(torch.bfloat16), "n": torch.randn(()), "v": torch.randn(4)}
+        targets = [TargetWeights([weights], 0.5, num_shares, rank) for rank in range(num_shares)]
+        for name, tensor in weights.items():
+
+            def all_gather(shares, own, name=name):
+                assert len(shares) == num_shares > 1
+                for share, target in zip(shares, targets, strict=True):
+                    assert (share.shape, share.dtype) == (own.shape, weights[name].dtype) == (own.shape, own.dtype)
+                    share.zero_()[: len(target.state[name])] = target.state[name]
+                assert any(torch.equal(share, own) for share in shares)
+
+            monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+            for target in targets:
+                whole = target.whole(name, like=tensor)
+                assert whole.dtype is tensor.dtype and whole.shape == tensor.shape and torch.equal(whole, tensor)
+
 
 @pytest.fixture()
 def make_learner(config):
