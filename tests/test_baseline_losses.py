@@ -39,7 +39,7 @@ class Metrics:
     def __init__(self) -> None:
         self.logged: dict = {}
 
-    def log_value(self, name, value, *, window) -> None:
+    def log_value(self, name, value, window=None) -> None:
         assert window == 1  # each iteration's own value, no running average
         self.logged[name] = value
 
