@@ -9,13 +9,14 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint docs bench compare clean
+.PHONY: help install quickstart test lint docs mutants bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, which takes less memory)"
 	@echo "make lint        ruff and mypy"
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
+	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
 	@echo "make bench       figures of the engine, its weights, the learner and the environments"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
@@ -48,6 +49,9 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)
 	@$(BIN)/python -m sphinx -q -W --keep-going -n -d docs/_build/doctrees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+mutants: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.mutants --jobs $(JOBS)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.engine

@@ -16,7 +16,8 @@ TUNE = ["optuna>=4.5,<5"]
 MATH = ["math-verify>=0.9,<0.10"]
 TEXTARENA = ["textarena>=0.7.4,<0.8"]
 DOCS = ["sphinx>=9,<10", "myst-parser>=5,<6", "furo>=2025.9", "linkify-it-py>=2"]
-DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, *DOCS, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
+MUTANTS = ["mutmut>=3.8,<3.9", "libcst>=1.9", "coverage>=7.17"]
+DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, *DOCS, *MUTANTS, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
 
 setup(
     name="rllib_nlac",

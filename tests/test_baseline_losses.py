@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,29 +17,33 @@ from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import Frozen
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.grpo import GRPO, GRPOConfig, group_advantages, has_spread
 from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig, choose, value_of
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
-from rllib_nlac.baselines.rft import RFT
+from rllib_nlac.baselines.rft import RFT, RFTConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
 from rllib_nlac.baselines.scalar_critic import ScalarCritic, ScalarCriticConfig
-from rllib_nlac.baselines.self_distillation import SelfDistillation, transcript
+from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistillationConfig, transcript
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
-from rllib_nlac.episode import TASK_SEED
+from rllib_nlac.engine.chat import PromptTooLong
+from rllib_nlac.episode import GENERATION, TASK_SEED
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.replay.buffer import ReplaySample, transition_at
+from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Refinement, Weights
+from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Weights
 
 
 class Metrics:
     def __init__(self) -> None:
         self.logged: dict = {}
 
-    def log_value(self, name, value, **_) -> None:
+    def log_value(self, name, value, window=None) -> None:
+        assert window == 1  # each iteration's own value, no running average
         self.logged[name] = value
 
 
@@ -47,6 +53,57 @@ def fake(**config) -> SimpleNamespace:
     return SimpleNamespace(
         config=SimpleNamespace(**{**defaults, **config}), metrics=Metrics(), rng=np.random.default_rng(0), pool=[]
     )
+
+
+class BranchingRunner:
+    """Plays branches by name only."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.engines, self.error = number, [], None
+        self.played = False
+
+    @contextmanager
+    def lent(self, engine):
+        self.engines.append(engine)
+        yield
+
+    def branch(self, prefixes, count):
+        self.played = True
+        if self.error is not None:
+            raise self.error
+        return [[f"{episode} by {self.number}, {b}" for b in range(count)] for episode, _ in prefixes]
+
+    def get_metrics(self):
+        return f"metrics {self.number}"
+
+    def get_state(self):
+        return {"of": self.number}
+
+
+class BranchingGroup:
+    """The first is the local one; the answers of the others come in the wrong order."""
+
+    lost: tuple[int, ...] = ()
+
+    def __init__(self, workers) -> None:
+        self.workers, self.local_env_runner, self.asked = workers, workers[0], []
+
+    def healthy_env_runner_ids(self):
+        return [worker.number for worker in self.workers[1:]]
+
+    def foreach_env_runner(self, functions, *, remote_worker_ids, **how):
+        self.asked.append(how)
+        chosen = [worker for worker in self.workers if worker.number in remote_worker_ids]
+        answers = [(w.number, function(w)) for w, function in zip(chosen, functions, strict=True)]
+        return [answer for number, answer in reversed(answers) if number not in self.lost]
+
+
+@pytest.mark.parametrize("kind", [GRPOConfig, RFTConfig, NLRLConfig, SelfDistillationConfig, NLQLConfig, ScalarCriticConfig])
+def test_a_configuration_builds_its_own_algorithm_or_the_one_that_is_given(kind):
+    own = kind().algo_class
+    assert own.__name__ == kind.__name__.removesuffix("Config") and type(own.get_default_config()) is kind
+    derived = type("Derived", (own,), {})
+    assert kind(algo_class=derived).algo_class is derived
 
 
 @pytest.mark.parametrize("config", [GRPOConfig, ScalarCriticConfig, TextPPOConfig, TextAPPOConfig])
@@ -81,6 +138,11 @@ class TestGRPO:
     def test_small_returns_may_differ(self):
         assert group_advantages(np.array([0.0, 1e-6]), True).tolist() == pytest.approx([-1.0, 1.0])
         assert has_spread(np.array([0.0, 1e-6])) and has_spread(np.array([-5.0, 5.0]))
+
+    @pytest.mark.parametrize(("level", "rounding"), [(0.0, 1e-10), (0.5, 1e-10), (1.0, 1e-10), (-1e4, 1e-6)])
+    def test_what_counts_as_rounding_grows_with_the_returns(self, level, rounding):
+        assert has_spread(np.array([level, level + 1.1 * rounding, level]))
+        assert not has_spread(np.array([level, level + 0.9 * rounding, level]))
 
     def test_advantages_in_closed_form(self):
         """By the deviation of the group itself, not of a population that it were drawn from."""
@@ -159,6 +221,9 @@ class TestRFT:
         assert {(s.role, s.scalar) for s in sequences} == {(POLICY, 0.0)} and a.metrics.logged["accepted_rate"] == 0.5
         assert RFT.training_sequences(a, []) == [] and a.metrics.logged["accepted_rate"] == 0.0
 
+    def test_by_default_success_is_imitated_and_nothing_kept(self):
+        assert RFTConfig().min_return is None and RFTConfig().pool_size == 0
+
     def test_a_least_return(self):
         a = fake(min_return=0.5)
         assert [RFT.accepts(a, played([r], success=False)) for r in (0.4, 0.5, 0.6)] == [False, True, True]
@@ -172,6 +237,23 @@ class TestRFT:
         RFT.training_sequences(a, first)
         sequences = RFT.training_sequences(a, second)
         assert [e.id_ for e in a.pool] == (kept or ["a0", "a1", "b0", "b1"]) and len(sequences) == len(a.pool)
+
+    def test_a_restored_run_has_its_pool(self, monkeypatch):
+        monkeypatch.setattr(LanguageAlgorithm, "setup", lambda self, config: assert_empty(self.pool))
+        monkeypatch.setattr(LanguageAlgorithm, "own_state", lambda self: {"rest": 5})
+        restored = []
+        monkeypatch.setattr(LanguageAlgorithm, "set_own_state", lambda self, state: restored.append(state["rest"]))
+
+        def assert_empty(pool):
+            assert pool == []
+
+        first, second = (RFT.__new__(RFT) for _ in range(2))
+        for each in (first, second):
+            RFT.setup(each, None)
+        first.pool = [played([1.0, 2.0], name="a"), played([3.0], name="b")]
+        second.set_own_state(first.own_state())
+        assert restored == [5] and [(e.id_, e.get_return()) for e in second.pool] == [("a", 3.0), ("b", 3.0)]
+        assert second.pool[0].get_extra_model_outputs(GENERATION, 1).token_ids == (10, 11)
 
 
 class TestRolloutCritics:
@@ -203,6 +285,7 @@ class TestRolloutCritics:
         )
         for s in sequences:
             assert s.answer_ids == (30, 31)
+            assert re.fullmatch(r"turn [0-2] of a rollout" if s.role == CRITIC else r"turn [12] of a judged episode", s.origin)
             assert s.prompt_ids in (((2, 3, 4, 5), (2, 3, 4, 5, 6)) if s.role == POLICY else ((9, 1), (9, 3), (9, 5)))
 
     def test_a_coefficient_of_0_switches_off(self):
@@ -258,6 +341,37 @@ class TestRolloutCritics:
         shares = np.array([picked[n] for n in (1, 2, 3, 4)]) / 200
         assert np.abs(shares - 0.25).max() < 0.1
 
+    @pytest.mark.parametrize("runners", [0, 1, 2, 3])
+    def test_branches_are_shared_out_and_come_back_in_their_places(self, runners):
+        """With several EnvRunners each plays every n-th prefix, on the algorithm's engine; their answers come in any order."""
+        a, aggregated, states = self.algorithm(sample_timeout_s=77.0), [], {}
+        a.engine, a.metrics = "engine", SimpleNamespace(aggregate=lambda *given, key: aggregated.append((given, key)))
+        a.collector = SimpleNamespace(runner_states=states) if runners != 1 else None
+        workers = [BranchingRunner(number) for number in range(runners + 1)]
+        group = BranchingGroup(workers)
+        a.env_runner_group = group
+        prefixes = [(f"episode {i}", i) for i in range(5)]
+        branches = RolloutCritic.branch(a, prefixes, 2)
+        who = [i % runners + 1 if runners else 0 for i in range(5)]
+        assert branches == [[f"episode {i} by {who[i]}, {b}" for b in range(2)] for i in range(5)]
+        played = [worker for worker in workers if worker.played]
+        assert {key for _, key in aggregated} == {"env_runners"} and len(aggregated) == 1
+        assert sorted(aggregated[0][0][0]) == [f"metrics {worker.number}" for worker in played]
+        assert all(worker.engines == (["engine"] if runners else []) for worker in played)
+        assert states == ({worker.number: {"of": worker.number} for worker in played} if runners > 1 else {})
+        assert group.asked == ([{"local_env_runner": False, "timeout_seconds": 77.0}] if runners else [])
+
+    def test_of_a_lost_runner_there_are_no_branches_and_a_failing_one_is_named(self):
+        a = self.algorithm(sample_timeout_s=77.0)
+        a.engine, a.metrics, a.collector = "engine", SimpleNamespace(aggregate=lambda *_, **__: None), None
+        workers = [BranchingRunner(number) for number in range(3)]
+        a.env_runner_group = group = BranchingGroup(workers)
+        group.lost = (1,)
+        assert [len(own) for own in RolloutCritic.branch(a, [(str(i), 0) for i in range(5)], 2)] == [0, 2, 0, 2, 0]
+        group.lost, workers[2].error = (), OSError("the simulator fell over")
+        with pytest.raises(CollectionError, match="EnvRunner 2 failed: OSError: the simulator fell over"):
+            RolloutCritic.branch(a, [("a", 0), ("b", 0)], 2)
+
     def test_needs_at_least_the_rollout_that_was_played(self):
         config = NLRLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
         assert config.rollouts_per_action == 4
@@ -296,6 +410,12 @@ class TestNLQL:
         config = NLQLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
         with pytest.raises(ValueError, match="num_candidates is 1 and must be at least 2"):
             config.training(num_candidates=1).validate()
+
+    def test_what_speaks_of_stored_actions_is_refused(self):
+        config = NLQLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
+        config.copy(copy_frozen=False).validate()
+        with pytest.raises(ValueError, match="critic_input is 'backed_up' and speaks of stored actions"):
+            config.copy(copy_frozen=False).training(critic_input="backed_up").validate()
 
     def test_the_value_is_the_verdict_and_then_the_share_of_successes(self):
         assert value_of(YES, (BAD,)) == 2.0 and value_of(NO, (GOOD,)) == 1.0
@@ -461,6 +581,50 @@ class TestScalarCritic:
         learner.target.tau = 1.0
         learner.target.update(learner.trainer.parts())
         assert learner.q_values(sequences, target=True) == pytest.approx(now, rel=1e-4, abs=1e-4)
+
+    def test_an_action_of_the_policy_in_each_state(self, chat):
+        engine = ScriptedEngine(chat, lambda prompt, weights: prompt.split("object ")[1].split(".")[0])
+        a = fake(action_sampling=Sampling(24, 0.7, 0.8))
+        a.chat, a.engine = chat, engine
+        states = [(Message("user", f"Guess object {i}."),) for i in range(50)]
+        answers = ScalarCritic._generate(a, states)
+        assert [chat.decode(g.token_ids) for g in answers] == [str(i) for i in range(50)]
+        asked = [request for _, request in engine.requests]
+        assert [r.prompt_ids for r in asked] == [chat.prompt_ids(state) for state in states]
+        assert {(r.max_tokens, r.temperature, r.top_p) for r in asked} == {(24, 0.7, 0.8)}
+        assert {weights for weights, _ in engine.requests} == {Weights.POLICY} and len(engine.calls) == 1
+        seeds = np.array([r.seed for r in asked])
+        assert len(set(seeds.tolist())) == 50 and seeds.min() >= 0 and 2**28 < seeds.max() < 2**31
+        with pytest.raises(PromptTooLong):  # a prompt must leave room for the action
+            a.config.action_sampling = Sampling(chat.max_context)
+            ScalarCritic._generate(a, states[:1])
+
+    @pytest.mark.parametrize("is_local", [True, False])
+    def test_the_first_learner_says_what_actions_are_worth(self, is_local):
+        class Learner:
+            def q_values(self, sequences, target):
+                return [len(s) + 100.0 * target for s in sequences]
+
+        a, called = fake(), []
+
+        def results(function):
+            called.append(function)
+            return SimpleNamespace(get_first=lambda: SimpleNamespace(get=lambda: function(Learner())))
+
+        a.learner_group = SimpleNamespace(is_local=is_local, _learner=Learner(), foreach_learner=results)
+        actions = [self.action(-1.0), self.action(-1.0, -2.0)]
+        assert ScalarCritic._q(a, actions, target=False) == [2.0, 3.0]
+        assert ScalarCritic._q(a, actions, target=True) == [102.0, 103.0]
+        assert len(called) == (0 if is_local else 2)
+        assert ScalarCritic._q(a, [], target=True).shape == (0,)
+
+    def test_targets_of_actions_need_whole_parameters(self):
+        config = ScalarCriticConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
+        config.deepspeed_config = {"zero_optimization": {"stage": 2}}
+        config.validate()
+        config.deepspeed_config = {"zero_optimization": {"stage": 3}}
+        with pytest.raises(ValueError, match=r"must have a zero_optimization\.stage below 3: values need whole parameters"):
+            config.validate()
 
     def test_settings(self):
         config = ScalarCriticConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")

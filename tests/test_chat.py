@@ -6,12 +6,13 @@ import itertools
 import json
 import shutil
 import unicodedata
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.engine.chat import Chat, PromptTooLong, check_model_path
 from rllib_nlac.tiny.build import Encoder
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Message
@@ -54,6 +55,49 @@ def test_a_prompt_beyond_the_context_says_what_to_change(chat):
     chat.prompt_ids(DIALOGUE, room=room)
     with pytest.raises(PromptTooLong, match=f"exceeds the context of {chat.max_context}: raise max_context"):
         chat.prompt_ids(DIALOGUE, room=room + 1)
+
+
+def test_as_many_characters_as_may_fit_are_tokenized_and_no_more(chat):
+    """A run of spaces is one token: 64 characters of them for each token of the context may fit, and one more is refused."""
+    small = Chat(chat.tokenizer, 40)
+    with pytest.raises(PromptTooLong) as refused:
+        small.prompt_ids((Message("user", "x" * (64 * 40)),))
+    assert "tokens with room for 0 more exceeds the context of 40" in str(refused.value)
+    for split in (1, 500):  # whichever message has them
+        with pytest.raises(PromptTooLong, match="a prompt of 2561 characters exceeds the context of 40"):
+            small.prompt_ids((Message("user", "x" * split), Message("assistant", "y"), Message("user", "x" * (2560 - split))))
+
+
+def test_a_prompt_that_ends_in_an_open_block_is_one_that_opens_thinking(chat):
+    def ids(text: str) -> list[int]:
+        return chat.tokenizer.encode(text, add_special_tokens=False)
+
+    assert chat.opens_thinking(ids("Guess my object. " * 9 + "<think>\n"))
+    assert not chat.opens_thinking(ids("<think>\nhm\n</think>\n"))
+    assert not chat.opens_thinking(ids("<think>" + " Guess my object." * 9))
+    assert not chat.opens_thinking(())
+
+
+def test_what_a_model_reads_is_its_context_unless_less_is_asked_for(model_path, monkeypatch):
+    assert Chat.from_pretrained(model_path).max_context == Chat.from_pretrained(model_path, 512).max_context == 512
+    assert Chat.from_pretrained(model_path, 100).max_context == 100
+    silent = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+    monkeypatch.setattr("rllib_nlac.engine.chat.read_config", lambda model: silent)
+    monkeypatch.setattr("rllib_nlac.engine.chat.check_vocabulary", lambda *_: None)
+    assert Chat.from_pretrained(model_path, 100).max_context == 100
+    with pytest.raises(ValueError, match="does not say how much it reads at once: set max_context"):
+        Chat.from_pretrained(model_path)
+
+
+@pytest.mark.parametrize("name", ["owner/model", "model"])
+def test_a_hubs_name_is_no_folder_that_is_missing(name):
+    check_model_path(name)
+
+
+@pytest.mark.parametrize("name", ["./model", "/no/model", "~/model", "some/folder/model", ".model"])
+def test_a_path_to_nothing_is_a_folder_that_is_missing(name):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        check_model_path(name)
 
 
 class TestBadModels:

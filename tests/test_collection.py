@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+import time
 from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
-from rllib_nlac.episode import GENERATION, MESSAGES, episode_success
+import ray
+import torch
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from scripted_engine import ScriptedEngine
 
+from rllib_nlac.baselines import stock_runner
+from rllib_nlac.baselines.grpo import GRPOConfig
+from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
+from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import GENERATION, MESSAGES, episode_success
 from rllib_nlac.sampling.env_runner import TextEnvRunner
+from rllib_nlac.types import Weights
 
 
 class Countdown(gym.Env[str, str]):
@@ -32,12 +41,12 @@ class Countdown(gym.Env[str, str]):
 
 @pytest.fixture()
 def make(config, chat):
-    def make(answer=lambda prompt, weights: "ok", env=Countdown, **settings):
+    def make(answer=lambda prompt, weights: "ok", env=Countdown, kind=TextEnvRunner, **settings):
         own = config.copy(copy_frozen=False)
         own.num_envs_per_env_runner = 3
         for key, value in settings.items():
             setattr(own, key, value)
-        runner = TextEnvRunner(config=own, worker_index=0, env_creator=lambda context: env())
+        runner = kind(config=own, worker_index=0, env_creator=lambda context: env())
         runner.attach(ScriptedEngine(chat, answer))
         return runner
 
@@ -45,8 +54,9 @@ def make(config, chat):
 
 
 def test_the_metrics_are_those_of_the_episodes(make, chat):
-    runner = make()
+    runner, started = make(), time.perf_counter()
     episodes = runner.sample(num_episodes=20)
+    elapsed = time.perf_counter() - started
     lengths = [len(episode) for episode in episodes]
     assert set(lengths) == {1, 2, 3, 4} and all(episode.is_terminated for episode in episodes)
     metrics = {key: value for key, value in runner.get_metrics().items() if not isinstance(value, dict)}
@@ -58,7 +68,8 @@ def test_the_metrics_are_those_of_the_episodes(make, chat):
     assert values["num_episodes"] == values["num_episodes_lifetime"] == 20
     assert values["num_generated_tokens"] == sum(lengths) * len(chat.encode("ok"))
     assert {n: values[f"stop_reason_after_{n}"] for n in range(1, 5)} == {n: lengths.count(n) for n in range(1, 5)}
-    assert values["action_parse_failures"] == 0 and values["tokens_per_s"] > 0 and values["sample_time_s"] > 0
+    assert values["action_parse_failures"] == 0 and values["tokens_per_s"] > 0 and 0 < values["sample_time_s"] < elapsed
+    assert 0 < values["episode_duration_sec_mean"] < elapsed
     assert values["tokens_per_s"] * values["sample_time_s"] == pytest.approx(values["num_generated_tokens"])
     assert runner.num_env_steps_sampled_lifetime == sum(lengths)
 
@@ -97,6 +108,13 @@ def test_by_steps_whole_episodes_are_played_until_there_are_enough(make, steps):
     episodes = runner.sample(num_timesteps=steps)
     lengths = [len(episode) for episode in episodes]
     assert sum(lengths) >= steps > sum(lengths[:-1]) and all(episode.is_done for episode in episodes)
+
+
+def test_where_the_last_step_ends_an_episode_no_further_one_begins(make):
+    lengths = [len(episode) for episode in make(num_envs_per_env_runner=1).sample(num_episodes=6)]
+    for count in range(1, 7):
+        episodes = make(num_envs_per_env_runner=1).sample(num_timesteps=sum(lengths[:count]))
+        assert [len(episode) for episode in episodes] == lengths[:count]
 
 
 @pytest.mark.parametrize(("wanted", "fragment", "count"), [(5, 8, 5), (None, 8, None)])
@@ -155,3 +173,139 @@ def test_every_turn_of_a_dialogue_is_asked_with_all_before_it(make, chat):
             assert messages[0].content == "Count." and [m.content for m in messages[2::2]] == episode.get_actions()[:t]
             assert [m.content for m in messages[1::2]] == episode.get_observations()[: t + 1]
             assert episode.get_actions(t) == f"turn {t + 1}"
+
+
+def test_callbacks_are_told_of_the_episode_its_environment_and_its_slot(make):
+    told: list[tuple[str, dict]] = []
+    names = ("on_environment_created", "on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+    class Told(RLlibCallback):
+        pass
+
+    for name in (*names, "on_sample_end"):
+        setattr(Told, name, lambda self, name=name, **arguments: told.append((name, arguments)))
+    by_function: list[dict] = []
+    runner = make(callbacks_class=Told, callbacks_on_episode_end=lambda **arguments: by_function.append(arguments))
+    episodes = runner.sample(num_episodes=5)
+    assert {name for name, _ in told} == {*names, "on_sample_end"}
+    assert all(a["env_runner"] is runner and a["metrics_logger"] is runner.metrics for _, a in told)
+    assert [a["env_context"].vector_index for name, a in told if name == "on_environment_created"] == [0, 1, 2]
+    for name, arguments in told:
+        if "episode" in arguments:
+            assert arguments["env"] is runner.player.slots[arguments["env_index"]].env and arguments["rl_module"] is None, name
+    ends = [a for name, a in told if name == "on_episode_end"]
+    assert sorted(a["episode"].id_ for a in ends) == [e.id_ for e in episodes] and ends[0]["prev_episode_chunks"] == []
+    assert [a["episode"] for a in by_function] == [a["episode"] for a in ends]
+    assert [a["samples"] for name, a in told if name == "on_sample_end"] == [episodes]
+
+
+def test_an_environment_that_says_nothing_of_its_spaces_is_refused_by_name(make):
+    with pytest.raises(ValueError, match=r"has the observation space None, and NLAC needs text"):
+        make(env=lambda: SimpleNamespace(close=lambda: None))
+
+
+def test_spaces_are_those_of_the_environment(make):
+    spaces = make(num_envs_per_env_runner=1).get_spaces()
+    assert spaces.keys() == {"__env__", "default_policy", "default_agent"}
+    assert all(own == (Countdown.observation_space, Countdown.action_space) for own in spaces.values())
+
+
+def test_a_policy_without_a_critic_in_words_cannot_be_refined(chat):
+    config = GRPOConfig().environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
+    config.language(language_model="tiny", prompts="compact", max_action_tokens=12)
+    runner = TextEnvRunner(config=config, worker_index=0, env_creator=lambda context: Countdown())
+    runner.attach(ScriptedEngine(chat, lambda *_: "ok"))
+    with pytest.raises(ValueError, match="GRPOConfig has no critic in words, so its policy cannot be refined"):
+        runner.sample_tasks([0], refined=True)
+
+
+class TestWeightsOfRLlibsSync:
+    """Under RLlib's own algorithms a runner holds the weights itself, and starts an engine for them."""
+
+    def weights(self, number: float) -> dict[str, torch.Tensor]:
+        return {"w": torch.full((2,), number)}
+
+    def sent(self, number: float, version: int) -> dict:
+        return {"rl_module": {"default_policy": self.weights(number)}, "weights_seq_no": version}
+
+    def held(self, runner) -> tuple[float, int]:
+        return runner._weights["w"][0].item(), runner._weights_version
+
+    def test_older_ones_are_ignored_and_unnumbered_ones_never(self, make):
+        runner = make(kind=StockTextEnvRunner)
+        for number, version, expected in (
+            (1.0, 3, (1.0, 3)), (2.0, 2, (1.0, 3)), (3.0, 3, (1.0, 3)), (4.0, 4, (4.0, 4)), (5.0, 0, (5.0, 4)),
+        ):  # fmt: skip
+            runner.set_state(self.sent(number, version))
+            assert self.held(runner) == expected
+        runner.set_state({"rl_module": {"default_policy": {}}, "weights_seq_no": 9})  # as before the first sync
+        assert self.held(runner) == (5.0, 4)
+        runner.set_state({"rl_module": self.weights(6.0)})  # neither a module's name nor a number
+        assert self.held(runner) == (6.0, 4)
+
+    def test_a_reference_is_followed(self, make, monkeypatch):
+        monkeypatch.setattr(stock_runner.ray, "get", lambda reference: {"default_policy": self.weights(7.0)})
+        runner = make(kind=StockTextEnvRunner)
+        runner.set_state({"rl_module": ray.ObjectRef.nil(), "weights_seq_no": 1})
+        assert self.held(runner) == (7.0, 1)
+
+    def test_who_asks_for_everything_or_for_them_is_given_them(self, make):
+        runner = make(kind=StockTextEnvRunner)
+        assert "rl_module" not in runner.get_state()
+        runner.set_state(self.sent(1.0, 3))
+        for asked in ({}, {"components": "rl_module"}, {"components": ["rl_module"], "not_components": "x"}):
+            state = runner.get_state(**asked)
+            assert state["rl_module"]["default_policy"]["w"].tolist() == [1.0, 1.0] and state["weights_seq_no"] == 3
+            assert state["next_episode"] == 0 and "num_env_steps_sampled_lifetime" in state
+        for asked in ({"not_components": ["rl_module"]}, {"not_components": []}, {"components": ["x"]}):
+            assert "rl_module" not in runner.get_state(**asked)
+
+    def test_newer_ones_are_fetched_where_a_server_has_them(self, make, monkeypatch):
+        runner, asked = make(kind=StockTextEnvRunner), []
+        answers = iter([self.sent(1.0, 5), None, ray.exceptions.RayError("gone"), self.sent(2.0, 6)])
+
+        def get(reference):
+            answer = next(answers)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(stock_runner.ray, "get", get)
+        remote = SimpleNamespace(remote=lambda version: asked.append(version))
+        runner._env_runner_state_server = SimpleNamespace(pull_if_newer=remote)
+        for expected in ((1.0, 5), (1.0, 5), (1.0, 5), (2.0, 6)):
+            runner._fetch_weights()
+            assert self.held(runner) == expected
+        assert asked == [0, 5, 5, 5] and int(runner.get_metrics()["weight_fetch_failures"]) == 1
+
+    def test_the_engine_is_given_what_it_does_not_hold(self, make, chat, monkeypatch):
+        taken = []
+
+        class Local(ScriptedEngine):
+            def holds(self, weights):
+                return bool(taken) and taken[-1][2] is weights
+
+            def set_weights(self, weights, version, state):
+                taken.append((weights, version, state))
+
+        local = Local(chat, lambda *_: "ok")
+        monkeypatch.setattr(stock_runner, "local_engine", lambda config, chat: local)
+        runner = make(kind=StockTextEnvRunner)
+        runner.set_state(self.sent(1.0, 3))
+        for _ in range(2):
+            assert len(runner.sample(num_episodes=2)) == 2 and runner.engine is local
+        assert [(which, version) for which, version, _ in taken] == [(Weights.POLICY, 3)]
+        runner.set_state(self.sent(math.nan, 4))
+        with pytest.raises(NotFiniteError, match="the weights that RLlib's sync brought are not finite in 1 of 1 tensors"):
+            runner.sample(num_episodes=1)
+        assert len(taken) == 1
+        runner.stop()
+        assert runner.engine is None and runner.player.speaker is None and "rl_module" not in runner.get_state()
+
+    def test_a_runner_with_an_engine_of_others_keeps_it_when_it_stops(self, make):
+        runner, closed = make(kind=StockTextEnvRunner), []
+        for slot in runner.player.slots:
+            slot.env.close = lambda: closed.append(1)
+        engine = runner.engine
+        runner.stop()
+        assert runner.engine is engine and len(closed) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro import GRADIENT, VOCABULARY, build_learner, gradient_of, parameters_of, played, save_micro_model, update
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm import metrics as metrics_module
@@ -323,6 +325,37 @@ class TestGradient:
         assert int(results["num_tokens_trained"].peek()) == sum(
             len(s.prompt_ids) + len(s.answer_ids) for part in parts for s in part
         )
+
+    def test_each_update_reports_its_own_means_and_sums(self, learner_of):
+        """As they reach a run's result, which holds nothing of the updates before: fails with a running average."""
+        learner, whole = learner_of(NLACConfig, lr=10.0), MetricsLogger(root=True)
+        for i in range(3):
+            part = sequences_of_both_roles(3 + i, seed=i)
+            losses = {role: [float(nll(learner, s)) for s in part if s.role == role] for role in (CRITIC, POLICY)}
+            norm = float(expected_gradient(learner, nll, part).norm())
+            started = time.perf_counter()
+            whole.aggregate([update(learner, part)])
+            elapsed = time.perf_counter() - started
+            results, tokens = whole.reduce(), sum(len(s.prompt_ids) + len(s.answer_ids) for s in part)
+            assert float(results["critic_loss"]) == pytest.approx(np.mean(losses[CRITIC]), rel=1e-4)
+            assert float(results["policy_loss"]) == pytest.approx(np.mean(losses[POLICY]), rel=1e-4)
+            assert float(results["gradient_norm"]) == pytest.approx(norm, rel=1e-4)
+            assert (results["num_tokens_trained"], results["num_gradient_steps"], results["num_stopped_steps"]) == (
+                tokens,
+                1,
+                0,
+            )
+            assert 0 < tokens / float(results["tokens_per_s"]) <= elapsed
+
+    def test_no_more_passes_are_made_than_there_are_micro_batches_and_none_keeps_a_cache(self, learner_of):
+        """Keys and values of a cache would be held until the backward pass."""
+        learner, outputs = learner_of(NLACConfig, max_tokens_per_micro_batch=20), []
+        learner.lm.register_forward_hook(lambda module, given, output: outputs.append(output))
+        sequences = sequences_of_both_roles()
+        lengths = torch.tensor([len(s.prompt_ids) + len(s.answer_ids) for s in sequences])
+        update(learner, sequences)
+        assert len(outputs) == len(list(micro_batches(lengths, torch.arange(len(sequences)), 20))) > 1
+        assert all(output.past_key_values is None for output in outputs)
 
     def test_the_gradient_is_clipped_as_a_whole(self, learner_of):
         free, clipped = learner_of(NLACConfig), learner_of(NLACConfig, grad_clip=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pickle
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches, shard_evenly, to_multi_agent_batch
@@ -137,6 +139,24 @@ class TestTarget:
             for name, tensor in before.items():
                 together = torch.cat([target.state[name].flatten() for target in targets])
                 torch.testing.assert_close(together, torch.lerp(tensor, after[name], 0.3).flatten())
+
+    @pytest.mark.parametrize("num_shares", [1, 2, 3, 5])
+    def test_a_parameter_is_put_together_from_the_shares_of_all(self, num_shares, monkeypatch):
+        weights = {"m": torch.randn(3, 5).to(torch.bfloat16), "n": torch.randn(()), "v": torch.randn(4)}
+        targets = [TargetWeights([weights], 0.5, num_shares, rank) for rank in range(num_shares)]
+        for name, tensor in weights.items():
+
+            def all_gather(shares, own, name=name):
+                assert len(shares) == num_shares > 1
+                for share, target in zip(shares, targets, strict=True):
+                    assert (share.shape, share.dtype) == (own.shape, weights[name].dtype) == (own.shape, own.dtype)
+                    share.zero_()[: len(target.state[name])] = target.state[name]
+                assert any(torch.equal(share, own) for share in shares)
+
+            monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+            for target in targets:
+                whole = target.whole(name, like=tensor)
+                assert whole.dtype is tensor.dtype and whole.shape == tensor.shape and torch.equal(whole, tensor)
 
 
 @pytest.fixture()
@@ -305,6 +325,14 @@ class TestGradientStep:
             mine, restored = first.export_weights()[which], second.export_weights()[which]
             assert all(torch.equal(mine[name], restored[name]) for name in mine)
 
+    def test_gathered_weights_wait_for_a_state_that_holds_the_model(self, make_learner):
+        learner = make_learner(zero_stage=3)
+        expected = weights_of(learner)
+        learner.prepare_for_saving()
+        assert "rl_module" not in learner.get_state(not_components="rl_module")
+        gathered = learner.get_state()["rl_module"][DEFAULT_MODULE_ID]
+        assert expected.keys() <= gathered.keys() and all(torch.equal(gathered[name], expected[name]) for name in expected)
+
     @pytest.mark.parametrize("stage", [0, 2])
     def test_what_the_configuration_says_now_is_in_force_after_a_restore(self, make_learner, stage):
         """PBT changes a value and restores a checkpoint that holds the former one."""
@@ -322,3 +350,25 @@ class TestGradientStep:
         for name, value in after[Weights.TARGET].items():
             expected = torch.lerp(before[Weights.TARGET][name], after[Weights.POLICY][name], 0.25)
             torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_schedule_begins_with_its_first_rate():
+    assert LanguageLearner._first_lr(2e-3) == LanguageLearner._first_lr([[0, 2e-3], [100, 1e-3]]) == 2e-3
+
+
+def test_a_learner_that_could_not_be_restored_does_not_say_that_it_was(monkeypatch):
+    asked: list = []
+
+    def restore(self, path, **how):
+        assert self.restored_from is None
+        asked.append((path, how))
+        if path == "damaged":
+            raise OSError(path)
+
+    monkeypatch.setattr(TorchLearner, "restore_from_path", restore)
+    learner = LanguageLearner.__new__(LanguageLearner)
+    for path, expected in (("a", "a"), ("damaged", None), ("b", "b")):
+        with pytest.raises(OSError) if expected is None else contextlib.nullcontext():
+            learner.restore_from_path(path, component="c")
+        assert learner.restored_from == expected
+    assert asked == [(path, {"component": "c"}) for path in ("a", "damaged", "b")]

@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from rllib_nlac.episode import GENERATION, MESSAGES
 from scipy import stats
 
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay.buffer import TextReplayBuffer, size_of
 from rllib_nlac.types import Generation, Message
 

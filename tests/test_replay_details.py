@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from rllib_nlac.episode import GENERATION, MESSAGES
 
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay import storage
 from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, TextReplayBuffer, size_of
 from rllib_nlac.replay.storage import EPISODES_PER_FILE, EpisodeFiles
@@ -119,9 +119,11 @@ def test_bytes_are_those_of_texts_ids_and_log_probabilities():
 def test_the_mean_priority():
     buffer = TextReplayBuffer(env="E", alpha=0.5)
     assert buffer.mean_priority == 0.0
-    buffer.add([episode(0, length=2)])
-    buffer.update_priorities_of([node for *_, node in buffer._indices], np.array([4.0, 9.0]))
-    assert buffer.mean_priority == pytest.approx(2.5)
+    for length, priorities, mean in ((1, [4.0], 2.0), (2, [4.0, 9.0], 2.5)):
+        buffer = TextReplayBuffer(env="E", alpha=0.5)
+        buffer.add([episode(0, length=length)])
+        buffer.update_priorities_of([node for *_, node in buffer._indices], np.array(priorities))
+        assert buffer.mean_priority == pytest.approx(mean)
 
 
 class TestStates:

@@ -18,7 +18,7 @@ from scripted_roles import FRESH, NO, REFINED, role_of, script, transition
 from scripted_roles import thinking as answers
 
 from rllib_nlac import NLAC, NLACConfig
-from rllib_nlac.ablations import ABLATIONS, FrozenCritic, Permuted
+from rllib_nlac.ablations import ABLATIONS, NOTHING_KNOWN, Constant, FrozenCritic, Permuted
 from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig
 from rllib_nlac.baselines.nlrl import NLRLConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
@@ -265,3 +265,15 @@ def test_permuted_futures_leave_out_who_has_none(chat, compact):
     assert [bool(f) for f in seen] == [bool(f) for f in futures]
     assert sorted(map(repr, seen)) == sorted(map(repr, futures)) and seen != futures
     assert Permuted().shown([(), ()], np.random.default_rng(0)) == [(), ()]
+
+
+def test_without_futures_each_evaluator_is_told_of_failure(chat, compact):
+    from rllib_nlac.language.critique import predicts_success
+    from rllib_nlac.types import Future
+
+    futures = [(Future("a", True), Future("b", True)), (), (Future("c", False),)]
+    assert Constant().shown(futures, np.random.default_rng(0)) == [(NOTHING_KNOWN,)] * 3
+    assert not predicts_success((NOTHING_KNOWN,)) and not predicts_success(())
+    engine = run(chat, compact, NLACConfig(), variant=Constant())
+    judged = [p for _, prompts in engine.calls for p in prompts if role_of(p) == "critique"]
+    assert len(judged) == 2 and all("FAILURE" in p.rsplit("Evaluate.", 1)[1] for p in judged)

@@ -39,7 +39,7 @@ def stripping(chat) -> Chat:
 
 
 @pytest.fixture()
-def played(stripping, config):
+def played(stripping, config, monkeypatch):
     def answer(prompt, weights):
         if any(last_message(prompt).startswith(role) for role in ("Predict.", "Backup.", "Evaluate.", "Refine.")):
             return script(refine=TURN.replace("big", "alive"))(prompt, weights)
@@ -47,8 +47,8 @@ def played(stripping, config):
 
     config.language(max_action_tokens=48)
     config.num_envs_per_env_runner = 2
+    monkeypatch.setattr(config, "make_chat", lambda: stripping)
     runner = TextEnvRunner(config=config, worker_index=0)
-    runner.chat = stripping
     runner.attach(ScriptedEngine(stripping, answer))
     return runner.engine, runner.sample(num_episodes=2)
 

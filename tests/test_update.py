@@ -97,6 +97,7 @@ class TestSequences:
             assert s.minibatch == i // 4 and s.weight == pytest.approx(coefficient * sample.weights[i] / size, rel=1e-6)
             assert s.prompt_ids == ((60, i) if role == CRITIC else (50, i))
             assert s.answer_ids == ((200 + i, 201) if role == CRITIC else (300 + i,))
+            assert s.origin == f"transition {i}"  # messages about a step that was stopped name it
 
     def test_a_minibatch_weighs_its_refinements_relative_to_each_other(self, make):
         """Rejected ones count little beside accepted ones; where there are no others they count in full."""
@@ -330,3 +331,28 @@ def test_a_restored_run_goes_on_with_the_stages_random_state(make):
     algorithm.set_own_state(state)
     assert (algorithm.stages.rng.random(3).tolist(), algorithm.rng.random(3).tolist()) == expected
     assert algorithm.weight_version == 5
+
+
+def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make, monkeypatch, tmp_path):
+    calls: list = []
+    for name in ("setup", "cleanup"):
+        monkeypatch.setattr(nlac.ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
+    monkeypatch.setattr(NLAC, "make_stages", lambda self, kind, variant: f"stages of {kind.__name__}")
+    monkeypatch.setattr(nlac, "TransitionWriter", lambda folder: SimpleNamespace(close=lambda: calls.append(folder)))
+    algorithm = make()
+    algorithm._logdir = str(tmp_path)
+    algorithm.setup("config")
+    assert algorithm.stages == "stages of LanguageStages" and calls == [("setup", "config")]
+    algorithm.cleanup()
+    assert calls[1:] == [str(tmp_path), ("cleanup",)]
+    NLAC.cleanup(NLAC.__new__(NLAC))  # one that failed before it had a writer
+    assert calls[3:] == [("cleanup",)]
+
+
+def test_priorities_go_to_the_nodes_that_were_drawn_and_unknown_ones_change_nothing(make):
+    algorithm, given = make(), []
+    algorithm.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda *a: given.append(a))
+    transitions, _, _ = items(4)
+    algorithm.prioritise(sample_of(transitions), np.array([1.0, NAN, 3.0, NAN]))
+    ((nodes, values),) = given
+    assert nodes == [40, 42] and values.tolist() == [1.0, 3.0]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import SETTINGS, YES, script, transition
 
+from rllib_nlac.ablations import Imitating
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Ask
-from rllib_nlac.types import Message, Weights
+from rllib_nlac.types import Future, Generation, Message, Weights
 
 
 @pytest.fixture()
@@ -140,7 +143,9 @@ def test_a_target_belongs_to_the_draw_that_asked_for_it(make):
 
 def test_waves_are_named_counted_and_timed(make, chat):
     engine, stages = make(script(), num_refinements=2)
+    started = time.perf_counter()
     *_, report = stages.run([transition(i) for i in range(3)])
+    assert sum(report.seconds.values()) <= time.perf_counter() - started
     waves = [f"wave_{number}" for number in range(1, 7)]
     assert list(report.seconds) == waves and all(seconds > 0 for seconds in report.seconds.values())
     generated = [sum(len(chat.encode(engine.answer(p, w))) for p in ps) for w, ps in engine.calls]
@@ -169,3 +174,23 @@ def test_prompts_leave_room_for_their_answers(chat):
         stages = LanguageStages(ScriptedEngine(tight, lambda p, w: "Future: x"), tight, lambda env: None, SETTINGS)
         ((answer,),) = stages.drive(report := StageReport(), stage())
         assert (answer is not None) is fits and report.counts["prompt_too_long"] == (not fits)
+
+
+def test_of_each_role_the_first_answer_that_did_not_parse_is_shown_and_all_are_counted(make):
+    bad = {"future": "no label", "critique": "Optimal: hm", "target": "neither", "refinement": ""}
+    report = StageReport()
+    for role, text in bad.items():
+        whole, cut = (Generation((1,), (2,), np.zeros(1, np.float32), finished, 0) for finished in (True, False))
+        last = cut if role == "target" else whole
+        report.note(role, [(whole, "fine"), None, (whole, text), (last, "another")], ["parsed", None, None, None])
+    assert report.examples == bad
+    assert report.answered == dict.fromkeys(bad, 3) and report.unparsed == dict.fromkeys(bad, 2)
+    assert report.cut_off == {**dict.fromkeys(bad, 0), "target": 1}
+
+
+def test_a_success_is_unforeseen_where_futures_were_read_and_most_of_them_fail():
+    won, lost = (replace(transition(), episode_success=success) for success in (True, False))
+    good, bad = Future("SUCCESS", True), Future("FAILURE", False)
+    for futures, unforeseen in (((), False), ((bad,), True), ((good,), False), ((good, bad, bad), True), ((good, bad), False)):
+        imitates = Imitating().imitates
+        assert imitates(won, futures) is unforeseen and imitates(lost, futures) is False

@@ -161,7 +161,7 @@ class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
         ids = ids[:, :-1]
         kept = ids.shape[1] - int(starts.min()) + 1  # position i predicts token i + 1, from the shortest prompt's last on
         logits, values = model(ids, positions=starts - 1, logits_to_keep=kept)
-        predicting = (places - 1 - (ids.shape[1] - kept)).clamp(0, kept - 1)
+        predicting = places - 1 - (ids.shape[1] - kept)
         logits = logits.gather(1, predicting.unsqueeze(-1).expand(-1, -1, logits.shape[-1])).float()
         logprobs = (logits / self.model_config["temperature"]).log_softmax(-1)
         chosen = logprobs.gather(-1, turns.clamp(min=0).unsqueeze(-1)).squeeze(-1)

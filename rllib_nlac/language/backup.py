@@ -17,8 +17,8 @@ def next_action_prompt(transition: Transition) -> tuple[Message, ...] | None:
 
 
 def next_future_prompt(prompts: PromptSet, transition: Transition, next_action: str | None) -> tuple[Message, ...] | None:
-    """Prompt of d' ~ M(.|s', a'); None where the episode ended or a' could not be asked for."""
-    if transition.ended or next_action is None:
+    """Prompt of d' ~ M(.|s', a'); None where a' was not asked for, as where the episode ended."""
+    if next_action is None:
         return None
     return prompts.predict_messages(transition.next_state, next_action)
 
