@@ -93,7 +93,7 @@ class GRPO(LanguageAlgorithm):
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> GRPOConfig:
-        return GRPOConfig()
+        return GRPOConfig(algo_class=cls)
 
     @override(LanguageAlgorithm)
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
@@ -105,11 +105,22 @@ class GRPO(LanguageAlgorithm):
         for group in groups.values():
             returns = np.array([episode.get_return() for episode in group])
             informative.append(has_spread(returns))
-            for episode, advantage in zip(group, group_advantages(returns, self.config.normalize_by_std), strict=True):
+            for episode, advantage in zip(group, self.advantages(returns), strict=True):
                 if advantage:  # else its gradient is 0
                     sequences += turn_sequences(episode, advantage=float(advantage))
         self.metrics.log_value("informative_group_rate", np.mean(informative), window=1)
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
+
+    def advantages(self, returns: np.ndarray) -> np.ndarray:
+        """What each episode of a task is worth beside the others; other group methods differ in nothing else.
+
+        Args:
+            returns: Of the task's episodes, shape (G,).
+
+        Returns:
+            Shape (G,); an episode with 0 is not trained on.
+        """
+        return group_advantages(returns, self.config.normalize_by_std)
 
 
 def has_spread(returns: np.ndarray) -> bool:
