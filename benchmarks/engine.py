@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from rllib_nlac.episode import GENERATION
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.episode import GENERATION
 from rllib_nlac.learner.rl_module import trainable_state
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS

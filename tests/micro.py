@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from rllib_nlac.episode import GENERATION, MESSAGES, TASK_SEED
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import GENERATION, MESSAGES, TASK_SEED
 from rllib_nlac.learner.batch import TrainingSequence, to_multi_agent_batch
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.types import Generation, Message

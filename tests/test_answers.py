@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from rllib_nlac.episode import episode_success
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.envs.answers import AnswerError, MetricNames, checked_reset, checked_step, info_of, reward_of, truth_of
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import episode_success
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from micro import build_learner, played, save_micro_model
-from rllib_nlac.episode import TASK_SEED
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
@@ -23,6 +22,7 @@ from rllib_nlac.baselines.rollouts import RolloutCritic
 from rllib_nlac.baselines.scalar_critic import ScalarCritic, ScalarCriticConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillation, transcript
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
+from rllib_nlac.episode import TASK_SEED
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY

@@ -201,6 +201,7 @@ def test_a_full_disk_keeps_the_older_checkpoint(algorithm, tmp_path):
     assert checkpoint.read_manifest(path)["iteration"] == 1
 
 
+@pytest.mark.process
 def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path):
     """A process that replaces a checkpoint for ever is killed 20 times; each time a whole one can be read."""
     path, seen = tmp_path / "checkpoint", set()

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
-from rllib_nlac.episode import GENERATION, MESSAGES, episode_success
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import GENERATION, MESSAGES, episode_success
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
 

@@ -136,6 +136,7 @@ def algorithm_checkpoint(config, ray_session, lent_engine, tmp_path) -> str:
     return path
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["learner_group/state.pkl", MANIFEST, "learner_group"])
 def test_what_may_not_be_read_is_said(small, name):
     """As another user, since nothing is forbidden to root."""

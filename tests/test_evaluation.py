@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from rllib_nlac.episode import TASK, TASK_SEED
 
 from rllib_nlac.algorithm.evaluation import pass_at, success_interval, success_metrics, success_table
 from rllib_nlac.baselines.grpo import GRPOConfig
+from rllib_nlac.episode import TASK, TASK_SEED
 
 
 class TestStatistics:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
+from faulty import Faulty
 from scripted_engine import ScriptedEngine
-from test_env_runner import Faulty
 
 from rllib_nlac.algorithm.evaluation import _TaskRounds
 from rllib_nlac.engine.protocol import EngineError
@@ -207,7 +207,7 @@ def test_a_limit_that_nobody_reaches_changes_nothing(make, engine):
 
 def test_an_environment_that_calls_sys_exit_loses_its_episode(make, engine, monkeypatch):
     Faulty.steps = 0
-    monkeypatch.setattr("test_env_runner.OSError", SystemExit, raising=False)
+    monkeypatch.setattr("faulty.OSError", SystemExit, raising=False)
     runner = make(1, creator=lambda context: Faulty(fails=7))
     runner.attach(engine)
     assert len(runner.sample(num_episodes=8)) == 8 and int(runner.get_metrics()["env_failures"]) > 0

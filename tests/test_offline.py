@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rllib_nlac.episode import GENERATION, MESSAGES
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.envs.rows import Row
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay.buffer import TextReplayBuffer, transition_at
 from rllib_nlac.replay.dialogues import DialogueData, as_row, parse_dialogue, to_episode, write_dialogues
 from rllib_nlac.sampling.env_runner import TextEnvRunner

@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from rllib_nlac.episode import GENERATION, MESSAGES
 
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay import storage
 from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, TextReplayBuffer, size_of
 from rllib_nlac.replay.storage import EPISODES_PER_FILE, EpisodeFiles

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from rllib_nlac.episode import GENERATION, MESSAGES, TASK, TASK_SEED
 from scripted_engine import ScriptedEngine
 
+from rllib_nlac.episode import GENERATION, MESSAGES, TASK, TASK_SEED
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import hash_seed

@@ -11,12 +11,12 @@ import copy
 
 import numpy as np
 import pytest
-from rllib_nlac.episode import GENERATION, MESSAGES
 from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import script
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.engine.chat import Chat
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import TextReplayBuffer

@@ -15,11 +15,11 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
-from rllib_nlac.episode import GENERATION, MESSAGES
 
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
 from rllib_nlac.baselines.token_module import PAD, TextToTokens, TokenSequence
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.types import Generation, Message, dialogue_after
 
 GAMMA, LAMBDA, TEMPERATURE = 0.9, 0.8, 0.7
