@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 
+from micro import save_micro_model
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.core.learner.learner import Learner
@@ -19,8 +20,6 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 from ray.train._internal.storage import StorageContext
 from ray.tune.trainable import Trainable
-
-from micro import save_micro_model
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.checkpoints import checked as checkpointing
