@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 # Everything that a test run writes goes below one temporary folder; RLlib's default is ~/ray_results.
@@ -86,7 +88,10 @@ _started: list[str] | None = None  # what a test starts that is not marked for i
 
 
 def _watch(event: str, arguments: tuple) -> None:
-    if _started is not None and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"):
+    if _started is None or event not in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        return
+    # Libraries ask lscpu, hostname and the like what machine this is; that is no process to be marked for.
+    if event == "os.fork" or os.path.basename(str(arguments[0] or arguments[1][0])).startswith("python"):
         _started.append(f"{event}{arguments[:2]}")
 
 
@@ -137,7 +142,11 @@ def ray_session():
     """A local Ray with room for many small actors, shut down with the session; the address by which commands join it."""
     import ray
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+    ray.init(
+        num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True,
+        # Else it begins with a process for each of the eight, most of which nobody ever uses.
+        _system_config={"prestart_worker_first_driver": False},
+    )  # fmt: skip
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 
@@ -196,14 +205,37 @@ class Borrowed:
         pass
 
 
+@pytest.fixture(scope="session")
+def lend(session_engine):
+    """While it is entered, algorithms take the session's engine instead of starting their own."""
+
+    @contextlib.contextmanager
+    def lend():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rllib_nlac.algorithm.algorithm.make_engine", lambda config, chat: Borrowed(session_engine))
+            yield
+
+    return lend
+
+
 @pytest.fixture()
-def lent_engine(engine, monkeypatch) -> None:
+def lent_engine(engine, lend) -> Iterator[None]:
     """Algorithms built in a test take the session's engine instead of starting their own."""
-    monkeypatch.setattr("rllib_nlac.algorithm.algorithm.make_engine", lambda config, chat: Borrowed(engine))
+    with lend():
+        yield
 
 
 @pytest.fixture()
-def config() -> NLACConfig:
+def config(make_config) -> NLACConfig:
+    return make_config()
+
+
+@pytest.fixture(scope="session")
+def make_config():
+    return quick_start
+
+
+def quick_start() -> NLACConfig:
     """The quick start's configuration."""
     from rllib_nlac import NLACConfig
 

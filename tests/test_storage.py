@@ -283,9 +283,9 @@ class TestCommand:
         assert output.startswith("Error: cannot write to the storage folder") and len(output.splitlines()) == 1
 
     @pytest.mark.parametrize("trouble", ["full", "read_only"])
-    def test_in_the_middle_of_a_run(self, tmp_path, disk, trouble, commands):
+    def test_in_the_middle_of_a_run(self, tmp_path, disk, trouble, commands, ray_session):
         mounted = disk("size=36m" if trouble == "full" else "size=500m")
-        command = commands.train(tmp_path, SMALL, storage=mounted)
+        command = commands.train(tmp_path, SMALL, storage=mounted, ray=ray_session)
         if trouble == "read_only":
             wait_for(lambda: list(mounted.glob("small/*/checkpoint_000001/rllib_nlac.json")), command)
             remount = ["mount", "-o", "remount,ro", mounted]  # refused while a file is being written
