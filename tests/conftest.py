@@ -9,9 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-# Everything that a test run writes goes below one temporary folder; RLlib's default is ~/ray_results.
-_SCRATCH = tempfile.TemporaryDirectory(prefix="rllib_nlac_tests_")
-os.environ["HOME"] = _SCRATCH.name
+# Everything that a test run writes goes below one temporary folder; RLlib's default is ~/ray_results. Processes among which the
+# tests are divided share it, with what vLLM and others find out once and keep below it.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _SCRATCH = tempfile.TemporaryDirectory(prefix="rllib_nlac_tests_")
+    os.environ["HOME"] = _SCRATCH.name
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
