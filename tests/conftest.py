@@ -16,6 +16,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["HOME"] = _SCRATCH.name
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Ray makes its workers give way to everybody else: on a busy machine they would run into the limits of time of the tests.
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 # Small models gain next to nothing by more threads, and lose most of their speed where something else keeps a core busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -70,20 +72,19 @@ def needs(item) -> set[str]:
 
 def group_of(item) -> str:
     """Its file, for what is quick or shares what the file prepares; what needs more is divided test by test."""
-    shared = any(
-        definition.scope in ("module", "class") and definition.baseid == item.parent.nodeid.split("::")[0]
-        for definitions in item._fixtureinfo.name2fixturedefs.values()
-        for definition in definitions[-1:]
-    )
     file = item.nodeid.partition("::")[0]
+    shared = any(
+        definitions[-1].scope in ("module", "class") and definitions[-1].baseid.startswith(file)
+        for definitions in item._fixtureinfo.name2fixturedefs.values()
+    )
     return item.nodeid if needs(item) and not shared else file
 
 
 def rank(group: str, items: list) -> tuple[int, int]:
     """Long ones first, then what starts processes, Ray or vLLM, then all others."""
     place = next((number for number, name in enumerate(LONGEST) if name in group), len(LONGEST))
-    needed = needs(items[0])
-    return place, 0 if "process" in needed else 1 if "ray" in needed else 2 if needed else 3
+    needed = set().union(*map(needs, items))
+    return place, next((number for number, mark in enumerate(("process", "ray", "vllm")) if mark in needed), len(NEEDS))
 
 
 _started: list[str] | None = None  # what a test starts that is not marked for it
