@@ -173,6 +173,7 @@ def test_no_answer_holds_up_a_grader(bomb):
     assert time.process_time() - started < 5
 
 
+@pytest.mark.process
 class TestMathVerify:
     def test_a_truth_that_cannot_be_compared_is_an_error_of_its_row(self, monkeypatch, tmp_path):
         monkeypatch.setattr("rllib_nlac.rewards.grading._MATH_VERIFY.equal.__func__.__defaults__", (1.0,))
@@ -202,6 +203,7 @@ class TestMathVerify:
         verify.stop()
 
 
+@pytest.mark.process
 @needs_sandbox
 class TestSandbox:
     def test_honest_programs_keep_what_they_need(self):
