@@ -43,6 +43,7 @@ def around():
         yield around
 
 
+@pytest.mark.process
 @needs_sandbox
 @pytest.mark.parametrize("program", sandbox_programs.PROGRAMS, ids=lambda program: program.name)
 def test_a_hostile_program_is_contained(program, around):
