@@ -79,17 +79,22 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._numbers = folder, count()
-        environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        environment = self.environment()
         self._server = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("command_server.py"))],
             stdin=subprocess.PIPE, text=True, env=environment, start_new_session=True,
         )  # fmt: skip
 
+    def environment(self) -> dict[str, str]:
+        """Of a terminal in which no Ray was started: a Ray that this process has started leaves a variable behind."""
+        own = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+        return own | {"COLUMNS": "160", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
     def start(self, *arguments: object, cwd: Path = ROOT, merged: bool = True, ray: str = "local") -> Command:
         """A command in a session of its own, as a terminal would have it, with a Ray of its own or one that it joins."""
         folder = self._folder / f"{next(self._numbers):03d}"
         folder.mkdir()
-        environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "RAY_ADDRESS": ray}
+        environment = self.environment() | {"RAY_ADDRESS": ray}
         job = {
             "folder": str(folder), "cwd": str(cwd), "env": environment, "arguments": [str(each) for each in arguments],
             "stdout": str(folder / "stdout"), "stderr": str(folder / ("stdout" if merged else "stderr")),
