@@ -86,7 +86,7 @@ class Commands:
         )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Of a terminal in which no Ray was started: a Ray that this process has started leaves a variable behind."""
+        """That of a terminal in which no Ray was started: one that this process has started leaves a variable behind."""
         own = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
         return own | {"COLUMNS": "160", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
@@ -95,6 +95,8 @@ class Commands:
         folder = self._folder / f"{next(self._numbers):03d}"
         folder.mkdir()
         environment = self.environment() | {"RAY_ADDRESS": ray}
+        if ray != "local" and "RAY_AUTH_MODE" in os.environ:
+            environment["RAY_AUTH_MODE"] = os.environ["RAY_AUTH_MODE"]  # whoever joins is asked for the token below HOME
         job = {
             "folder": str(folder), "cwd": str(cwd), "env": environment, "arguments": [str(each) for each in arguments],
             "stdout": str(folder / "stdout"), "stderr": str(folder / ("stdout" if merged else "stderr")),

@@ -13,12 +13,15 @@ import signal
 import sys
 from pathlib import Path
 
+import ray.tune
+
 
 def run(job: dict) -> None:
     """In the command's own process, as ``python -m rllib_nlac.command`` would; does not return."""
     os.setsid()
     os.chdir(job["cwd"])
     os.environ.update(job["env"])
+    ray._raylet.Config.initialize("")  # reads Ray's variables again, as it did when it was imported
     for number, name in ((0, os.devnull), (1, job["stdout"]), (2, job["stderr"])):
         opened = os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, number)
