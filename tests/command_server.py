@@ -11,9 +11,11 @@ import os
 import runpy
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 
-import ray.tune
+# The command first, which sets Ray's variables before Ray is imported.
+MODULES = ("cli", "evaluate", "experiment", "interrupts", "metric_check", "progress", "ray", "resume", "search")
 
 
 def run(job: dict) -> None:
@@ -21,7 +23,7 @@ def run(job: dict) -> None:
     os.setsid()
     os.chdir(job["cwd"])
     os.environ.update(job["env"])
-    ray._raylet.Config.initialize("")  # reads Ray's variables again, as it did when it was imported
+    import_module("ray._raylet").Config.initialize("")  # reads Ray's variables again, as it did when it was imported
     for number, name in ((0, os.devnull), (1, job["stdout"]), (2, job["stderr"])):
         opened = os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, number)
@@ -48,12 +50,9 @@ def _write(path: Path, number: int) -> None:
 
 
 def main() -> None:
-
-    import rllib_nlac.command.cli
-    import rllib_nlac.command.evaluate
-    import rllib_nlac.command.experiment
-    import rllib_nlac.command.progress  # noqa: F401
-
+    for name in MODULES:
+        import_module(f"rllib_nlac.command.{name}")
+    import_module("ray.tune")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for line in sys.stdin:
         if os.fork() == 0:
