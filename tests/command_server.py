@@ -13,9 +13,7 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-
-# The command first, which sets Ray's variables before Ray is imported.
-MODULES = ("cli", "evaluate", "experiment", "interrupts", "metric_check", "progress", "ray", "resume", "search")
+from pkgutil import iter_modules
 
 
 def run(job: dict) -> None:
@@ -50,8 +48,10 @@ def _write(path: Path, number: int) -> None:
 
 
 def main() -> None:
-    for name in MODULES:
-        import_module(f"rllib_nlac.command.{name}")
+    import_module("rllib_nlac.command.cli")  # first, as it sets Ray's variables before Ray is imported
+    for module in iter_modules(import_module("rllib_nlac.command").__path__):
+        if module.name != "__main__":
+            import_module(f"rllib_nlac.command.{module.name}")
     import_module("ray.tune")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for line in sys.stdin:
