@@ -79,6 +79,7 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._numbers = folder, count()
+        self._started: list[Command] = []
         environment = self.environment()
         self._server = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("command_server.py"))],
@@ -104,7 +105,8 @@ class Commands:
         (folder / "stdout").touch()
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
-        return Command(folder)
+        self._started.append(Command(folder))
+        return self._started[-1]
 
     def run(self, *arguments: object, seconds: float = 600, **where) -> Command:
         """A command that has ended."""
@@ -124,6 +126,10 @@ class Commands:
         return self.start("train", "file", f"{name}.yaml", "--storage-path", storage or folder, *options, cwd=folder, **where)
 
     def stop(self) -> None:
+        """Ends the process that starts commands, and what a test that failed has left running."""
+        for command in self._started:
+            if command.poll() is None:
+                kill_all(command)
         self._server.stdin.close()
         self._server.wait(60)
 
