@@ -1,4 +1,4 @@
-# make quickstart | check | test | lint | install, on a fresh clone and nothing else. A GPU machine: make install EXTRA=gpu
+# make quickstart | check | test | lint | docs | install, on a fresh clone and nothing else. A GPU machine: make install EXTRA=gpu
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,13 +9,14 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check quick-tests slow-tests test lint types bench compare clean
+.PHONY: help install quickstart check quick-tests slow-tests test lint types docs bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
 	@echo "make check       lint, types, and all tests that start no vLLM, no Ray and no process (a minute or two)"
 	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, which takes less memory)"
 	@echo "make lint        ruff; make types: mypy"
+	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make bench       figures of the engine, its weights, the learner and the environments"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
@@ -60,6 +61,10 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	@$(BIN)/mypy
 
+docs: $(INSTALLED)
+	@$(BIN)/python -m sphinx -q -W --keep-going -n -d docs/_build/doctrees docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.engine
 	@$(BIN)/python -m benchmarks.sync
@@ -70,4 +75,4 @@ compare: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.compare $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) results build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) results build docs/_build docs/_generated *.egg-info .pytest_cache .mypy_cache .ruff_cache

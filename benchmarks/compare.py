@@ -161,7 +161,7 @@ class Plan:
             config["evaluation_interval"] = max(1, round(every / per_iteration))
             stop = {"env_runners/num_episodes_lifetime": (episodes or place["episodes"]) * settings.get("longer", 1)}
         experiment = {
-            **experiment, "stop": stop, "config": config,
+            **experiment, "run": settings.get("run", experiment["run"]), "stop": stop, "config": config,
             "checkpoint_config": {"checkpoint_frequency": 8, "num_to_keep": 1, "checkpoint_at_end": True},
         }  # fmt: skip
         if "env" in place:

@@ -15,7 +15,9 @@ from rllib_nlac.version import __version__
 
 __all__ = ["NLAC", "NLACConfig", "__version__", "register"]
 
-for _class in (*algorithms.OURS.values(), *algorithms.STOCK_ON_TEXT.values()):
+for _name, _class in algorithms.OURS.items():
+    register_trainable(_name, _class)
+for _class in algorithms.STOCK_ON_TEXT.values():
     register_trainable(_class.__name__, _class)
 register_all()
 guard_from_checkpoint()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ray.rllib.algorithms.algorithm import Algorithm
 
+from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.baselines.nlrl import NLRL
@@ -17,7 +18,7 @@ from rllib_nlac.nlac import NLAC
 
 OURS: dict[str, type[Algorithm]] = {
     cls.__name__: cls for cls in (NLAC, GRPO, RFT, NLRL, SelfDistillation, NLQL, ScalarCritic, ReAct)
-}
+} | ABLATIONS
 #: RLlib's algorithms that play text, by RLlib's names.
 STOCK_ON_TEXT: dict[str, type[Algorithm]] = {"PPO": TextPPO, "APPO": TextAPPO}
 

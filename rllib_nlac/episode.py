@@ -11,6 +11,7 @@ from rllib_nlac.types import Generation, Message
 
 GENERATION, MESSAGES = "generation", "messages"  # keys of the extra model outputs, one of each a step
 TASK_SEED = "task_seed"  # key of the custom data: what the environment was reset with
+ENVIRONMENT = "environment"  # key of the first info
 TASK = "task"  # another: the number of its task in an evaluation
 
 
@@ -42,6 +43,12 @@ def task_seed_of(episode: SingleAgentEpisode) -> int:
 def task_of(episode: SingleAgentEpisode) -> int:
     """The number of its task in an evaluation; of an episode of training the seed, which is as good."""
     return episode.custom_data.get(TASK, task_seed_of(episode))
+
+
+def environment_of(episode: SingleAgentEpisode) -> str | None:
+    """The registered name of the environment that was really played, where one plays others, as task sets do."""
+    name = episode.get_infos(0).get(ENVIRONMENT)
+    return name if isinstance(name, str) else None
 
 
 def episode_success(episode: SingleAgentEpisode) -> bool:

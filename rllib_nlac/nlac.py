@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,14 +17,43 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.metrics import TransitionWriter, log_replay, log_stages
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
 from rllib_nlac.algorithm.roles import RolesConfig
-from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 from rllib_nlac.learner.losses import priorities
+from rllib_nlac.names import unknown_key
 from rllib_nlac.replay.buffer import ReplaySample
 from rllib_nlac.types import BellmanTarget, Refinement
 
 LANGUAGE_STAGES_TIMER = "language_stages_timer"
+#: Settings by name. What each key of one costs where it is left out stands in the documentation, page "Ablations".
+PRESETS: dict[str, dict[str, Any]] = {
+    # As the paper has it, which is what the defaults are.
+    "paper": {},
+    # For long episodes with a reward at their end, and a model whose advice is as weak as its play.
+    "long_horizon": {
+        # What was done is judged by what came of it, and what is advised instead by what the critic predicts.
+        "critic_input": "backed_up",
+        "n_step": 3,
+        # Up to four pieces of advice are tried until the critic accepts one; what it does not accept counts little.
+        "num_refinements": 4,
+        "rejected_weight": 0.05,
+        "critique_temperature": 1.0,
+        "train_on_yes": "always",
+        # The backup follows the first of three next actions that the critic accepts: a state is worth what the policy is about
+        # to do there.
+        "num_next_actions": 3,
+        # Evaluator, refinement and backup are not trained: under moving weights they are forgotten.
+        "judge_weights": "initial",
+        # The critic has facts to learn: five passes, and half of the batch teaches it alone. Most refined actions are guesses,
+        # whose noise would keep it from learning.
+        "num_epochs": 5,
+        "judged_fraction": 0.5,
+        "policy_loss_coeff": 0.3,
+        # Rare transitions are drawn often and count in full.
+        "replay_buffer_config": {"alpha": 1.0, "beta": 0.0, "beta_final": 0.0},
+    },
+}
 
 
 class NLACConfig(ReplayConfig, RolesConfig):
@@ -62,27 +91,21 @@ class NLACConfig(ReplayConfig, RolesConfig):
         self.num_next_actions = 1
         self.num_refinements = 1
         self.critic_input = "predicted"
-        self.fresh_actions = False
-        self.verify_refinements = False
-        self.rejected_weight = 0.0
+        self.rejected_weight = 1.0
         self.judged_fraction = 1.0
-        self.num_policy_epochs: int | None = None
-        self.self_imitation = False
+        self.preset: str | None = None
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
         self,
         *,
+        preset: str | None = NotProvided,
         num_futures: int | None = NotProvided,
         num_next_actions: int | None = NotProvided,
         num_refinements: int | None = NotProvided,
         critic_input: str | None = NotProvided,
-        fresh_actions: bool | None = NotProvided,
-        verify_refinements: bool | None = NotProvided,
         rejected_weight: float | None = NotProvided,
         judged_fraction: float | None = NotProvided,
-        num_policy_epochs: int | None = NotProvided,
-        self_imitation: bool | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets NLAC's own hyper-parameters.
@@ -92,68 +115,56 @@ class NLACConfig(ReplayConfig, RolesConfig):
         the generation of what they learn from.
 
         Args:
+            preset: A name of ``PRESETS``, "paper" or "long_horizon", whose settings come first and everything else over them.
             num_futures: k, futures that the evaluator sees for each action.
-            num_next_actions: So many actions a' of the policy's are considered in s', and the backup follows the first whose
-                predicted future the evaluator approves of: with 1 the target describes the policy as it is, with more the one
-                that it is about to become. Costs so many futures and critiques for each target.
+            num_next_actions: Number of next actions a' sampled in s'. The backup uses the first one that the evaluator approves
+                (1: the current policy's, as in the paper). Costs so many futures and critiques for each target.
             num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the critic accepts.
             critic_input: What the evaluator reads. "predicted" futures, as in the paper; "backed_up": of the stored action its
                 Bellman target, which knows what really came, and of a refined one what is predicted, so that what an episode
-                has shown is imitated before the critic has learned it. "permuted" or "constant" futures are ablations.
-            fresh_actions: Whether the current policy's own action in s is judged and refined, instead of the stored one. Costs
-                one more wave of generation.
-            verify_refinements: Whether a refined action is judged, too, and learned only with verdict yes. For models whose
-                advice is weak.
-            rejected_weight: With ``verify_refinements``, how much an action that was rejected counts in the policy's loss,
-                beside the others of its minibatch; where all are rejected they count in full. 0 leaves the policy as it is
-                where the critic knows nothing good, 1 is not to verify at all; a little of it keeps the policy trying the
-                advice there.
+                has shown is imitated before the critic has learned it.
+            rejected_weight: Below 1 a refined action is judged, too, and one without the verdict yes counts this much in the
+                policy's loss, beside the others of its minibatch; where all are rejected they count in full. For models whose
+                advice is weak. 0 leaves the policy as it is where the critic knows nothing good; a little keeps the policy
+                trying the advice there. 1: refined actions are not judged, as in the paper.
             judged_fraction: Share of the sampled transitions whose actions are judged and refined; the others teach the critic
                 alone, which costs a third of the generation or less. Below 1 the replay priorities are those of the critic.
-            num_policy_epochs: In so many of the ``num_epochs`` passes, the last ones, the policy is trained, too; None is all.
-                A critic has facts to learn, which takes more passes than to imitate an action.
-            self_imitation: Whether the action of an episode that ended in success is imitated, whatever its critique says,
-                where the evaluator's futures predict failure: self-imitation learning (arXiv 1806.05635), which imitates what
-                returned more than its value. For a critic that foresees the next steps better than the outcome.
 
         Returns:
             This updated config.
         """
         arguments = locals()
+        if isinstance(preset, str):
+            self._take(preset)
         super().training(**kwargs)
         return self._set(arguments)
 
-    @property
-    def stage_settings(self) -> StageSettings:
-        return replace(
-            super().stage_settings, num_futures=self.num_futures, num_next_actions=self.num_next_actions,
-            num_refinements=self.num_refinements,
-            critic_input=self.critic_input, fresh_actions=self.fresh_actions, verify_refinements=self.verify_refinements,
-            rejected_weight=self.rejected_weight, judged_fraction=self.judged_fraction, self_imitation=self.self_imitation,
-        )  # fmt: skip
+    @override(AlgorithmConfig)
+    def update_from_dict(self, config_dict: dict[str, Any]) -> Self:  # type: ignore[override]
+        """Takes a mapping, as of a YAML file: its preset first, whatever the order of its keys."""
+        if (name := config_dict.get("preset")) is not None:
+            self._take(name)
+        return super().update_from_dict(config_dict)
+
+    def _take(self, preset: str) -> None:
+        if preset not in PRESETS:
+            raise ValueError(f"config.preset: {unknown_key(preset, PRESETS, 'preset')}")
+        self._set(copy.deepcopy(PRESETS[preset]))
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check(
-            self.num_policy_epochs is None or 0 <= self.num_policy_epochs <= self.num_epochs,
-            "num_policy_epochs", f"must be between 0 and num_epochs, which is {self.num_epochs}",
-        )  # fmt: skip
-        self._check_choice("critic_input", "predicted", "backed_up", "permuted", "constant")
-        self._check(
-            self.critic_input != "backed_up" or not self.fresh_actions,
-            "critic_input", "needs the stored actions, of which the targets speak: set fresh_actions to false",
-        )  # fmt: skip
-        self._check(
-            not self.self_imitation or not self.fresh_actions,
-            "self_imitation", "imitates stored actions: set fresh_actions to false",
-        )  # fmt: skip
+        self._check_choice("critic_input", "predicted", "backed_up")
+        stored = self.algo_class is None or not self.algo_class.variant.judges_new_actions
+        self._check(stored or self.critic_input != "backed_up", "critic_input",
+                    "speaks of stored actions, and this algorithm judges new ones: set it to predicted")  # fmt: skip
 
 
 class NLAC(ReplayAlgorithm):
     """Natural Language Actor-Critic (arXiv 2512.04601)."""
 
     stages_class: type[LanguageStages] = LanguageStages
+    variant: Variant = NLAC_AS_IT_IS  # what an ablation does otherwise
 
     @classmethod
     @override(Algorithm)
@@ -163,7 +174,7 @@ class NLAC(ReplayAlgorithm):
     @override(LanguageAlgorithm)
     def setup(self, config: Any) -> None:
         super().setup(config)
-        self.stages = self.make_stages(self.stages_class)
+        self.stages = self.make_stages(self.stages_class, self.variant)
         self.writer = TransitionWriter(self.logdir)
 
     @override(LanguageAlgorithm)
@@ -175,7 +186,7 @@ class NLAC(ReplayAlgorithm):
 
         # 4, 5, 6. Backup, critique and refinement, in three waves of generation.
         with self.metrics.log_time((TIMERS, LANGUAGE_STAGES_TIMER)):
-            targets, refinements, report = self.stages.run(sample.transitions, target_version=self.weight_version)
+            targets, refinements, report = self.stages.run(sample.transitions)
         log_stages(self.metrics, report, targets, refinements)
         self.heed_stages(report)
         self.writer.write(self.iteration, targets, refinements)
@@ -213,24 +224,22 @@ class NLAC(ReplayAlgorithm):
     def sequences_of(
         self, sample: ReplaySample, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
     ) -> list[TrainingSequence]:
-        """At most one critic and one policy sequence per transition and epoch, importance-weighted; see ``num_policy_epochs``.
+        """At most one critic and one policy sequence per transition and epoch, importance-weighted.
 
-        Each loss is the mean over its sequences of a minibatch, weighted as the refinements say, times its coefficient.
+        Each loss is the mean over its sequences of a minibatch, weighted as the refinements say, L2's times its coefficient.
         """
         sequences: list[TrainingSequence] = []
         size, count, epochs = self.config.minibatch_size, len(targets), self.config.num_epochs
-        critic_only = epochs - (epochs if self.config.num_policy_epochs is None else self.config.num_policy_epochs)
         orders = [range(count), *(self.rng.permutation(count).tolist() for _ in range(epochs - 1))]
-        steps = [(epoch, order[start : start + size]) for epoch, order in enumerate(orders) for start in range(0, count, size)]
-        for minibatch, (epoch, members) in enumerate(steps):
-            critic = [(i, g) for i in members if (g := targets[i].generation) and self.config.critic_loss_coeff]
+        steps = [order[start : start + size] for order in orders for start in range(0, count, size)]
+        for minibatch, members in enumerate(steps):
+            critic = [(i, g) for i in members if (g := targets[i].generation) and self.variant.trains_critic]
             policy = [(i, g) for i in members if (g := refinements[i].generation) and self.config.policy_loss_coeff]
-            policy = policy if epoch >= critic_only else []
             total = sum(refinements[item].weight for item, _ in policy)
             for item, answer in critic:
-                ids = self.stages.predict_ids(sample.transitions[item])
-                weight = self.config.critic_loss_coeff * float(sample.weights[item]) / len(critic)
+                weight = float(sample.weights[item]) / len(critic)
                 origin = f"transition {sample.transitions[item].id}"
+                ids = targets[item].prompt_ids
                 sequences.append(TrainingSequence(ids, answer.token_ids, CRITIC, item, minibatch, weight, origin=origin))
             for item, answer in policy:
                 # The prompt is the one that the engine saw when it sampled the stored action.
@@ -249,7 +258,6 @@ class NLAC(ReplayAlgorithm):
     def set_own_state(self, state: dict[str, Any]) -> None:
         super().set_own_state(state)
         self.stages.rng.bit_generator.state = state["stages_rng"]
-        self.stages.forget_targets()
 
     @override(LanguageAlgorithm)
     def cleanup(self) -> None:

@@ -96,7 +96,7 @@ class Transition:
     """(s, a, r, s', ended) with s the whole dialogue before the action.
 
     Attributes:
-        id: Unique within a run; targets are cached by it.
+        id: Unique within a run.
         env: Name of the environment, which chooses the prompts' wording.
         state: s, the messages before the action, the system message included.
         action: a, the full text of the agent's turn.
@@ -178,6 +178,7 @@ class BellmanTarget:
         future: The parsed target, None likewise.
         next_action: a', None after an end.
         next_future: d', None after an end or where it did not parse.
+        prompt_ids: The prompt of M(.|s, a) that the target is trained under; empty without a generation.
     """
 
     transition: Transition
@@ -185,6 +186,7 @@ class BellmanTarget:
     future: Future | None
     next_action: str | None
     next_future: str | None
+    prompt_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ NEEDS = {
 }
 # The first to begin where tests are divided, so that no long one begins last; by name of the test or its file, longest first.
 LONGEST = (
-    "test_learning.py", "test_interrupts.py", "test_faults.py", "test_the_7b_examples", "test_readme.py",
+    "test_learning.py", "test_interrupts.py", "test_faults.py", "test_the_7b_examples", "test_ones_own_environment",
     "test_killed_and_resumed", "test_in_the_middle_of_a_run", "test_one_cell_by_the_command", "test_two_learners",
     "test_a_value_that_pbt", "test_tuner_",
 )  # fmt: skip

@@ -20,7 +20,7 @@ from rllib_nlac.types import Generation, Message
 
 VOCABULARY = 40
 # With such an ε Adam's first step is lr · gradient / ε, and the gradient itself can be read from the weights.
-GRADIENT = {"lr": 1e4, "adam_epsilon": 1e4, "grad_clip": None}
+GRADIENT = {"lr": 1e4, "optimizer": {"eps": 1e4}, "grad_clip": None}
 
 
 def save_micro_model(folder: Path) -> str:

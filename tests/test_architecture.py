@@ -21,7 +21,7 @@ FLOORS = (
     ("replay",),
     ("algorithm",),
     ("nlac",),
-    ("baselines",),
+    ("ablations", "baselines"),
     ("algorithms",),
     ("",),  # the package's own page
     ("command",),

@@ -14,6 +14,7 @@ from micro import build_learner, played, save_micro_model
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
+from rllib_nlac.ablations import Frozen
 from rllib_nlac.baselines.grpo import GRPO, GRPOConfig, group_advantages, has_spread
 from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig, choose, value_of
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
@@ -23,8 +24,9 @@ from rllib_nlac.baselines.scalar_critic import ScalarCritic, ScalarCriticConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillation, transcript
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
 from rllib_nlac.episode import TASK_SEED
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
-from rllib_nlac.language.stages import StageReport
+from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.replay.buffer import ReplaySample, transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
@@ -174,7 +176,7 @@ class TestRFT:
 
 class TestRolloutCritics:
     def algorithm(self, **config):
-        a = fake(**{"critic_loss_coeff": 1.0, "policy_loss_coeff": 1.0, "rollouts_per_action": 3, "env": "E", **config})
+        a = fake(**{"policy_loss_coeff": 1.0, "rollouts_per_action": 3, "env": "E", **config})
         a.stages = SimpleNamespace(predict_ids=lambda t: (9, len(t.state)))
         a._transition = lambda episode, t: RolloutCritic._transition(a, episode, t)
         a._sequences = lambda targets, refinements: RolloutCritic._sequences(a, targets, refinements)
@@ -190,13 +192,13 @@ class TestRolloutCritics:
         refinements = [Refinement(t, (), None, None, answer if i else None, False, "x") for i, t in enumerate(transitions)]
         return targets, refinements
 
-    @pytest.mark.parametrize(("critic", "policy"), [(1.0, 1.0), (2.0, 1.0), (1.0, 0.5)])
-    def test_both_losses_weigh_by_their_coefficients_whatever_the_number_of_their_texts(self, critic, policy):
-        a = self.algorithm(critic_loss_coeff=critic, policy_loss_coeff=policy)
+    @pytest.mark.parametrize("policy", [1.0, 0.5])
+    def test_both_losses_weigh_by_the_coefficient_whatever_the_number_of_their_texts(self, policy):
+        a = self.algorithm(policy_loss_coeff=policy)
         sequences = a._sequences(*self.texts())
-        total = critic + policy
+        total = 1 + policy
         weights = {role: [s.weight for s in sequences if s.role == role] for role in (CRITIC, POLICY)}
-        assert weights[CRITIC] == pytest.approx([critic / total / 5] * 5) and weights[POLICY] == pytest.approx(
+        assert weights[CRITIC] == pytest.approx([1 / total / 5] * 5) and weights[POLICY] == pytest.approx(
             [policy / total / 2] * 2
         )
         for s in sequences:
@@ -204,7 +206,6 @@ class TestRolloutCritics:
             assert s.prompt_ids in (((2, 3, 4, 5), (2, 3, 4, 5, 6)) if s.role == POLICY else ((9, 1), (9, 3), (9, 5)))
 
     def test_a_coefficient_of_0_switches_off(self):
-        assert {s.role for s in self.algorithm(critic_loss_coeff=0.0)._sequences(*self.texts())} == {POLICY}
         assert {s.role for s in self.algorithm(policy_loss_coeff=0.0)._sequences(*self.texts())} == {CRITIC}
 
     def test_one_step_of_each_episode_is_judged_by_all_of_its_rollouts(self, monkeypatch):
@@ -331,8 +332,11 @@ class TestNLQL:
 
         engine = ScriptedEngine(chat, answer)
         short = Sampling(12)
-        settings_ = StageSettings(short, short, short, short, short, num_futures=2, future_weights=weights)
-        stages = BestOfStages(engine, chat, lambda env: compact, settings_, seed=0)
+        settings_ = StageSettings(short, short, short, short, short, num_futures=2)
+        Frozen() if weights is Weights.INITIAL else NLAC_AS_IT_IS
+        stages = BestOfStages(
+            engine, chat, lambda env: compact, settings_, 0, Frozen() if weights is Weights.INITIAL else NLAC_AS_IT_IS
+        )
         stages.num_candidates = 2
         t = transition_at("TwentyQuestions", played([0.0, 1.0]), 0)
         report = StageReport()

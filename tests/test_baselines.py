@@ -334,8 +334,8 @@ class TestScalarCritic:
         assert learner.q_values(whole, target=False) == pytest.approx([1.0, -0.5], abs=0.15)
 
     def test_zero_3_is_refused(self):
-        with pytest.raises(ValueError, match="zero_stage is 3 and must be below 3"):
-            small(ScalarCriticConfig()).deepspeed(zero_stage=3).validate()
+        with pytest.raises(ValueError, match=r"zero_optimization\.stage below 3"):
+            small(ScalarCriticConfig()).deepspeed(deepspeed_config={"zero_optimization": {"stage": 3}}).validate()
 
 
 @pytest.fixture()

@@ -84,7 +84,9 @@ def test_training_2n_equals_n_save_new_process_restore_n(small, ray_session, tmp
 @pytest.mark.parametrize(("stage", "shards"), [(3, 2), (0, 0)])
 def test_two_learners_resume_with_all_their_shards(small, ray_session, lent_engine, tmp_path, stage, shards):
     """In bfloat16, so that the float32 master weights are part of what is resumed."""
-    small.learners(num_learners=2).deepspeed(zero_stage=stage).language(learner_dtype="bfloat16")
+    small.learners(num_learners=2).deepspeed(deepspeed_config={"zero_optimization": {"stage": stage}}).language(
+        learner_dtype="bfloat16"
+    )
     algorithm = small.build_algo()
     try:
         algorithm.train()

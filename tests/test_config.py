@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rllib_nlac.baselines.nlql import NLQLConfig
+from rllib_nlac import NLACConfig
+from rllib_nlac.ablations import FreshActions
+from rllib_nlac.algorithm.config import Manners
+from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.command import search
 from rllib_nlac.command.cli import app
 from rllib_nlac.command.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
@@ -32,13 +36,12 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("num_next_actions", 0, "num_next_actions is 0 and must be at least 1"),
         ("judged_fraction", 0.0, "must be above 0 and at most 1"),
         ("rejected_weight", 1.5, "must be between 0 and 1"),
-        ("num_policy_epochs", 2, "must be between 0 and num_epochs, which is 1"),
-        ("future_weights", "target", "future_weights"),
         ("episodes_per_iteration", 0, "must be at least 1"),
         ("tau", 1.5, "between 0"),
-        ("zero_stage", 4, "must be between 0 and 3"),
+        ("deepspeed_config", {"zero_optimization": {"stage": 4}}, "zero_optimization.stage of 0, 1, 2 or 3"),
+        ("optimizer", {"weight_decai": 0.1}, "did you mean 'weight_decay'"),
         ("minibatch_size", 4096, "must not exceed train_batch_size_per_learner, 512"),
-        ("critic_input", "random", "one of predicted, backed_up, permuted, constant"),
+        ("critic_input", "random", "one of predicted, backed_up"),
         ("train_on_yes", "maybe", "one of success, always, never"),
         ("action_format", "xml", "one of plain, react"),
         ("learner_dtype", "float16", "one of float32, bfloat16"),
@@ -67,18 +70,28 @@ def test_an_engine_needs_a_gpu_for_each_of_its_parts(config):
 
 def test_only_stored_actions_are_judged_by_their_targets(config):
     config.training(critic_input="backed_up").validate()
-    with pytest.raises(ValueError, match="set fresh_actions to false"):
-        config.training(fresh_actions=True).validate()
-    with pytest.raises(ValueError, match="the candidates are new ones"):
-        NLQLConfig().training(critic_input="backed_up").validate()
+    for kind in (FreshActions, NLQL):
+        with pytest.raises(ValueError, match="speaks of stored actions, and this algorithm judges new ones"):
+            kind.get_default_config().environment("TwentyQuestions").training(critic_input="backed_up").validate()
 
 
-def test_only_stored_actions_are_imitated(config):
-    config.training(self_imitation=True).validate()
-    with pytest.raises(ValueError, match=r"self_imitation.*set fresh_actions to false"):
-        config.training(fresh_actions=True).validate()
-    with pytest.raises(ValueError, match=r"self_imitation.*the candidates are new ones"):
-        NLQLConfig().training(self_imitation=True).validate()
+def test_what_a_configuration_leaves_open_its_model_brings():
+    config = NLACConfig().environment("TwentyQuestions")
+    config.validate()
+    assert config.manners == Manners("compact", 12, 24, 32, "model")
+    assert config.language(prompts="default", max_action_tokens=7).manners == Manners("default", 7, 24, 32, "model")
+    other = NLACConfig().language(language_model="Qwen/Qwen2.5-7B-Instruct")
+    assert other.manners == Manners("default", 128, 192, 192) and other.stage_settings.critique.max_tokens == 192
+
+
+def test_a_preset_comes_first_and_everything_else_over_it():
+    config = NLACConfig().training(preset="long_horizon", n_step=5)
+    assert (config.n_step, config.num_refinements, config.judge_weights) == (5, 4, "initial")
+    for keys in ({"n_step": 5, "preset": "long_horizon"}, {"preset": "long_horizon", "n_step": 5}):
+        assert NLACConfig().update_from_dict(keys).n_step == 5
+    assert NLACConfig().update_from_dict(config.to_dict()).n_step == 5
+    with pytest.raises(ValueError, match=r"config\.preset: unknown preset 'long_horizn'; did you mean 'long_horizon'"):
+        NLACConfig().training(preset="long_horizn")
 
 
 def test_training_takes_our_keys_and_rllibs(config):
@@ -89,7 +102,7 @@ def test_training_takes_our_keys_and_rllibs(config):
 
 
 def test_deepspeed_settings_merge_over_ours(config):
-    config.deepspeed(zero_stage=2, deepspeed_config={"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+    config.deepspeed(deepspeed_config={"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
     assert config.deepspeed_settings["zero_optimization"] == {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     assert config.deepspeed_settings["gradient_clipping"] == 1.0
 
@@ -194,6 +207,7 @@ class TestCommand:
             )
             if "evaluation_config" in entry["config"]:
                 entry["config"]["evaluation_config"]["env_config"] = {"split": "eval"}
+            shutil.copytree(path.parent / "bases", tmp_path / "bases")
             path = tmp_path / path.name
             path.write_text(yaml.safe_dump({name: entry}))
         result = self.run("train", "file", str(path), "--dry-run")

@@ -172,20 +172,6 @@ def test_an_episode_ends_at_its_limit_of_generated_tokens(make, chat):
     assert episode.get_infos(-1)["success"] is False
 
 
-def test_tasks_with_a_long_first_prompt_are_passed_over(make):
-    class Lengthy(TwentyQuestions):
-        def begin(self, task):
-            return "Guess my object. " * (40 if task % 2 else 1)
-
-    creator = lambda context: Lengthy(num_objects=16, num_attributes=8, max_turns=6)  # noqa: E731
-    runner = make(env_creator=creator, max_prompt_tokens=200)
-    episodes = runner.sample(num_episodes=12)
-    assert len(episodes) == 12 and {int(e.get_infos(0)["task_id"].split("-")[1]) % 2 for e in episodes} == {0}
-    assert int(runner.get_metrics()["episodes_discarded"]) > 0
-    with pytest.raises(RuntimeError, match=r"lost \d+ episodes in a row \(prompt_limit\).*max_prompt_tokens 5"):
-        make(max_prompt_tokens=5).sample(num_episodes=1)
-
-
 def test_of_a_long_dialogue_the_opening_and_the_latest_turns_are_shown(make, chat):
     """What the policy sees next is also the next state that a backup asks for; the stored episode keeps everything."""
 

@@ -22,7 +22,7 @@ from rllib_nlac.types import Request, Weights
 @pytest.fixture(scope="module")
 def algorithm(ray_session):
     config = small_config().evaluation(evaluation_num_env_runners=1, evaluation_interval=100, evaluation_duration=16)
-    config.deepspeed(zero_stage=2)
+    config.deepspeed(deepspeed_config={"zero_optimization": {"stage": 2}})
     algorithm = config.build_algo()
     yield algorithm
     # A runner that is stopped for good does not keep the run from ending.

@@ -19,6 +19,7 @@ from rllib_nlac.algorithm.metrics import logprob_gap
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.language.settings import Sampling
+from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.learner.batch import (
     CRITIC,
     POLICY,
@@ -309,7 +310,7 @@ class TestGradient:
     def test_each_minibatch_is_a_step_and_the_target_follows_each(self, learner_of):
         tau = 0.25
         parts = [sequences_of_both_roles(4, minibatch=i, seed=i) for i in range(3)]
-        one_by_one, at_once = (learner_of(NLACConfig, tau=tau, lr=1e-2, adam_epsilon=1e-3) for _ in range(2))
+        one_by_one, at_once = (learner_of(NLACConfig, tau=tau, lr=1e-2, optimizer={"eps": 1e-3}) for _ in range(2))
         average = parameters_of(one_by_one)
         for part in parts:
             update(one_by_one, part)
@@ -376,10 +377,9 @@ class TestSequencesOfNLAC:
     """Weights of the two losses, for a batch whose importance weights differ."""
 
     def algorithm(self, **changes):
-        settings = {"minibatch_size": 3, "num_epochs": 1, "num_policy_epochs": None}
-        config = SimpleNamespace(**{**settings, "critic_loss_coeff": 1.0, "policy_loss_coeff": 1.0, **changes})
-        stages = SimpleNamespace(predict_ids=lambda t: (9, t.id))
-        return SimpleNamespace(config=config, rng=np.random.default_rng(0), stages=stages)
+        settings = {"minibatch_size": 3, "num_epochs": 1}
+        config = SimpleNamespace(**{**settings, "policy_loss_coeff": 1.0, **changes})
+        return SimpleNamespace(config=config, rng=np.random.default_rng(0), variant=NLAC_AS_IT_IS)
 
     def batch(self, with_target=(0, 1, 3, 4), with_action=(1, 2, 4), light=()):
         episode = played([0.0] * 6)
@@ -389,7 +389,7 @@ class TestSequencesOfNLAC:
         def text(i: int, wanted) -> Generation | None:
             return Generation((1,), (20 + i, 1), np.zeros(2), True, 0) if i in wanted else None
 
-        targets = [BellmanTarget(t, text(i, with_target), None, None, None) for i, t in enumerate(transitions)]
+        targets = [BellmanTarget(t, text(i, with_target), None, None, None, (9, t.id)) for i, t in enumerate(transitions)]
         refinements = [
             Refinement(t, (), None, None, text(i, with_action), False, "refined", 0.5 if i in light else 1.0)
             for i, t in enumerate(transitions)
@@ -415,9 +415,9 @@ class TestSequencesOfNLAC:
             assert s.prompt_ids == ((9, t.id) if s.role == CRITIC else t.generation.prompt_ids)
 
     def test_light_refinements_and_coefficients(self):
-        algorithm = self.algorithm(critic_loss_coeff=2.0, policy_loss_coeff=3.0)
+        algorithm = self.algorithm(policy_loss_coeff=3.0)
         sequences = NLAC.sequences_of(algorithm, *self.batch(light=(1,)))
-        assert self.weights(sequences, CRITIC)[0, 0] == pytest.approx(2.0 / 2)
+        assert self.weights(sequences, CRITIC)[0, 0] == pytest.approx(1.0 / 2)
         assert self.weights(sequences, POLICY) == pytest.approx(
             {(0, 1): 3 * 0.5 * 0.5 / 1.5, (0, 2): 3 * 0.25 / 1.5, (1, 4): 3 * 0.4}
         )
@@ -429,12 +429,12 @@ class TestSequencesOfNLAC:
             assert {s.role for s in left} == {role}
             assert self.weights(left, role) == self.weights(whole, role)
 
-    def test_epochs_and_policy_epochs(self):
-        sequences = NLAC.sequences_of(self.algorithm(num_epochs=3, num_policy_epochs=2), *self.batch())
+    def test_epochs(self):
+        sequences = NLAC.sequences_of(self.algorithm(num_epochs=3), *self.batch())
         for epoch in range(3):
             own = [s for s in sequences if s.minibatch // 2 == epoch]
             assert sorted(s.item for s in own if s.role == CRITIC) == [0, 1, 3, 4]
-            assert sorted(s.item for s in own if s.role == POLICY) == ([] if epoch == 0 else [1, 2, 4])
+            assert sorted(s.item for s in own if s.role == POLICY) == [1, 2, 4]
 
 
 class TestValueHead:

@@ -171,6 +171,11 @@ def assert_same_step(before: dict, mine: dict, expected: dict, tolerance: float 
     assert float((difference / step) ** 0.5) < tolerance
 
 
+def zero(stage: int) -> dict:
+    """The key of a ZeRO stage."""
+    return {"deepspeed_config": {"zero_optimization": {"stage": stage}}}
+
+
 def reference_loss(model, sequences) -> torch.Tensor:
     """Σ w · mean NLL of the answer, sequence by sequence without padding."""
     total = torch.zeros(())
@@ -212,7 +217,7 @@ class TestGradientStep:
 
     @pytest.mark.parametrize("stage", [1, 2, 3])
     def test_zero_stages_agree(self, make_learner, stage):
-        plain, sharded = make_learner(adam_epsilon=1e-3), make_learner(adam_epsilon=1e-3, zero_stage=stage)
+        plain, sharded = make_learner(optimizer={"eps": 1e-3}), make_learner(optimizer={"eps": 1e-3}, **zero(stage))
         before = weights_of(plain)
         for _ in range(3):
             norms = [float(update(learner)[DEFAULT_MODULE_ID]["gradient_norm"].peek()) for learner in (plain, sharded)]
@@ -222,7 +227,7 @@ class TestGradientStep:
     @pytest.mark.parametrize("stage", [0, 3])
     def test_gradient_checkpointing_runs_each_layer_twice_and_changes_nothing(self, make_learner, stage):
         plain, checkpointed = (
-            make_learner(zero_stage=stage, adam_epsilon=1e-3, gradient_checkpointing=on) for on in (False, True)
+            make_learner(**zero(stage), optimizer={"eps": 1e-3}, gradient_checkpointing=on) for on in (False, True)
         )
         before, runs = weights_of(plain), []
         for learner in (plain, checkpointed):
@@ -247,7 +252,7 @@ class TestGradientStep:
         """In float32 master weights: in bfloat16 most of these steps are lost (cosine 0.18, a length of 0.27)."""
         moved: list[dict[Weights, torch.Tensor]] = []
         for dtype in ("float32", "bfloat16"):
-            learner = make_learner(lr=2e-5, tau=0.1, learner_dtype=dtype, zero_stage=stage)
+            learner = make_learner(lr=2e-5, tau=0.1, learner_dtype=dtype, **zero(stage))
             before = learner.export_weights()
             assert {tensor.dtype for tensor in before[Weights.POLICY].values()} == {getattr(torch, dtype)}
             for _ in range(30):
@@ -289,9 +294,9 @@ class TestGradientStep:
 
     @pytest.mark.parametrize("stage", [0, 1, 2, 3])
     def test_state_restores_the_optimizer_and_the_target(self, make_learner, stage):
-        first = make_learner(zero_stage=stage)
+        first = make_learner(**zero(stage))
         update(first)
-        second = make_learner(zero_stage=stage)
+        second = make_learner(**zero(stage))
         first.prepare_for_saving()
         second.set_state(pickle.loads(pickle.dumps(first.get_state())))
         update(first), update(second)
@@ -303,9 +308,9 @@ class TestGradientStep:
     @pytest.mark.parametrize("stage", [0, 2])
     def test_what_the_configuration_says_now_is_in_force_after_a_restore(self, make_learner, stage):
         """PBT changes a value and restores a checkpoint that holds the former one."""
-        first = make_learner(zero_stage=stage, lr=1e-3, weight_decay=0.0, tau=0.5)
+        first = make_learner(**zero(stage), lr=1e-3, tau=0.5)
         update(first)
-        second = make_learner(zero_stage=stage, lr=2e-4, weight_decay=0.1, tau=0.25)
+        second = make_learner(**zero(stage), lr=2e-4, optimizer={"weight_decay": 0.1}, tau=0.25)
         second.set_state(pickle.loads(pickle.dumps(first.get_state())))
         before = second.export_weights()
         group = second.trainer.engine.optimizer.param_groups[0]

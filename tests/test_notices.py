@@ -16,7 +16,7 @@ from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
 from rllib_nlac.command.terminal import Terminal
-from rllib_nlac.language.stages import StageReport
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.types import Weights
 
 TRIAL = SimpleNamespace(trial_id="abc_00000")

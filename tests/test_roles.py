@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from scripted_engine import ScriptedEngine
 from scripted_roles import FRESH, NO, REFINED, role_of, script, transition
 from scripted_roles import thinking as answers
 
-from rllib_nlac import NLACConfig
+from rllib_nlac import NLAC, NLACConfig
+from rllib_nlac.ablations import ABLATIONS, FrozenCritic, Permuted
 from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig
 from rllib_nlac.baselines.nlrl import NLRLConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.types import Message, Request
 
@@ -31,7 +34,7 @@ def tuned(name: str) -> dict:
     """What a tuned example says of the roles and of training."""
     folder = Path(__file__).parent.parent / "tuned_examples"
     (experiment,) = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8")).values()
-    return {key: value for key, value in experiment["config"].items() if hasattr(NLACConfig(), key) and key != "env_config"}
+    return {key: value for key, value in experiment["config"].items() if key != "env_config"}
 
 
 # Every structural switch, so that each role is asked in each of the places where it may be.
@@ -39,20 +42,16 @@ CONFIGURATIONS: dict[str, dict] = {
     "defaults": {},
     'judge_weights: "policy"': {"judge_weights": "policy"},
     'judge_weights: "initial"': {"judge_weights": "initial"},
-    'backup_weights: "initial"': {"backup_weights": "initial"},
-    'future_weights: "initial"': {"future_weights": "initial"},
     "n_step: 3": {"n_step": 3},
     "num_next_actions: 3": {"num_next_actions": 3},
     "num_refinements: 3": {"num_refinements": 3},
     "num_refinements: 0": {"num_refinements": 0},
-    "fresh_actions": {"fresh_actions": True},
-    "verify_refinements": {"verify_refinements": True},
-    'critic_input: "backed_up"': {"critic_input": "backed_up", "verify_refinements": True},
-    'critic_input: "permuted"': {"critic_input": "permuted"},
-    "self_imitation": {"self_imitation": True},
+    "rejected_weight: 0": {"rejected_weight": 0.0},
+    'critic_input: "backed_up"': {"critic_input": "backed_up", "rejected_weight": 0.0},
     "judged_fraction: 0.5": {"judged_fraction": 0.5},
     "tuned example twenty_questions_nlac": tuned("twenty_questions_nlac"),
     "tuned example text_house_nlac": tuned("text_house_nlac"),
+    **{f"run: {name}": {"variant": ablation.variant} for name, ablation in ABLATIONS.items()},
 }
 
 
@@ -64,12 +63,12 @@ def asked_by(engine: ScriptedEngine) -> dict[str, set[str]]:
     return found
 
 
-def run(chat, compact, config, items=None) -> ScriptedEngine:
+def run(chat, compact, config, items=None, variant=NLAC_AS_IT_IS) -> ScriptedEngine:
     engine = ScriptedEngine(chat, answers)
     kind = BestOfStages if isinstance(config, NLQLConfig) else LanguageStages
     second = transition(2)
     items = items or [replace(transition(1), following=(second,)), replace(transition(3), state=(Message("user", "Go."),))]
-    kind(engine, chat, lambda env: compact, config.stage_settings).run(items)
+    kind(engine, chat, lambda env: compact, config.stage_settings, variant=variant).run(items)
     return engine
 
 
@@ -79,14 +78,10 @@ def table(chat, compact) -> dict[str, dict[str, set[str]]]:
     rows = {}
     for name, settings in CONFIGURATIONS.items():
         config = NLACConfig().roles(max_reasoning_tokens=64)
-        for key, value in settings.items():
-            assert hasattr(config, key)
-            setattr(config, key, value)
-        rows[name] = asked_by(run(chat, compact, config))
-    for weights in ("policy", "initial"):
-        config = NLQLConfig().roles(max_reasoning_tokens=64)
-        config.future_weights = weights
-        rows["NLQL" if weights == "policy" else 'NLQL, future_weights: "initial"'] = asked_by(run(chat, compact, config))
+        variant = settings.get("variant", NLAC_AS_IT_IS)
+        config.update_from_dict({key: value for key, value in settings.items() if key != "variant"})
+        rows[name] = asked_by(run(chat, compact, config, variant=variant))
+    rows["run: NLQL"] = asked_by(run(chat, compact, NLQLConfig().roles(max_reasoning_tokens=64)))
     engine = ScriptedEngine(chat, lambda prompt, w: answers(prompt, w))
     refining = RefiningPolicy(
         engine, chat, compact, "TwentyQuestions", NLACConfig().roles(max_reasoning_tokens=64).stage_settings
@@ -100,12 +95,12 @@ def table(chat, compact) -> dict[str, dict[str, set[str]]]:
 
 def test_the_policys_next_action_and_the_targets_are_whose_they_should_be(table):
     for name, row in table.items():
-        frozen = "future_weights" in name
+        frozen = "Frozen" in name
         plays = row.get("a'", set())
         assert plays <= {"policy"}, name  # the policy of today, never the target's or the stored action
         assert row.get("d'", {"target"}) == ({"initial"} if frozen else {"target"}), name
         assert row["d"] == ({"initial"} if frozen else {"policy"}), name
-        backup = "initial" if "backup_weights" in name or "tuned" in name else "target"
+        backup = "initial" if '"initial"' in name or "tuned" in name else "target"
         assert row.get("y", {backup}) == {backup}, name
         judge = name.partition("judge_weights: ")[2].strip('"') or ("initial" if "tuned" in name else "target")
         assert row["critique"] == {judge}, name
@@ -117,7 +112,7 @@ def test_every_role_is_asked_by_default(table):
     assert table["defaults"].keys() == set(ROLES)
     assert table["num_refinements: 0"].keys() == set(ROLES) - {"a_r"}
     assert table["`evaluate_refined`, the defaults"].keys() == {"a'", "d", "critique", "a_r", "rethink"}
-    assert table["NLQL"].keys() == set(ROLES) - {"a_r"}
+    assert table["run: NLQL"].keys() == set(ROLES) - {"a_r"}
 
 
 def as_markdown(table: dict[str, dict[str, set[str]]]) -> str:
@@ -139,28 +134,36 @@ def test_without_target_weights_nothing_is_backed_up():
             kind().environment("TwentyQuestions").training(tau=None).validate()
 
 
-@pytest.mark.parametrize("key", ["judge_weights", "backup_weights", "future_weights"])
-def test_who_asks_for_the_initial_weights_has_them_kept(key):
-    assert not NLACConfig().stage_settings.uses_initial_weights
-    assert NLACConfig().training(**{key: "initial"}).stage_settings.uses_initial_weights
+@pytest.mark.parametrize(
+    ("settings", "variant", "kept"),
+    [({}, NLAC_AS_IT_IS, False), ({"judge_weights": "initial"}, NLAC_AS_IT_IS, True), ({}, FrozenCritic.variant, True)],
+)
+def test_who_asks_for_the_initial_weights_has_them_kept(monkeypatch, settings, variant, kept):
+    pushed = []
+    monkeypatch.setattr("rllib_nlac.algorithm.algorithm.push_initial_weights", lambda *arguments: pushed.append(arguments))
+    algorithm = SimpleNamespace(
+        config=NLACConfig().training(**settings), engine=None, chat=None, learner_group=None, _with_learners=lambda work: work()
+    )
+    NLAC.make_stages(algorithm, variant=variant)
+    assert bool(pushed) is kept
 
 
 class TestSampling:
     SETTINGS = {
-        "action_temperature": 0.11, "action_top_p": 0.9, "future_temperature": 0.22, "backup_temperature": 0.33,
+        "action_temperature": 0.11, "action_top_p": 0.9,
         "critique_temperature": 0.44, "refine_temperature": 0.55, "max_action_tokens": 31, "max_future_tokens": 42,
         "max_critique_tokens": 53, "max_reasoning_tokens": 64,
     }  # fmt: skip
     EXPECTED = {
-        "a'": (31, 0.11, 0.9), "d'": (42, 0.22, 1.0), "d": (42, 0.22, 1.0), "y": (42, 0.33, 1.0), "critique": (53, 0.44, 1.0),
+        "a'": (31, 0.11, 0.9), "d'": (42, 1.0, 1.0), "d": (42, 1.0, 1.0), "y": (42, 0.0, 1.0), "critique": (53, 0.44, 1.0),
         "a_r": (31, 0.55, 1.0), "rethink": (64, 0.0, 1.0),
     }  # fmt: skip
 
     @pytest.mark.parametrize(
         "structure",
         [
-            {}, {"num_next_actions": 2, "num_refinements": 2, "verify_refinements": True, "num_futures": 2},
-            {"fresh_actions": True}, {"critic_input": "backed_up", "verify_refinements": True},
+            {}, {"num_next_actions": 2, "num_refinements": 2, "rejected_weight": 0.0, "num_futures": 2},
+            {"critic_input": "backed_up", "rejected_weight": 0.0},
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("kind", [NLACConfig, NLQLConfig])
@@ -177,7 +180,7 @@ class TestSampling:
         assert {role_of(engine.text(r)) for _, r in engine.requests} >= set(ROLES) - {"a_r"}
 
     def test_without_the_correction_of_reasoning_nobody_is_asked_for_one(self, chat, compact):
-        config = NLACConfig().roles(correct_reasoning=False)
+        config = NLACConfig().roles(max_reasoning_tokens=0)
         assert config.stage_settings.reasoning is None
         assert "rethink" not in asked_by(run(chat, compact, config))
 
@@ -202,9 +205,8 @@ class TestRefiningPolicy:
     @pytest.mark.parametrize(
         "settings",
         [
-            {}, {"num_refinements": 4}, {"num_refinements": 0}, {"verify_refinements": True},
-            {"verify_refinements": True, "rejected_weight": 0.5}, {"fresh_actions": True}, {"judged_fraction": 0.01},
-            {"critic_input": "backed_up"}, {"self_imitation": True, "critic_input": "backed_up"},
+            {}, {"num_refinements": 4}, {"num_refinements": 0}, {"rejected_weight": 0.0},
+            {"rejected_weight": 0.5}, {"judged_fraction": 0.01}, {"critic_input": "backed_up"},
         ],
     )  # fmt: skip
     def test_the_turn_that_was_sampled_is_criticised_and_refined_once(self, chat, compact, settings):
@@ -256,11 +258,10 @@ class TestRefiningPolicy:
 def test_permuted_futures_leave_out_who_has_none(chat, compact):
     """The ablation exchanges futures, and takes none away: fails where the empty ones of items that are not asked about, or
     that did not parse, are dealt out, too."""
-    from rllib_nlac.language.critique import evaluator_input
     from rllib_nlac.types import Future
 
     futures = [(Future(str(i), True),) if i % 3 else () for i in range(12)]
-    seen = evaluator_input(futures, "permuted", np.random.default_rng(0))
+    seen = Permuted().shown(futures, np.random.default_rng(0))
     assert [bool(f) for f in seen] == [bool(f) for f in futures]
     assert sorted(map(repr, seen)) == sorted(map(repr, futures)) and seen != futures
-    assert evaluator_input([(), ()], "permuted", np.random.default_rng(0)) == [(), ()]
+    assert Permuted().shown([(), ()], np.random.default_rng(0)) == [(), ()]

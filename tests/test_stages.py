@@ -8,22 +8,24 @@ import pytest
 from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import NO, SETTINGS, YES, script, transition
 
+from rllib_nlac.ablations import Constant, Fresh, Frozen, Imitating, Permuted
 from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.types import Message, Weights
 
 
 @pytest.fixture()
 def make(chat, compact):
-    def make(answer, **settings):
+    def make(answer, variant=NLAC_AS_IT_IS, **settings):
         engine = ScriptedEngine(chat, answer)
-        stages = LanguageStages(engine, chat, lambda env: compact, replace(SETTINGS, **settings), seed=0)
+        stages = LanguageStages(engine, chat, lambda env: compact, replace(SETTINGS, **settings), 0, variant)
         return engine, stages
 
     return make
 
 
 def test_a_batch_takes_three_full_engine_calls(make):
-    engine, stages = make(script(), judge=Weights.TARGET)
+    engine, stages = make(script(), judge_weights=Weights.TARGET)
     _, _, report = stages.run([transition(i) for i in range(10)])
     assert [(weights, len(prompts)) for weights, prompts in engine.calls] == [
         (Weights.POLICY, 20), (Weights.TARGET, 20), (Weights.TARGET, 20),
@@ -32,7 +34,7 @@ def test_a_batch_takes_three_full_engine_calls(make):
 
 
 def test_d_prime_and_y_come_from_the_target_and_d_and_the_next_action_from_the_policy(make):
-    engine, stages = make(script(), judge=Weights.POLICY)
+    engine, stages = make(script(), judge_weights=Weights.POLICY)
     stages.run([transition()])
     asked = {(weights, last_message(prompt).split(".")[0]) for weights, prompts in engine.calls for prompt in prompts}
     assert asked == {
@@ -137,7 +139,7 @@ def test_a_refined_action_that_was_approved_of_is_not_judged_again(make, verify)
     verdicts = iter([NO, YES, NO, NO])
     engine, stages = make(
         lambda prompt, w: next(verdicts) if last_message(prompt).startswith("Evaluate.") else script()(prompt, w),
-        num_refinements=4, verify_refinements=verify,
+        num_refinements=4, rejected_weight=0.0 if verify else 1.0,
     )  # fmt: skip
     _, (refinement,), _ = stages.run([transition()])
     asked = [last_message(p).split(".")[0] for _, ps in engine.calls for p in ps]
@@ -155,7 +157,7 @@ def test_only_what_no_round_approved_of_is_verified(make):
             return "Is it alive?" if "Is it big?" in prompt else "Can it fly?"
         return script()(prompt, weights)
 
-    _, stages = make(answer, num_refinements=2, verify_refinements=True)
+    _, stages = make(answer, num_refinements=2, rejected_weight=0.0)
     _, (found, not_found), _ = stages.run([transition(1), transition(2, action="Is it found in water?")])
     assert (found.action, found.reason) == ("Is it alive?", "refined")
     assert (not_found.action, not_found.reason) == ("Can it fly?", "rejected")
@@ -218,7 +220,7 @@ class TestWhatThePolicyLearns:
 class TestSelfImitation:
     def test_what_won_unforeseen_is_imitated_whatever_its_critique_says(self, make):
         item = replace(transition(), episode_success=True)
-        engine, stages = make(script(verdict=NO), self_imitation=True, verify_refinements=True, num_refinements=3)
+        engine, stages = make(script(verdict=NO), variant=Imitating(), rejected_weight=0.0, num_refinements=3)
         (target,), (refinement,), report = stages.run([item])
         assert refinement.reason == "imitated" and refinement.kept and refinement.weight == 1
         assert refinement.generation is item.generation and refinement.action == item.action
@@ -232,7 +234,7 @@ class TestSelfImitation:
         [(True, True, "Future: No. SUCCESS"), (True, False, "Future: No. FAILURE"), (False, True, "Future: No. FAILURE")],
     )
     def test_what_was_foreseen_or_did_not_win_is_judged(self, make, on, won, future):
-        _, stages = make(script(future=future), self_imitation=on)
+        _, stages = make(script(future=future), Imitating() if on else NLAC_AS_IT_IS)
         _, (refinement,), report = stages.run([replace(transition(), episode_success=won)])
         assert refinement.reason == "refined" and report.counts["refinement_imitated"] == 0
 
@@ -240,8 +242,8 @@ class TestSelfImitation:
     def test_each_transition_keeps_its_own_refinement(self, make, critic_input):
         items = [replace(transition(i, action=f"Is it {i}?"), episode_success=i % 3 == 0) for i in range(8)]
         _, stages = make(
-            script(), self_imitation=True, judged_fraction=0.5, critic_input=critic_input, num_refinements=2,
-            verify_refinements=True, rejected_weight=0.5,
+            script(), Imitating(), judged_fraction=0.5, critic_input=critic_input, num_refinements=2,
+            rejected_weight=0.5,
         )  # fmt: skip
         _, refinements, _ = stages.run(items)
         assert [r.transition.action for r in refinements] == [item.action for item in items]
@@ -256,17 +258,21 @@ def test_a_target_that_does_not_parse_is_dropped_and_counted(make, backup):
     assert target.generation is None and target.future is None and report.counts["unparsed_target"] == 1
 
 
-def test_targets_are_cached_by_transition_and_target_version(make):
+def test_a_transition_that_was_drawn_twice_is_backed_up_once(make):
     engine, stages = make(script())
-    stages.run([transition(1), transition(2), transition(1)], target_version=1)
+    targets, *_ = stages.run([transition(1), transition(2), transition(1)])
     backups = [p for _, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")]
-    assert len(backups) == 2  # drawn twice, backed up once
-    _, _, report = stages.run([transition(2)], target_version=1)
-    assert report.counts["targets_cached"] == 1 and len(engine.calls) == 6
-    before = len([p for _, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")])
-    stages.run([transition(2)], target_version=2)
-    after = len([p for _, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")])
-    assert (before, after) == (2, 3)
+    assert len(backups) == 2 and [t.transition.id for t in targets] == [1, 2, 1] and targets[0].future == targets[2].future
+
+
+def test_a_target_knows_the_prompt_that_it_is_trained_under(make):
+    """That of the prediction, not of the backup, which has seen what came."""
+    _, stages = make(script())
+    (target,), *_ = stages.run([transition()])
+    prompt = stages.chat.decode(target.prompt_ids)
+    assert target.prompt_ids == stages.predict_ids(transition()) and "Backup." not in prompt
+    (dropped,), *_ = make(script(backup="no label"))[1].run([transition()])
+    assert dropped.generation is None and dropped.prompt_ids == ()
 
 
 def test_permuted_futures_are_those_of_other_transitions(make):
@@ -280,14 +286,14 @@ def test_permuted_futures_are_those_of_other_transitions(make):
     items = [transition(i, ended=True, action=f"Is it {i}?") for i in range(12)]
     _, stages = make(answer)
     assert [r.futures[0].text for r in stages.run(items)[1]] == [f"{i} FAILURE" for i in range(12)]
-    _, stages = make(answer, critic_input="permuted")
+    _, stages = make(answer, variant=Permuted())
     seen = [r.futures[0].text for r in stages.run(items)[1]]
     assert sorted(seen) == sorted(f"{i} FAILURE" for i in range(12)) and seen != [f"{i} FAILURE" for i in range(12)]
 
 
 def test_a_stored_action_is_judged_by_its_target_and_a_refined_one_by_what_is_predicted(make):
     answers = script(future="Future: a guess. FAILURE", backup="Future: No. what came. FAILURE")
-    engine, stages = make(answers, critic_input="backed_up", verify_refinements=True, num_futures=2)
+    engine, stages = make(answers, critic_input="backed_up", rejected_weight=0.0, num_futures=2)
     targets, refinements, _ = stages.run([transition(), transition(2, ended=True)])
     judged = [last_message(p) for _, ps in engine.calls for p in ps if last_message(p).startswith("Evaluate.")]
     assert judged[:2] == ["Evaluate.\n1. No. what came. FAILURE"] * 2
@@ -302,7 +308,7 @@ def test_without_a_target_a_stored_action_is_not_judged(make):
 
 
 def test_constant_futures_hide_the_critic(make):
-    engine, stages = make(script(), critic_input="constant")
+    engine, stages = make(script(), variant=Constant())
     stages.run([transition()])
     (prompt,) = [last_message(p) for _, ps in engine.calls for p in ps if last_message(p).startswith("Evaluate.")]
     assert prompt == "Evaluate.\n1. FAILURE"
@@ -332,12 +338,12 @@ def test_same_seed_same_requests(make):
 
 def test_a_fresh_action_of_the_policy_is_judged_in_the_stored_ones_place(make):
     """State, target and what the critic is trained on stay those of the stored transition."""
-    engine, stages = make(script(policy="Can you eat it?"), fresh_actions=True)
+    engine, stages = make(script(policy="Can you eat it?"), variant=Fresh())
     (target,), (refinement,), _ = stages.run([transition()])
     judged = [p for _, ps in engine.calls for p in ps if last_message(p).startswith(("Evaluate.", "Refine."))]
     assert len(judged) == 2 and all("<|assistant|>Can you eat it?<|end|>" in p and "Is it big?" not in p for p in judged)
     assert target.transition.action == "Is it big?" and refinement.transition.action == "Can you eat it?"
-    _, stages = make(script(policy="Can you eat it?", verdict=YES, future="Future: SUCCESS"), fresh_actions=True)
+    _, stages = make(script(policy="Can you eat it?", verdict=YES, future="Future: SUCCESS"), variant=Fresh())
     _, (accepted,), _ = stages.run([transition()])
     assert accepted.reason == "yes_success" and stages.chat.decode(accepted.generation.token_ids) == "Can you eat it?"
 
@@ -348,14 +354,14 @@ def test_a_refined_action_that_is_verified_is_learned_with_a_yes_only(make, seco
         of_the_refined = "<|assistant|>Is it alive?<|end|>" in prompt
         return script(verdict=second if of_the_refined else NO)(prompt, weights)
 
-    engine, stages = make(answer, verify_refinements=True, num_futures=2)
+    engine, stages = make(answer, rejected_weight=0.0, num_futures=2)
     _, (refinement,), _ = stages.run([transition()])
     assert refinement.reason == reason and (refinement.generation is not None) is (reason == "refined")
     predicted = [p for _, ps in engine.calls for p in ps if last_message(p) == "Predict." and "Is it alive?" in p]
     assert len(predicted) == 2  # k futures of its own
-    _, stages = make(answer, verify_refinements=False)
+    _, stages = make(answer, rejected_weight=1.0)
     assert stages.run([transition()])[1][0].reason == "refined"
-    _, stages = make(answer, verify_refinements=True, rejected_weight=0.1)
+    _, stages = make(answer, rejected_weight=0.1)
     _, (weighted,), _ = stages.run([transition()])
     assert weighted.reason == reason and weighted.generation is not None
     assert weighted.weight == (1.0 if reason == "refined" else 0.1)
@@ -396,14 +402,14 @@ def test_a_fraction_is_judged_spread_over_the_batch_and_all_get_targets(make, fr
 
 
 def test_the_initial_weights_criticise_and_refine_where_they_are_asked_to(make):
-    engine, stages = make(script(), judge=Weights.INITIAL)
+    engine, stages = make(script(), judge_weights=Weights.INITIAL)
     stages.run([transition()])
     roles = {last_message(p).split(".")[0]: weights for weights, prompts in engine.calls for p in prompts}
-    assert roles["Evaluate"] is roles["Refine"] is Weights.INITIAL and roles["Backup"] is Weights.TARGET
+    assert roles["Evaluate"] is roles["Refine"] is roles["Backup"] is Weights.INITIAL
 
 
 def test_a_frozen_critics_futures_all_come_from_the_initial_weights(make):
-    engine, stages = make(script(), future_weights=Weights.INITIAL)
+    engine, stages = make(script(), variant=Frozen())
     stages.run([transition()])
     predicted = [weights for weights, prompts in engine.calls for p in prompts if last_message(p).startswith("Predict")]
     assert predicted == [Weights.INITIAL] * 2  # d and d'

@@ -267,10 +267,10 @@ class TestRuns:
             other.stop()
 
 
-def test_the_readmes_ppo_runs_as_it_stands(ray_session, lent_local_engine, capsys):
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    code = re.search(r"```python\n(from rllib_nlac.baselines.stock.*?)```", readme, re.DOTALL)[1]
-    exec(compile(code, "README.md", "exec"), {})
+def test_the_documents_ppo_runs_as_it_stands(ray_session, lent_local_engine, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "algorithms" / "ppo_appo.md").read_text()
+    code = re.search(r"```python\n(from rllib_nlac.baselines.stock.*?)```", page, re.DOTALL)[1]
+    exec(compile(code, "ppo_appo.md", "exec"), {})
     assert 0.0 <= float(capsys.readouterr().out.splitlines()[-1]) <= 1.0
 
 

@@ -16,6 +16,7 @@ import pytest
 from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import NEXT, NO, role_of, thinking
 
+from rllib_nlac.ablations import Constant, Fresh, Imitating, Permuted
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.nlql import BestOfStages
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
@@ -24,6 +25,7 @@ from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistill
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.replay.buffer import TextReplayBuffer
 from rllib_nlac.replay.dialogues import parse_dialogue, to_episode, write_dialogues
 from rllib_nlac.sampling.env_runner import TextEnvRunner
@@ -89,10 +91,11 @@ def own_config(config):
 STRUCTURES: list[dict] = [
     {},
     {"n_step": 3},
-    {"num_futures": 2, "num_next_actions": 2, "num_refinements": 2, "verify_refinements": True},
-    {"critic_input": "backed_up", "n_step": 2, "verify_refinements": True, "rejected_weight": 0.5},
-    {"critic_input": "permuted", "fresh_actions": True},
-    {"critic_input": "constant", "train_on_yes": "always"},
+    {"num_futures": 2, "num_next_actions": 2, "num_refinements": 2, "rejected_weight": 0.0},
+    {"critic_input": "backed_up", "n_step": 2, "rejected_weight": 0.5},
+    {"variant": Permuted()},
+    {"variant": Fresh()},
+    {"variant": Constant(), "train_on_yes": "always"},
     {"num_refinements": 0, "judged_fraction": 0.5},
 ]
 
@@ -101,7 +104,8 @@ class TestPrompts:
     @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda s: "-".join(s) or "defaults")
     @pytest.mark.parametrize("kind", [LanguageStages, BestOfStages])
     def test_of_all_roles_in_every_configuration(self, own_config, chat, compact, structure, kind):
-        own_config.training(**structure)
+        variant = structure.get("variant", NLAC_AS_IT_IS)
+        own_config.training(**{key: value for key, value in structure.items() if key != "variant"})
 
         def ask(world: int) -> list[str]:
             runner = runner_of(own_config, chat, world)
@@ -109,7 +113,7 @@ class TestPrompts:
             buffer.add(runner.sample(num_episodes=3))
             assert {e.get_infos(-1)["success"] for e in buffer.episodes} == {bool(world)}
             drawn = buffer.sample_transitions(20, 0.4, own_config.n_step).transitions
-            stages = kind(runner.engine, chat, lambda env: compact, own_config.stage_settings)
+            stages = kind(runner.engine, chat, lambda env: compact, own_config.stage_settings, variant=variant)
             targets, refinements, _ = stages.run(drawn)
             trained = [chat.tokenizer.decode(stages.predict_ids(t.transition)) for t in targets]
             trained += [chat.tokenizer.decode(r.transition.generation.prompt_ids) for r in refinements]
@@ -152,13 +156,12 @@ class TestPrompts:
         compared(ask)
 
     def test_self_imitation_changes_who_is_asked_and_never_what(self, own_config, chat, compact):
-        own_config.training(self_imitation=True)
-
         def ask(world: int) -> list[str]:
             runner = runner_of(own_config, chat, world)
             buffer = TextReplayBuffer(env="TwentyQuestions", seed=0)
             buffer.add(runner.sample(num_episodes=2))
-            stages = LanguageStages(runner.engine, chat, lambda env: compact, own_config.stage_settings)
+            settings = own_config.stage_settings
+            stages = LanguageStages(runner.engine, chat, lambda env: compact, settings, variant=Imitating())
             _, refinements, _ = stages.run(buffer.sample_transitions(8, 0.4).transitions)
             assert {r.reason == "imitated" for r in refinements} == {bool(world)}
             return prompts_of(runner.engine)

@@ -40,11 +40,13 @@ from scipy import stats
 from scripted_engine import last_message
 
 from rllib_nlac import NLACConfig
+from rllib_nlac.ablations import Permuted
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language import backup, reasoning, refine, stages
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import Variant
 from rllib_nlac.learner import learner as learner_module
 from rllib_nlac.learner.batch import CRITIC, TrainingSequence, to_multi_agent_batch
 from rllib_nlac.learner.target import TargetWeights
@@ -384,11 +386,7 @@ def forgets_what_came_next(patch) -> None:
 
 
 def permutes_the_futures(patch) -> None:
-    right = LanguageStages.__init__
-    patch.setattr(
-        LanguageStages, "__init__",
-        lambda self, e, c, p, s, seed=0: right(self, e, c, p, dataclasses.replace(s, critic_input="permuted"), seed),
-    )  # fmt: skip
+    patch.setattr(Variant, "shown", Permuted.shown)
 
 
 def refines_what_was_accepted(patch) -> None:

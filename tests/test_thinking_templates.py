@@ -79,7 +79,7 @@ def test_training_uses_the_prompt_that_the_engine_saw_and_the_ids_that_it_sample
     buffer = TextReplayBuffer(env="TwentyQuestions", seed=0)
     buffer.add(episodes)
     sample = buffer.sample_transitions(8, 0.4)
-    settings = NLACConfig().roles(correct_reasoning=False, max_future_tokens=24, max_critique_tokens=24).stage_settings
+    settings = NLACConfig().roles(max_reasoning_tokens=0, max_future_tokens=24, max_critique_tokens=24).stage_settings
     algorithm = NLAC.__new__(NLAC)
     algorithm.config = NLACConfig().training(minibatch_size=8, train_batch_size_per_learner=8)
     algorithm.rng = np.random.default_rng(0)

@@ -10,10 +10,11 @@ import pytest
 from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
+from rllib_nlac.ablations import Frozen
 from rllib_nlac.algorithm.algorithm import last_losses
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER
-from rllib_nlac.language.stages import StageReport
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.nlac import NLAC
@@ -33,7 +34,8 @@ def items(count: int = COUNT):
     transitions = [replace(transition(i), generation=generation(100 + i)) for i in range(count)]
     transitions = [replace(t, generation=replace(t.generation, prompt_ids=(50, i))) for i, t in enumerate(transitions)]
     targets = [
-        BellmanTarget(t, None if i in (3, 7) else generation(200 + i, 201), None, None, None) for i, t in enumerate(transitions)
+        BellmanTarget(t, None if i in (3, 7) else generation(200 + i, 201), None, None, None, (60, t.id))
+        for i, t in enumerate(transitions)
     ]
     refinements = [
         Refinement(t, (), None, None, generation(300 + i) if i % 3 else None, False, "refined" if i % 3 else "yes_skipped")
@@ -59,7 +61,7 @@ def make():
             setattr(config, key, value)
         algorithm.config = config
         algorithm.rng = np.random.default_rng(0)
-        algorithm.stages = SimpleNamespace(predict_ids=lambda t: (60, t.id), rng=np.random.default_rng(1))
+        algorithm.stages = SimpleNamespace(rng=np.random.default_rng(1))
         algorithm.metrics = SimpleNamespace(log_time=lambda *_: _Nothing())
         algorithm.env_steps_sampled = lambda: steps
         algorithm.env_runner_group = algorithm.collector = None
@@ -84,14 +86,14 @@ class TestSequences:
         """Fails without the importance weights, with the batch's number in the minibatch's place, with swapped roles."""
         transitions, targets, refinements = items()
         sample = sample_of(transitions)
-        algorithm = make(critic_loss_coeff=2.0, policy_loss_coeff=0.5)
+        algorithm = make(policy_loss_coeff=0.5)
         found = {(s.role, s.item): s for s in algorithm.sequences_of(sample, targets, refinements)}
         critics, policies = [i for i in range(COUNT) if i not in (3, 7)], [i for i in range(COUNT) if i % 3]
         assert found.keys() == {(CRITIC, i) for i in critics} | {(POLICY, i) for i in policies}
         for (role, i), s in found.items():
             members = critics if role == CRITIC else policies
             size = sum(j // 4 == i // 4 for j in members)
-            coefficient = 2.0 if role == CRITIC else 0.5
+            coefficient = 1.0 if role == CRITIC else 0.5
             assert s.minibatch == i // 4 and s.weight == pytest.approx(coefficient * sample.weights[i] / size, rel=1e-6)
             assert s.prompt_ids == ((60, i) if role == CRITIC else (50, i))
             assert s.answer_ids == ((200 + i, 201) if role == CRITIC else (300 + i,))
@@ -109,24 +111,26 @@ class TestSequences:
 
     def test_epochs(self, make):
         transitions, targets, refinements = items()
-        algorithm = make(num_epochs=3, num_policy_epochs=1)
+        algorithm = make(num_epochs=3)
         sequences = algorithm.sequences_of(sample_of(transitions), targets, refinements)
         by_epoch = [[s for s in sequences if s.minibatch // 3 == epoch] for epoch in range(3)]
         assert {s.minibatch for s in sequences} == set(range(9))
         for epoch, own in enumerate(by_epoch):
             assert sorted(s.item for s in own if s.role == CRITIC) == [i for i in range(COUNT) if i not in (3, 7)]
-            assert sorted(s.item for s in own if s.role == POLICY) == ([i for i in range(COUNT) if i % 3] if epoch == 2 else [])
+            assert sorted(s.item for s in own if s.role == POLICY) == [i for i in range(COUNT) if i % 3]
             sizes = [len({s.item for s in own if s.minibatch == epoch * 3 + step}) for step in range(3)]
             assert max(sizes) <= 4
         # The first pass is in the order of the draws, the others are shuffled, each in its own way.
         orders = [[s.item for s in own if s.role == CRITIC] for own in by_epoch]
         assert orders[0] == sorted(orders[0]) and len({tuple(order) for order in orders}) == 3
 
-    @pytest.mark.parametrize(("switch", "left"), [("critic_loss_coeff", POLICY), ("policy_loss_coeff", CRITIC)])
-    def test_a_coefficient_of_0_switches_a_loss_off(self, make, switch, left):
+    def test_a_coefficient_of_0_or_a_frozen_critic_switches_a_loss_off(self, make):
         transitions, targets, refinements = items()
-        sequences = make(**{switch: 0.0}).sequences_of(sample_of(transitions), targets, refinements)
-        assert {s.role for s in sequences} == {left}
+        sample, algorithm = sample_of(transitions), make(policy_loss_coeff=0.0)
+        assert {s.role for s in algorithm.sequences_of(sample, targets, refinements)} == {CRITIC}
+        algorithm = make()
+        algorithm.variant = Frozen()
+        assert {s.role for s in algorithm.sequences_of(sample, targets, refinements)} == {POLICY}
 
 
 class TestPriorities:
@@ -141,7 +145,7 @@ class TestPriorities:
         np.testing.assert_array_equal(losses, [2.0, 0.0, NAN, NAN, NAN, 0.0])
 
     def test_an_action_that_is_trained_on_and_has_no_loss_yet_is_not_known(self, make):
-        """As with ``num_policy_epochs: 0``: fails where all that has no loss counts as learned."""
+        """Fails where all that has no loss counts as learned."""
         (t,), _, _ = items(1)
         refinement = Refinement(t, (), None, None, generation(1), False, "refined")
         assert np.isnan(make().policy_losses(np.array([NAN]), [refinement])).all()
@@ -203,8 +207,8 @@ class TestStep:
         algorithm.replay = lambda: full if sample == "full" else None
         report = StageReport()
 
-        def stages_run(asked, target_version):
-            calls.append(("stages", asked, target_version))
+        def stages_run(asked):
+            calls.append(("stages", asked))
             return targets if targets is not None else own_targets, refinements, report
 
         algorithm.stages.run = stages_run
@@ -222,7 +226,7 @@ class TestStep:
         calls, sample, report, losses = self.run(make, monkeypatch)
         assert [call[0] for call in calls] == ["stages", "log_stages", "write", "learn", "priorities", "log_replay", "sync"]
         by_name = {call[0]: call[1:] for call in calls}
-        assert by_name["stages"] == (sample.transitions, 5) and by_name["log_stages"] == (report,)
+        assert by_name["stages"] == (sample.transitions,) and by_name["log_stages"] == (report,)
         sequences, count = by_name["learn"]
         assert count == COUNT and len(sequences) == 8 + 6
         nodes, values = by_name["priorities"]
@@ -245,9 +249,11 @@ class TestReplay:
     @pytest.mark.parametrize(
         ("steps", "final", "beta"), [(0, 100, 0.4), (50, 100, 0.7), (100, 100, 1.0), (1000, 100, 1.0), (1, 0, 1.0), (1, 1, 1.0)]
     )
-    def test_beta_rises_linearly_to_1(self, make, steps, final, beta):
+    def test_beta_moves_linearly_to_its_last_value(self, make, steps, final, beta):
         algorithm = make(steps, replay_buffer_config={"beta": 0.4, "beta_final_timesteps": final})
         assert algorithm._beta() == pytest.approx(beta)
+        falling = make(steps, replay_buffer_config={"beta": 0.4, "beta_final": 0.0, "beta_final_timesteps": final})
+        assert falling._beta() == pytest.approx(0.4 - (beta - 0.4) * 0.4 / 0.6)
 
     def drawing(self, make, steps=0, **settings):
         algorithm = make(steps, **settings)
@@ -263,11 +269,6 @@ class TestReplay:
         algorithm, log = self.drawing(make, 50, n_step=3, replay_buffer_config={"beta": 0.5, "beta_final_timesteps": 100})
         assert algorithm.replay() == "drawn"
         assert log == [("collect",), ("add", ["episode"]), ("draw", COUNT, 0.75, 3)]
-
-    @pytest.mark.parametrize(("steps", "drawn"), [(19, None), (20, "drawn"), (21, "drawn")])
-    def test_learning_starts_after_so_many_steps(self, make, steps, drawn):
-        algorithm, log = self.drawing(make, steps, num_steps_sampled_before_learning_starts=20)
-        assert algorithm.replay() == drawn and ("add", ["episode"]) in log
 
     def test_without_logs_the_first_iteration_collects(self, make):
         algorithm = make()
@@ -321,13 +322,11 @@ class TestReplay:
         assert loaded == ([(tmp_path / REPLAY_BUFFER, open)] if kept else [])
 
 
-def test_a_restored_run_goes_on_with_the_stages_random_state_and_without_their_targets(make):
-    """Versions and ids repeat in another run's checkpoint: a target kept from before would be that of another transition."""
-    algorithm, forgotten = make(), []
-    algorithm.stages.forget_targets = lambda: forgotten.append(True)
+def test_a_restored_run_goes_on_with_the_stages_random_state(make):
+    algorithm = make()
     state = algorithm.own_state()
     expected = algorithm.stages.rng.random(3).tolist(), algorithm.rng.random(3).tolist()
     algorithm.weight_version = 99
     algorithm.set_own_state(state)
     assert (algorithm.stages.rng.random(3).tolist(), algorithm.rng.random(3).tolist()) == expected
-    assert algorithm.weight_version == 5 and forgotten == [True]
+    assert algorithm.weight_version == 5

@@ -9,15 +9,17 @@ from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import SETTINGS, YES, script, transition
 
 from rllib_nlac.engine.chat import Chat
-from rllib_nlac.language.stages import Ask, LanguageStages, StageReport
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Ask
 from rllib_nlac.types import Message, Weights
 
 
 @pytest.fixture()
 def make(chat, compact):
-    def make(answer, **settings):
+    def make(answer, variant=NLAC_AS_IT_IS, **settings):
         engine = ScriptedEngine(chat, answer)
-        return engine, LanguageStages(engine, chat, lambda env: compact, replace(SETTINGS, **settings), seed=0)
+        return engine, LanguageStages(engine, chat, lambda env: compact, replace(SETTINGS, **settings), 0, variant)
 
     return make
 
@@ -74,7 +76,7 @@ def test_where_a_later_round_offers_nothing_the_former_action_stands_and_is_veri
             judged.append(prompt.split("<|assistant|>")[1].split("<|end|>")[0])
         return script()(prompt, weights)
 
-    _, stages = make(answer, num_refinements=2, verify_refinements=True, rejected_weight=0.2)
+    _, stages = make(answer, num_refinements=2, rejected_weight=0.2)
     _, (refinement,), _ = stages.run([transition(ended=True)])
     assert judged == ["Is it big?", "Is it alive?", "Is it alive?"]
     assert (refinement.action, refinement.reason, refinement.weight) == ("Is it alive?", "rejected", 0.2)
@@ -127,22 +129,12 @@ def test_chains_of_different_lengths_keep_their_places(make):
     assert [t.transition.id for t in targets] == [0, 10, 20, 30]
 
 
-def test_targets_of_other_weights_or_of_before_a_restore_are_made_again(make):
-    _, stages = make(script())
-    stages.run([transition(1)], target_version=1)
-    stages.forget_targets()
-    _, _, report = stages.run([transition(1)], target_version=1)
-    assert report.counts["targets_cached"] == 0
-    _, _, report = stages.run([transition(1), transition(1)], target_version=1)
-    assert report.counts["targets_cached"] == 2
-
-
-def test_a_cached_target_belongs_to_the_draw_that_asked_for_it(make):
+def test_a_target_belongs_to_the_draw_that_asked_for_it(make):
     _, stages = make(script())
     item = transition(1)
-    stages.run([item], target_version=1)
+    stages.run([item])
     other = replace(item, reward=0.5)
-    (target,), *_ = stages.run([other], target_version=1)
+    (target,), *_ = stages.run([other])
     assert target.transition is other
 
 

@@ -37,8 +37,9 @@ from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
 from rllib_nlac.checkpoints.storage import check_storage
 from rllib_nlac.engine.make import make_engine
 from rllib_nlac.engine.shared import NotFiniteError
-from rllib_nlac.language.prompts import load_prompts
-from rllib_nlac.language.stages import LanguageStages, StageReport
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.deepspeed import read_shard
 from rllib_nlac.learner.group import LearnerLost, LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
@@ -47,6 +48,7 @@ from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.replay.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector, check_age, end_unresponsive
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
+from rllib_nlac.types import Weights
 
 STATE = "nlac"  # key of our part of a checkpoint
 Result = TypeVar("Result")
@@ -128,15 +130,17 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         """What the learner trains on after these episodes."""
         raise NotImplementedError
 
-    def make_stages(self, kind: type[LanguageStages] = LanguageStages) -> LanguageStages:
+    def make_stages(self, kind: type[LanguageStages] = LanguageStages, variant: Variant = NLAC_AS_IT_IS) -> LanguageStages:
         """The waves of generation of an algorithm whose critic speaks.
 
         Where a role is answered by the initial weights the engine is given them here: before anything is learned or restored.
         """
-        if self.config.stage_settings.uses_initial_weights:
+        settings = self.config.stage_settings
+        asked = (settings.judge_weights, settings.backup_weights, variant.future_weights, variant.next_future_weights)
+        if Weights.INITIAL in asked:
             self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
-        prompts_for = functools.cache(lambda env: load_prompts(self.config.prompts, env))
-        return kind(self.engine, self.chat, prompts_for, self.config.stage_settings, self.config.seed or 0)
+        prompts_for = functools.cache(self.config.prompts_for)
+        return kind(self.engine, self.chat, prompts_for, settings, self.config.seed or 0, variant)
 
     def collect(self) -> list[SingleAgentEpisode]:
         """One iteration's episodes, played with the current weights."""

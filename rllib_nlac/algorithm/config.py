@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,43 +18,61 @@ from rllib_nlac.engine.chat import Chat, check_model_path
 from rllib_nlac.engine.make import ENGINES, EngineSpec
 from rllib_nlac.engine.model_folder import check_weights
 from rllib_nlac.envs import registry
-from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.rl_module import CausalLMModule
 from rllib_nlac.names import unknown_key
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
-# Models shipped with this package, by name: their folders below ``tiny/``; see ``tiny/worlds.py``.
-SHIPPED_MODELS = {"tiny": "model", "tiny_house": "house_model"}
+
+@dataclass(frozen=True)
+class Manners:
+    """How a model is spoken to and how much it says. What a configuration leaves open, None, its model brings.
+
+    Attributes:
+        prompts: A prompt set, see ``load_prompts``.
+        max_action_tokens: The most tokens of a turn.
+        max_future_tokens: Of a future and of a Bellman target.
+        max_critique_tokens: Of a critique.
+        folder: Of a model shipped with this package, below ``tiny/``; see ``tiny/worlds.py``.
+    """
+
+    prompts: str | dict[str, Any] = "default"
+    max_action_tokens: int = 128
+    max_future_tokens: int = 192
+    max_critique_tokens: int = 192
+    folder: str | None = None
+
+
+SHIPPED_MODELS = {"tiny": Manners("compact", 12, 24, 32, "model"), "tiny_house": Manners("compact", 12, 48, 40, "house_model")}
 # Keys of DeepSpeed's that would change what a gradient step is, or be ignored, and ours that do what they say.
 DEEPSPEED_KEYS_OF_OURS = {
     "train_batch_size": "minibatch_size",
     "train_micro_batch_size_per_gpu": "max_tokens_per_micro_batch",
     "gradient_accumulation_steps": "max_tokens_per_micro_batch",
     "managed_gradient_accumulation": "max_tokens_per_micro_batch",
-    "optimizer": "lr, adam_epsilon and weight_decay",
+    "optimizer": "lr and optimizer",
 }
 
 
 class LanguageConfig(AlgorithmConfig):
     """The part that RLlib's own algorithms and ours share on a text environment. A mixin: put it before RLlib's class."""
 
+    truncation_ends = False  # whether an episode that a limit cuts off counts as ended, where one would bootstrap from its end
+    episodes_per_task = 1  # played one after the other, as groups that a policy gradient compares
     learns_from_logs = False  # whether ``offline_data`` means anything
     criticises_in_words = False  # whether there are ``stage_settings``
     # What numeric keys and flags may hold; a class adds its own, and its word counts more than that of its bases.
     RANGES: ranges.Ranges = {
         **ranges.RLLIB,
         "episodes_per_iteration": ranges.COUNT_OR_NONE,
-        "episodes_per_task": ranges.COUNT,
-        "truncation_ends": ranges.FLAG,
         "env_threads": ranges.WHOLE_NOT_NEGATIVE,
         "env_step_timeout_s": ranges.Range(0, above=True, optional=True),
         "evaluation_attempts": ranges.COUNT,
         "evaluate_refined": ranges.FLAG,
         "max_context": ranges.COUNT_OR_NONE,
-        "max_action_tokens": ranges.COUNT,
-        "max_prompt_tokens": ranges.COUNT_OR_NONE,
+        "max_action_tokens": ranges.COUNT_OR_NONE,
         "history_turns": ranges.COUNT_OR_NONE,
         "max_response_tokens": ranges.COUNT_OR_NONE,
         "action_temperature": ranges.NOT_NEGATIVE,
@@ -82,8 +100,6 @@ class LanguageConfig(AlgorithmConfig):
         self.num_envs_per_env_runner = 64
         self.batch_mode = "complete_episodes"
         self.episodes_per_iteration: int | None = None
-        self.episodes_per_task = 1
-        self.truncation_ends = False
         self.env_threads = 0
         self.env_step_timeout_s: float | None = None
         # evaluation(...)
@@ -94,10 +110,9 @@ class LanguageConfig(AlgorithmConfig):
         # language(...)
         self.language_model = "tiny"
         self.max_context: int | None = None
-        self.prompts: str | dict[str, Any] = "default"
+        self.prompts: str | dict[str, Any] | None = None
         self.action_format = "plain"
-        self.max_action_tokens = 128
-        self.max_prompt_tokens: int | None = None
+        self.max_action_tokens: int | None = None
         self.history_turns: int | None = None
         self.max_response_tokens: int | None = None
         self.action_temperature = 1.0
@@ -120,7 +135,6 @@ class LanguageConfig(AlgorithmConfig):
         prompts: str | dict[str, Any] | None = NotProvided,
         action_format: str | None = NotProvided,
         max_action_tokens: int | None = NotProvided,
-        max_prompt_tokens: int | None = NotProvided,
         history_turns: int | None = NotProvided,
         max_response_tokens: int | None = NotProvided,
         action_temperature: float | None = NotProvided,
@@ -136,10 +150,10 @@ class LanguageConfig(AlgorithmConfig):
             language_model: A Hugging Face folder or name, or one of the models shipped with this package, "tiny" (twenty
                 questions) and "tiny_house" (the text house).
             max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
-            prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping.
+            prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping; None is the shipped model's own,
+                or "default".
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
-            max_action_tokens: The most tokens of a turn, thought included.
-            max_prompt_tokens: Tasks whose first prompt is longer are passed over, and counted as ``episodes_discarded``.
+            max_action_tokens: The most tokens of a turn, thought included; None is the shipped model's own, or 128.
             history_turns: How many of the latest turns all roles see after the opening, for environments whose observations
                 sum up what matters; None shows the whole dialogue, as in the paper.
             max_response_tokens: The most generated tokens of an episode; at more it is truncated.
@@ -160,7 +174,6 @@ class LanguageConfig(AlgorithmConfig):
         self,
         *,
         episodes_per_iteration: int | None = NotProvided,
-        truncation_ends: bool | None = NotProvided,
         env_threads: int | None = NotProvided,
         env_step_timeout_s: float | None = NotProvided,
         **kwargs: Any,
@@ -170,8 +183,6 @@ class LanguageConfig(AlgorithmConfig):
         Args:
             episodes_per_iteration: Episodes of one round of all EnvRunners; None counts steps instead, as RLlib does:
                 whole episodes until there are ``rollout_fragment_length`` steps for every environment.
-            truncation_ends: Whether an episode that a limit cuts off counts as ended for algorithms that would bootstrap
-                from its last state.
             env_threads: Threads that step environments side by side, for those that wait for somebody else, such as an
                 endpoint; 0 steps them one after the other.
             env_step_timeout_s: An environment whose ``reset`` or ``step`` takes longer loses its episode, as one that raises,
@@ -219,7 +230,7 @@ class LanguageConfig(AlgorithmConfig):
         """Sets the vLLM engines.
 
         Args:
-            num_engines: 0 runs one engine inside the algorithm's own process; otherwise so many Ray actors.
+            num_engines: Number of engine actors; 0 runs one engine inside the algorithm's own process.
             num_gpus_per_engine: GPUs of each engine actor.
             engine_config: The fields of ``VLLMSettings``; ``engine`` names another engine than "vllm", see ``engine/make.py``.
             engine_timeout_s: After so long without an answer an engine counts as stalled.
@@ -244,16 +255,27 @@ class LanguageConfig(AlgorithmConfig):
         return self.episodes_per_task * (tasks // self.num_env_runners + (worker_index <= tasks % self.num_env_runners))
 
     @property
+    def manners(self) -> Manners:
+        """How the model is spoken to: what is set here, and else what it brings."""
+        brought = SHIPPED_MODELS.get(self.language_model, Manners())
+        names = [field.name for field in fields(Manners)]
+        return replace(brought, **{name: value for name in names if (value := vars(self).get(name)) is not None})
+
+    @property
     def model_path(self) -> str:
         """Where the language model is: for "tiny" and "tiny_house" a folder of this package."""
-        if folder := SHIPPED_MODELS.get(self.language_model):
+        if folder := self.manners.folder:
             return str(Path(__file__).parents[1] / "tiny" / folder)
         return self.language_model
+
+    def prompts_for(self, env: str | None) -> PromptSet:
+        """The prompt set of an environment, by its registered name."""
+        return load_prompts(self.manners.prompts, env)
 
     @property
     def action_sampling(self) -> Sampling:
         """How the policy samples a turn."""
-        return Sampling(self.max_action_tokens, self.action_temperature, self.action_top_p)
+        return Sampling(self.manners.max_action_tokens, self.action_temperature, self.action_top_p)
 
     @property
     def engine_spec(self) -> EngineSpec:
@@ -317,7 +339,7 @@ class LanguageConfig(AlgorithmConfig):
         gpus, parts = self.num_gpus_per_engine, self.engine_config.get("tensor_parallel_size", 1)
         self._check(not gpus or parts <= max(gpus, 1), "num_gpus_per_engine",
                     f"must be at least engine_config's tensor_parallel_size, {parts}")  # fmt: skip
-        load_prompts(self.prompts, self.env if isinstance(self.env, str) else None)
+        self.prompts_for(self.env if isinstance(self.env, str) else None)
         check_model_path(self.model_path)
         if Path(self.model_path).is_dir():  # a hub's name is left to the hub
             self.make_chat()
@@ -330,7 +352,7 @@ class LanguageConfig(AlgorithmConfig):
         for cls in reversed(type(self).__mro__):
             ranges_of_all |= vars(cls).get("RANGES", {})
             nested |= vars(cls).get("NESTED_RANGES", {})
-        values = {key: vars(self)[key] for key in ranges_of_all if key in vars(self)}
+        values = {key: getattr(self, key) for key in ranges_of_all if hasattr(self, key)}
         ranges.check(ranges_of_all, values, "config.{key}")
         for key, inner in nested.items():
             self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
@@ -359,9 +381,12 @@ class LanguageAlgorithmConfig(LanguageConfig):
         "learner_timeout_s": ranges.POSITIVE,
         "learner_snapshot_interval": ranges.WHOLE_NOT_NEGATIVE,
         "tau": ranges.Range(0, 1, optional=True),
-        "weight_decay": ranges.NOT_NEGATIVE,
-        "adam_epsilon": ranges.Range(0, above=True, why="at 0 a weight without a gradient becomes 0 / 0"),
-        "zero_stage": ranges.Range(0, 3, whole=True),
+    }
+    NESTED_RANGES = {
+        "optimizer": {
+            "weight_decay": ranges.NOT_NEGATIVE,
+            "eps": ranges.Range(0, above=True, why="at 0 a weight without a gradient becomes 0 / 0"),
+        }
     }
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -378,10 +403,8 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.learner_timeout_s = 1800.0
         self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
         self.tau: float | None = None
-        self.weight_decay = 0.0
-        self.adam_epsilon = 1e-8
+        self.optimizer: dict[str, float] = {}
         # deepspeed(...)
-        self.zero_stage = 0
         self.deepspeed_config: dict[str, Any] = {}
 
     @override(AlgorithmConfig)
@@ -390,18 +413,16 @@ class LanguageAlgorithmConfig(LanguageConfig):
         *,
         episodes_per_iteration: int | None = NotProvided,
         tau: float | None = NotProvided,
-        weight_decay: float | None = NotProvided,
-        adam_epsilon: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
+
+        ``optimizer`` may hold AdamW's ``weight_decay`` (0) and ``eps`` (1e-8, below which a gradient counts for less).
 
         Args:
             episodes_per_iteration: Episodes collected before each round of updates.
             tau: Step of the target weights towards the policy's after each gradient step; 0 freezes, 1 copies, None
                 keeps none, for algorithms that need none.
-            weight_decay: AdamW's.
-            adam_epsilon: AdamW's ε, below which a gradient counts for less.
 
         Returns:
             This updated config.
@@ -416,7 +437,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
 
         Args:
             max_staleness: Rounds of episodes that remote EnvRunners play ahead while the learner trains. An episode's
-                weights are then at most so many syncs old when it is used; ``collection/staleness_max`` reports it.
+                weights are then at most this many syncs old when it is used; ``collection/staleness_max`` reports it.
 
         Returns:
             This updated config.
@@ -450,12 +471,12 @@ class LanguageAlgorithmConfig(LanguageConfig):
         super().fault_tolerance(**kwargs)
         return self._set(arguments)
 
-    def deepspeed(self, *, zero_stage: int | None = NotProvided, deepspeed_config: dict[str, Any] | None = NotProvided) -> Self:
+    def deepspeed(self, *, deepspeed_config: dict[str, Any] | None = NotProvided) -> Self:
         """Sets how DeepSpeed trains.
 
         Args:
-            zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
-            deepspeed_config: DeepSpeed's own keys, merged over ours: offload, scheduler, ...
+            deepspeed_config: DeepSpeed's own keys, merged over ours: ``zero_optimization: {stage: 2}`` (0 to 3), offload, a
+                scheduler, ...
 
         Returns:
             This updated config.
@@ -466,11 +487,16 @@ class LanguageAlgorithmConfig(LanguageConfig):
     def deepspeed_settings(self) -> dict[str, Any]:
         """DeepSpeed's configuration: what RLlib's keys say, with ``deepspeed_config`` merged over it."""
         settings: dict[str, Any] = {
-            "zero_optimization": {"stage": self.zero_stage},
+            "zero_optimization": {"stage": 0},
             "bf16": {"enabled": self.learner_dtype == "bfloat16"},
             "gradient_clipping": self.grad_clip or 0.0,
         }
         return _merge(settings, self.deepspeed_config)
+
+    @property
+    def zero_stage(self) -> Any:
+        """DeepSpeed's ZeRO stage."""
+        return self.deepspeed_settings["zero_optimization"].get("stage", 0)
 
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type:
@@ -488,10 +514,11 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "max_staleness",
             "needs remote EnvRunners (num_env_runners > 0): one in the learner's process cannot play meanwhile",
         )
-        self._check(0 <= self.zero_stage <= 3, "zero_stage", "must be 0, 1, 2 or 3")
+        self._check(self.zero_stage in range(4), "deepspeed_config", "must have a zero_optimization.stage of 0, 1, 2 or 3")
         self._check(self.grad_clip_by == "global_norm", "grad_clip_by", "must be global_norm: DeepSpeed clips by nothing else")
         for key in DEEPSPEED_KEYS_OF_OURS.keys() & self.deepspeed_config.keys():
             raise ValueError(f"config.deepspeed_config has {key!r}: remove it and set {DEEPSPEED_KEYS_OF_OURS[key]} instead")
+        self._check_keys("optimizer", {"weight_decay", "eps"})
         for part, key in (("zero_optimization", "compute_grad_norm"), ("bf16", "check_grad_overflow")):
             off = self.deepspeed_settings.get(part, {}).get(key) is False
             self._check(not off, "deepspeed_config", f"lets gradients pass that are not finite: leave out {part}.{key}")

@@ -14,8 +14,8 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.episode import generations_of
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
-from rllib_nlac.language.stages import StageReport
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.sync.sync import SyncReport
@@ -47,7 +47,7 @@ def log_stages(
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)
-    for name in ("prompt_too_long", "targets_cached", "reasoning_rewritten", "reasoning_emptied"):
+    for name in ("prompt_too_long", "reasoning_rewritten", "reasoning_emptied"):
         metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
     metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")

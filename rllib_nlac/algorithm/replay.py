@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,6 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
-from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.replay.dialogues import DialogueData, input_files
 
@@ -25,6 +25,7 @@ REPLAY_DEFAULTS: dict[str, Any] = {
     "max_bytes": 4 << 30,
     "alpha": 0.6,
     "beta": 0.4,
+    "beta_final": 1.0,
     "beta_final_timesteps": 100_000,
 }
 REPLAY_BUFFER = "replay_buffer"  # its folder in a checkpoint
@@ -36,7 +37,6 @@ class ReplayConfig(LanguageAlgorithmConfig):
     learns_from_logs = True
     RANGES = {
         "store_buffer_in_checkpoints": ranges.FLAG,
-        "num_steps_sampled_before_learning_starts": ranges.WHOLE_NOT_NEGATIVE,
         "n_step": ranges.COUNT,
         "offline_iterations": ranges.Range(0, whole=True, optional=True),
     }
@@ -46,6 +46,7 @@ class ReplayConfig(LanguageAlgorithmConfig):
             "max_bytes": ranges.POSITIVE,
             "alpha": ranges.NOT_NEGATIVE,
             "beta": ranges.SHARE,
+            "beta_final": ranges.SHARE,
             "beta_final_timesteps": ranges.NOT_NEGATIVE,
         }
     }
@@ -54,7 +55,6 @@ class ReplayConfig(LanguageAlgorithmConfig):
         super().__init__(algo_class=algo_class)
         self.replay_buffer_config: dict[str, Any] = {}
         self.store_buffer_in_checkpoints = True
-        self.num_steps_sampled_before_learning_starts = 0
         self.n_step = 1
         self.env: Any
         # offline_data(...)
@@ -84,18 +84,17 @@ class ReplayConfig(LanguageAlgorithmConfig):
         *,
         replay_buffer_config: dict[str, Any] | None = NotProvided,
         store_buffer_in_checkpoints: bool | None = NotProvided,
-        num_steps_sampled_before_learning_starts: int | None = NotProvided,
         n_step: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets replay. ``train_batch_size_per_learner`` counts the transitions sampled per iteration.
 
         Args:
-            replay_buffer_config: ``capacity`` (transitions), ``max_bytes``, ``alpha``, ``beta`` at the start and
-                ``beta_final_timesteps``, the environment steps over which β rises to 1 (learning from logs alone makes none).
+            replay_buffer_config: ``capacity`` (transitions), ``max_bytes``, ``alpha``, ``beta`` at the start,
+                ``beta_final`` (1) and ``beta_final_timesteps``, the environment steps between them (learning from logs alone
+                makes none).
                 ``alpha: 0`` is uniform replay.
             store_buffer_in_checkpoints: Whether checkpoints hold the replay buffer, with its priorities.
-            num_steps_sampled_before_learning_starts: Environment steps before the first update.
             n_step: Stored steps that a target rests on before it bootstraps; as many as an episode can have is Monte
                 Carlo. The stored actions within them are not corrected for.
 
@@ -105,6 +104,13 @@ class ReplayConfig(LanguageAlgorithmConfig):
         arguments = locals()
         super().training(**kwargs)
         return self._set(arguments)
+
+    @property
+    def played_env(self) -> str:
+        """The environment that episodes are of: of a run on logs alone the one that evaluation plays, if it plays one."""
+        if self.env == LOGGED and isinstance(self.evaluation_config, Mapping):
+            return str(self.evaluation_config.get("env") or self.env)
+        return str(self.env)
 
     @property
     def replay_settings(self) -> dict[str, Any]:
@@ -130,7 +136,7 @@ class ReplayAlgorithm(LanguageAlgorithm):
         """Ours, where RLlib would look for a buffer class in ``replay_buffer_config``."""
         settings = config.replay_settings
         return TextReplayBuffer(
-            env=str(config.env),
+            env=config.played_env,
             capacity=settings["capacity"],
             max_bytes=settings["max_bytes"],
             alpha=settings["alpha"],
@@ -141,7 +147,7 @@ class ReplayAlgorithm(LanguageAlgorithm):
     def setup(self, config: Any) -> None:
         super().setup(config)
         if self.offline_data is not None:
-            prompts = load_prompts(self.config.prompts, str(self.config.env))
+            prompts = self.config.prompts_for(self.config.played_env)
             self.local_replay_buffer.add(self.offline_data.episodes(self.chat, prompts))
 
     @property
@@ -158,8 +164,6 @@ class ReplayAlgorithm(LanguageAlgorithm):
         episodes = self.collect()
         with self.metrics.log_time((TIMERS, REPLAY_BUFFER_ADD_DATA_TIMER)):
             self.local_replay_buffer.add(episodes)
-        if self.env_steps_sampled() < self.config.num_steps_sampled_before_learning_starts:
-            return None
         return self._draw()
 
     def _draw(self) -> ReplaySample:
@@ -174,10 +178,10 @@ class ReplayAlgorithm(LanguageAlgorithm):
         self.local_replay_buffer.update_priorities_of([sample.nodes[i] for i in known], values[known])
 
     def _beta(self) -> float:
-        """β rises linearly from its first value to 1."""
+        """β moves linearly from its first value to its last."""
         settings = self.config.replay_settings
         share = min(self.env_steps_sampled() / max(settings["beta_final_timesteps"], 1), 1.0)
-        return settings["beta"] + (1.0 - settings["beta"]) * share
+        return settings["beta"] + (settings["beta_final"] - settings["beta"]) * share
 
     @override(LanguageAlgorithm)
     def save_parts(self, folder: Path) -> None:

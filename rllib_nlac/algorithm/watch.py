@@ -60,7 +60,7 @@ class Watched(Algorithm):
         else:
             advice = (
                 f"see that language_model ({self.config.language_model}) is instruction-tuned and that prompts "
-                f"({_name(self.config.prompts)}) are written for it: the shipped models need 'compact', others 'default'"
+                f"({_name(self.config.manners.prompts)}) are written for it: 'default' suits them all but the shipped models"
             )
         cut = f", {cut_off} of them cut off by {limit}" if cut_off else ""
         self.notices.heed(

@@ -13,7 +13,9 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.language import critique, refine
-from rllib_nlac.language.stages import Answer, Ask, LanguageStages, Stage, StageReport
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import Answer, Ask, Stage, Variant
 from rllib_nlac.nlac import NLAC, NLACConfig
 from rllib_nlac.types import Critique, Future, Refinement, Transition, Weights
 
@@ -41,18 +43,6 @@ class NLQLConfig(NLACConfig):
         super().training(**kwargs)
         return self._set(arguments)
 
-    @override(AlgorithmConfig)
-    def validate(self) -> None:
-        super().validate()
-        self._check(
-            self.critic_input != "backed_up",
-            "critic_input", "speaks of stored actions, and the candidates are new ones: set it to predicted",
-        )  # fmt: skip
-        self._check(
-            not self.self_imitation,
-            "self_imitation", "imitates stored actions, and the candidates are new ones: set it to false",
-        )  # fmt: skip
-
 
 class BestOfStages(LanguageStages):
     """The backup is NLAC's; the improvement chooses instead of correcting."""
@@ -70,15 +60,15 @@ class BestOfStages(LanguageStages):
         answers = yield Ask(
             [critique.future_prompt(p, t.state, a[1]) if a else None
              for (p, t), a in zip(items, actions, strict=True) for _ in range(k)],
-            settings.future, settings.future_weights,
+            settings.future, self.variant.future_weights,
         )  # fmt: skip
         predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
         report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
-        seen = critique.evaluator_input(predicted, settings.critic_input, self.rng)
+        seen = self.variant.shown(predicted, self.rng)
         answers = yield Ask(
             [critique.evaluate_prompt(p, t.state, a[1], d) if a else None
              for (p, t), a, d in zip(items, actions, seen, strict=True)],
-            settings.critique, settings.judge,
+            settings.critique, settings.judge_weights,
         )  # fmt: skip
         critiques = [critique.read_critique(answer) for answer in answers]
         report.note("critique", answers, critiques)
@@ -90,10 +80,17 @@ class BestOfStages(LanguageStages):
         return refinements
 
 
+class Candidates(Variant):
+    """New actions are judged, drawn by the stages."""
+
+    judges_new_actions = True
+
+
 class NLQL(NLAC):
     """NLAC with the best of several actions where NLAC refines one."""
 
     stages_class = BestOfStages
+    variant = Candidates()
 
     @classmethod
     @override(NLAC)

@@ -21,7 +21,7 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.metrics import log_stages
 from rllib_nlac.algorithm.roles import RolesConfig
 from rllib_nlac.engine.protocol import Engine
-from rllib_nlac.language.stages import StageReport
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.collector import Failure
@@ -126,11 +126,11 @@ class RolloutCritic(LanguageAlgorithm):
     def _sequences(self, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> list[TrainingSequence]:
         """Both losses weigh the same, whatever the number of their texts."""
         config = self.config
-        critic = [(t, t.generation) for t in targets if t.generation and config.critic_loss_coeff]
+        critic = [(t, t.generation) for t in targets if t.generation]
         policy = [(r, r.generation) for r in refinements if r.generation and config.policy_loss_coeff]
         sequences: list[TrainingSequence] = []
         for target, answer in critic:
-            weight = config.critic_loss_coeff / len(critic)
+            weight = 1.0 / len(critic)
             sequences.append(
                 TrainingSequence(
                     self.stages.predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight,

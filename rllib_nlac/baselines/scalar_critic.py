@@ -85,7 +85,11 @@ class ScalarCriticConfig(ReplayConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check(self.zero_stage < 3, "zero_stage", "must be below 3: the target's values need whole parameters")
+        self._check(
+            self.zero_stage < 3,
+            "deepspeed_config",
+            "must have a zero_optimization.stage below 3: values need whole parameters",
+        )
 
 
 class ScalarCriticLearner(PolicyGradientLearner):

@@ -11,7 +11,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.rollouts import RolloutConfig, RolloutCritic
-from rllib_nlac.language.stages import StageReport
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.types import BellmanTarget, Future, Transition
 
 

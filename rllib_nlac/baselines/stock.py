@@ -36,6 +36,7 @@ class StockConfig(LanguageConfig):
     (``truncation_ends``), as it does for NLAC; RLlib would otherwise bootstrap from a state that nobody ever acts in.
     """
 
+    truncation_ends = True
     RANGES = {
         **ranges.POLICY_GRADIENT,
         "lambda_": ranges.SHARE,
@@ -51,7 +52,6 @@ class StockConfig(LanguageConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.env_runner_cls = StockTextEnvRunner
-        self.truncation_ends = True
         self.learners(learner_connector=self._text_to_tokens)
         self.gamma = 1.0
         self.lambda_ = 0.95
@@ -62,7 +62,7 @@ class StockConfig(LanguageConfig):
     def _text_to_tokens(self, *spaces: Any) -> TextToTokens:
         chat = self.make_chat()
         return TextToTokens(
-            *spaces, chat=chat, max_prompt_tokens=chat.max_context, max_action_tokens=self.max_action_tokens,
+            *spaces, chat=chat, max_prompt_tokens=chat.max_context, max_action_tokens=self.manners.max_action_tokens,
             history_turns=self.history_turns,
         )  # fmt: skip
 

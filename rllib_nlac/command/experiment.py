@@ -104,7 +104,39 @@ def load_experiments(path: Path) -> list[Experiment]:
             # A file that begins with 'run:' lacks the experiment's name.
             flat = name in OWN_KEYS | TUNE_KEYS
             raise ExperimentError(f"{path}, {name}: {'the experiment has no name' if flat else f'it is {entry!r:.60}'}; {form}")
-    return [read_experiment(name, entry, f"{path}, {name}") for name, entry in data.items()]
+    return [read_experiment(name, _extended(entry, path, name), f"{path}, {name}") for name, entry in data.items()]
+
+
+def _extended(entry: Mapping[str, Any], path: Path, name: str) -> dict[str, Any]:
+    """An entry on top of the file that it extends: mappings are merged, everything else is the entry's.
+
+    Raises:
+        ExperimentError: There is no such file, it is no mapping, or files extend each other in a circle.
+    """
+    seen: list[Path] = []
+    merged, folder = dict(entry), path.parent
+    while "extends" in merged:
+        file = folder / str(merged.pop("extends"))
+        where = f"{path}, {name}: extends: {file}"
+        if file.resolve() in seen or not file.is_file():
+            raise ExperimentError(f"{where} {'extends itself' if file.is_file() else 'is no file'}")
+        seen.append(file.resolve())
+        try:
+            base = plain_yaml.read(file)
+        except ValueError as error:
+            raise ExperimentError(str(error)) from error
+        if not isinstance(base, dict):
+            raise ExperimentError(f"{where} must hold the keys of one experiment, and holds a {type(base).__name__}")
+        merged, folder = _over(base, merged), file.parent
+    return merged
+
+
+def _over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _over(merged[key], value) if both else value
+    return merged
 
 
 def read_experiment(name: str, entry: Mapping[str, Any], where: str) -> Experiment:

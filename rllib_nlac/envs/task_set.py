@@ -11,6 +11,7 @@ from typing import Any
 from rllib_nlac.envs.base import Reply, TaskId, TextEnv
 from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, check_row, make_env, parse_env_str, row_env
 from rllib_nlac.envs.rows import Row, read_rows, text_field
+from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.names import unknown_key
 from rllib_nlac.rewards.math_verify_worker import UnreadableTruth
 from rllib_nlac.rewards.row_rewards import check_settings, check_truth
@@ -99,6 +100,13 @@ class TaskSet(TextEnv[TaskRow]):
         may = May(trusted, tuple(self._environments), tuple(self._verifiers))
         self._rows = load_tasks(names, prompt_key, env_key, reward_style, may)
         self._inner: BaseEnvironment | None = None
+
+    def _info(self) -> dict[str, Any]:
+        """Also the environment that a row plays, whose prompts are the right ones."""
+        info = super()._info()
+        if self._current is not None and self._current.task.env_str:
+            info[ENVIRONMENT] = parse_env_str(self._current.task.env_str)[0]
+        return info
 
     @property
     def system_prompt(self) -> str:

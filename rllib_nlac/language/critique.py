@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.types import Critique, Future, Generation, Message
-
-NOTHING_KNOWN = Future("FAILURE", success=False)
 
 
 def future_prompt(prompts: PromptSet, state: Sequence[Message], action: str) -> tuple[Message, ...]:
@@ -22,19 +18,6 @@ def read_futures(answers: Sequence[tuple[Generation, str] | None]) -> tuple[Futu
     """The futures that parse and were not cut off."""
     futures = (parse_future(text) for generation, text in filter(None, answers) if generation.finished)
     return tuple(future for future in futures if future is not None)
-
-
-def evaluator_input(
-    futures: Sequence[tuple[Future, ...]], critic_input: str, rng: np.random.Generator
-) -> list[tuple[Future, ...]]:
-    """What the evaluator sees for each transition: its own futures, or an ablation's substitute for them."""
-    if critic_input == "constant":
-        return [(NOTHING_KNOWN,)] * len(futures)
-    if critic_input == "permuted":
-        known = [place for place, own in enumerate(futures) if own]  # who has none, or is not asked about, keeps it so
-        exchanged = dict(zip(known, rng.permutation(known).tolist(), strict=True))
-        return [futures[exchanged[place]] if place in exchanged else () for place in range(len(futures))]
-    return list(futures)
 
 
 def evaluate_prompt(

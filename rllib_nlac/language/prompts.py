@@ -40,7 +40,7 @@ class PromptSet:
 
     Attributes:
         name: The set's name.
-        version: Counted up with every change of wording; recorded in checkpoints.
+        version: Counted up with every change of wording.
         predict: Asks for ``Future: ...`` ending in SUCCESS or FAILURE.
         backup: Asks for one new future from the reply, the reward and d'.
         backup_end: The same where nothing follows.

@@ -70,8 +70,3 @@ def decide(
     if rejected:
         return outcome("rejected", generation if rejected_weight else None, action, rejected_weight)
     return outcome("kept" if action.strip() == transition.action.strip() else "refined", generation, action)
-
-
-def won_unforeseen(transition: Transition, futures: tuple[Future, ...]) -> bool:
-    """Whether an episode ended in success that the futures of one of its actions did not predict."""
-    return transition.episode_success and bool(futures) and not predicts_success(futures)

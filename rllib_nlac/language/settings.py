@@ -1,4 +1,4 @@
-"""How the language stages sample and decide; ``NLACConfig`` fills this in."""
+"""How the language stages sample and decide; the algorithm's configuration fills it in by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """Everything the stages need beside prompts, engine and transitions.
+    """Everything the stages need beside prompts, engine and transitions. Fields of the configuration's names mean the same.
 
     Attributes:
         action: Sampling of a' (and of the EnvRunner's actions).
@@ -27,23 +27,15 @@ class StageSettings:
         critique: Sampling of the critique.
         refine: Sampling of a_r.
         reasoning: Sampling of a rewritten reasoning; None trains on reasoning as it was sampled.
-        num_futures: k, futures per critique.
-        num_next_actions: a' that the backup draws in s'; it follows the first whose d' finds the evaluator's yes.
+        num_futures: k.
+        num_next_actions: a' that the backup draws in s'.
         num_refinements: m, rounds of critique and refinement; 0 asks for a critique and never for a refinement.
         action_format: "plain" or "react".
-        judge: Which weights criticise and refine. The target's drift more slowly than the policy's, and let all three
-            waves run with two swaps of weights.
-        backup_weights: Which weights write y.
-        future_weights: Which weights predict d and d': the policy's and the target's (POLICY), or the initial ones (INITIAL).
-        critic_input: Which futures the evaluator sees: "predicted"; "backed_up", y of the stored action, and predicted ones of
-            every other; or, as ablations, "permuted" ones of other transitions, or "constant", the same failure for all, which
-            leaves nothing but distillation of the fixes.
-        fresh_actions: Whether the policy's own action of today is improved instead of the stored one.
-        verify_refinements: Whether a refined action must find the evaluator's yes, too.
-        rejected_weight: How much one that does not find it counts in the policy's loss.
-        judged_fraction: Share of a batch whose actions are judged and refined; the rest teaches the critic alone.
-        train_on_yes: When a kept action of verdict yes is trained on: "success" (its predicted outcome), "always", "never".
-        self_imitation: Whether the action of an episode that succeeded is imitated where the futures predict failure.
+        judge_weights: Which weights criticise and refine; INITIAL ones write y, too, and else the target's do.
+        critic_input: "predicted" or "backed_up".
+        rejected_weight: Weight of a refined action that does not find the evaluator's yes; at 1 it is not asked.
+        judged_fraction: Share of a batch whose actions are judged and refined.
+        train_on_yes: "success", "always" or "never".
     """
 
     action: Sampling
@@ -56,18 +48,13 @@ class StageSettings:
     num_next_actions: int = 1
     num_refinements: int = 1
     action_format: str = "plain"
-    judge: Weights = Weights.TARGET
-    backup_weights: Weights = Weights.TARGET
-    future_weights: Weights = Weights.POLICY
+    judge_weights: Weights = Weights.TARGET
     critic_input: str = "predicted"
-    fresh_actions: bool = False
-    verify_refinements: bool = False
-    rejected_weight: float = 0.0
+    rejected_weight: float = 1.0
     judged_fraction: float = 1.0
     train_on_yes: str = "success"
-    self_imitation: bool = False
 
     @property
-    def uses_initial_weights(self) -> bool:
-        """Whether any role is answered by the weights that the run began with."""
-        return Weights.INITIAL in (self.judge, self.backup_weights, self.future_weights)
+    def backup_weights(self) -> Weights:
+        """Which weights write y: θ̄, as in the paper, or the initial ones where those judge."""
+        return Weights.INITIAL if self.judge_weights is Weights.INITIAL else Weights.TARGET

@@ -15,10 +15,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,9 @@ from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language import backup, critique, reasoning, refine
 from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Answer, Ask, Stage, Variant
 from rllib_nlac.types import (
     BellmanTarget,
     Critique,
@@ -40,67 +41,21 @@ from rllib_nlac.types import (
     hash_seed,
 )
 
-Answer = tuple[Generation, str]
-Prompt = tuple[Message, ...] | None
 Judgement = tuple[list[tuple[Future, ...]], list[Critique | None]]
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What one stage asks of the model in one wave; a prompt that is None is not asked, and its answer is None."""
-
-    prompts: Sequence[Prompt]
-    sampling: Sampling
-    weights: Weights
-
-
-Stage = Generator[Ask, list[Answer | None], Result]
-
-
-@dataclass
-class StageReport:
-    """What the waves cost and lost.
-
-    Attributes:
-        counts: How often each of these happened: ``prompt_too_long``, ``unparsed_target`` and the like.
-        tokens: Generated tokens by wave.
-        seconds: Wall-clock by wave.
-        calls: Engine calls.
-        answered: How often each role answered: "future", "target", "critique", "refinement".
-        unparsed: How many of these answers did not parse, by role.
-        cut_off: How many of those that did not parse the token limit cut off, by role.
-        examples: The first answer of each role that did not parse, as it came.
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=dict)
-    calls: int = 0
-    answered: Counter[str] = field(default_factory=Counter)
-    unparsed: Counter[str] = field(default_factory=Counter)
-    cut_off: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-
-    def note(self, role: str, answers: Sequence[Answer | None], parsed: Sequence[Any]) -> None:
-        """Books what a role answered and what became of each answer, None where it did not parse."""
-        for answer, result in zip(answers, parsed, strict=True):
-            if answer is None:
-                continue
-            self.answered[role] += 1
-            if result is None:
-                self.unparsed[role] += 1
-                self.cut_off[role] += not answer[0].finished
-                self.examples.setdefault(role, answer[1])
 
 
 def backup_stage(
-    transitions: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, chat: Chat, report: StageReport
+    transitions: Sequence[Transition],
+    prompts: Sequence[PromptSet],
+    settings: StageSettings,
+    chat: Chat,
+    report: StageReport,
+    variant: Variant = NLAC_AS_IT_IS,
 ) -> Stage[list[BellmanTarget]]:
     """y of every transition. With n steps, y of the last of them first, and each earlier one rests on the next one's."""
     chains = [(t, *t.following) for t in transitions]
     ends = [chain[-1] for chain in chains]
-    next_actions, next_futures = yield from _continuation(ends, prompts, settings, report)
+    next_actions, next_futures = yield from _continuation(ends, prompts, settings, report, variant)
 
     later: list[Future | None] = list(next_futures)
     targets: list[BellmanTarget] = [backup.read_target(t, None, None, None) for t in transitions]
@@ -119,30 +74,28 @@ def backup_stage(
         thoughts = [reasoning.target_thought(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
         generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
         targets = [replace(t, generation=g or t.generation) for t, g in zip(targets, generations, strict=True)]
-    fitting = [_fits(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
-    report.counts["prompt_too_long"] += fitting.count(False)
-    targets = [t if fits else replace(t, generation=None) for t, fits in zip(targets, fitting, strict=True)]
+    targets = [_with_prompt(p, target, chat, report) for p, target in zip(prompts, targets, strict=True)]
     report.counts["unparsed_target"] += sum(target.generation is None for target in targets)
     return targets
 
 
-def _fits(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> bool:
-    """Whether a target can be trained on: its prompt then is the prediction's, which may be longer than the backup's."""
-    t, answer = target.transition, target.generation
-    if answer is None:
-        return True
-    known = len(answer.prompt_ids) + len(answer.token_ids)  # of a prompt that differs in the instruction alone
-    if known + len(prompts.predict.encode()) <= chat.max_context:
-        return True
+def _with_prompt(prompts: PromptSet, target: BellmanTarget, chat: Chat, report: StageReport) -> BellmanTarget:
+    """A target with the ids of the prompt that it is trained under; without what to train on where both are too long.
+
+    That prompt is the prediction's, which may be longer than the backup's.
+    """
+    if target.generation is None:
+        return target
+    messages = prompts.predict_messages(target.transition.state, target.transition.action)
     try:
-        chat.prompt_ids(prompts.predict_messages(t.state, t.action), room=len(answer.token_ids))
+        return replace(target, prompt_ids=chat.prompt_ids(messages, room=len(target.generation.token_ids)))
     except PromptTooLong:
-        return False
-    return True
+        report.counts["prompt_too_long"] += 1
+        return replace(target, generation=None)
 
 
 def _continuation(
-    ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, report: StageReport
+    ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, report: StageReport, variant: Variant
 ) -> Stage[tuple[list[str | None], list[Future | None]]]:
     """a' and d' behind every transition; of several a', the first whose d' the evaluator approves of, or else the first."""
     count = settings.num_next_actions
@@ -151,7 +104,7 @@ def _continuation(
     actions = [answer[1] if answer else None for answer in answers]
     answers = yield Ask(
         [backup.next_future_prompt(p, t, a) for (p, t), a in zip(states, actions, strict=True)],
-        settings.future, Weights.INITIAL if settings.future_weights is Weights.INITIAL else Weights.TARGET,
+        settings.future, variant.next_future_weights,
     )  # fmt: skip
     futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
     report.note("future", answers, futures)
@@ -176,17 +129,57 @@ def _critiques(
     answers = yield Ask(
         [critique.evaluate_prompt(p, s, a, d) if a is not None else None
          for p, s, a, d in zip(prompts, states, actions, futures, strict=True)],
-        settings.critique, settings.judge,
+        settings.critique, settings.judge_weights,
     )  # fmt: skip
     critiques = [critique.read_critique(answer) for answer in answers]
     report.note("critique", answers, critiques)
     return critiques
 
 
+@dataclass
+class Attempt:
+    """What becomes of one transition's action in the rounds of critique and refinement.
+
+    Attributes:
+        transition: The transition.
+        prompts: Its environment's.
+        action: What the next round judges: the transition's action, then the refined ones; None where none is left.
+        accepted: Whether the evaluator's yes was found: it is not asked again.
+        futures: What the evaluator saw in the first round.
+        critique: What it said then.
+        refined: The last refined turn.
+        advice: The critiques of all rounds behind it.
+        imitated: Whether the stored action is learned as it is.
+        rejected: Whether the evaluator was asked for the refined action and did not say yes.
+    """
+
+    transition: Transition
+    prompts: PromptSet
+    action: str | None
+    accepted: bool = False
+    futures: tuple[Future, ...] = ()
+    critique: Critique | None = None
+    refined: Answer | None = None
+    advice: tuple[Critique, ...] = ()
+    imitated: bool = False
+    rejected: bool = False
+
+    @property
+    def open_action(self) -> str | None:
+        """The action that is still to be judged or refined."""
+        return None if self.accepted else self.action
+
+
 def improvement_stage(
-    transitions: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, chat: Chat, report: StageReport,
-    rng: np.random.Generator, futures: Sequence[tuple[Future, ...]] | None = None,
-) -> Stage[list[Refinement]]:  # fmt: skip
+    transitions: Sequence[Transition],
+    prompts: Sequence[PromptSet],
+    settings: StageSettings,
+    chat: Chat,
+    report: StageReport,
+    rng: np.random.Generator,
+    futures: Sequence[tuple[Future, ...]] | None = None,
+    variant: Variant = NLAC_AS_IT_IS,
+) -> Stage[list[Refinement]]:
     """Critique and refinement of every transition's action, up to m rounds: as many as it takes to find the evaluator's yes.
 
     Args:
@@ -197,90 +190,96 @@ def improvement_stage(
         report: Counts what is lost.
         rng: For the ablation that permutes futures.
         futures: What the first round's evaluator sees, where it is not the successor model's to say.
+        variant: What an ablation does otherwise.
     """
-
-    def judge(actions: Sequence[str | None], parsed: Sequence[tuple[Future, ...]] | None = None) -> Stage[Judgement]:
-        """Futures and critiques; neither is asked for where there is no action."""
-        if parsed is None:
-            answers = yield Ask(
-                [critique.future_prompt(p, t.state, a) if a is not None else None
-                 for p, t, a in zip(prompts, transitions, actions, strict=True) for _ in range(k)],
-                settings.future, settings.future_weights,
-            )  # fmt: skip
-            parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(count)]
-            report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
-            report.counts["unparsed_future"] += k * sum(a is not None for a in actions) - sum(map(len, parsed))
-        seen = critique.evaluator_input(parsed, settings.critic_input, rng)
-        return seen, (yield from _critiques(prompts, [t.state for t in transitions], actions, seen, settings, report))
-
-    k, rounds = settings.num_futures, settings.num_refinements
-    count = len(transitions)
-    if settings.fresh_actions:
-        answers = yield Ask([t.state for t in transitions], settings.action, Weights.POLICY)
-        drawn = [refine.read_action(answer, settings.action_format) for answer in answers]
-        transitions = [
-            replace(t, generation=new[0], action=new[1]) if new else t for t, new in zip(transitions, drawn, strict=True)
-        ]
-    actions: list[str | None] = [t.action for t in transitions]
-    refined: list[Answer | None] = [None] * count
-    advice: list[tuple[Critique, ...]] = [()] * count  # the critiques of all rounds behind each refined action
-    seen_first: list[tuple[Future, ...]] = []
-    critiques_first: list[Critique | None] = []
-    imitated = [False] * count  # stored actions that are learned as they are
-    accepted = [False] * count  # these, and refined ones that a later round approved of: the evaluator is not asked again
-    for number in range(max(rounds, 1)):
-        seen, critiques = yield from judge(_but(accepted, actions), futures if number == 0 else None)
-        if number == 0:
-            seen_first, critiques_first = seen, critiques
-            if settings.self_imitation:
-                accepted = imitated = [refine.won_unforeseen(t, d) for t, d in zip(transitions, seen, strict=True)]
-        else:
-            accepted = [done or bool(c and c.optimal) for done, c in zip(accepted, critiques, strict=True)]
-        if rounds == 0:
+    transitions = yield from variant.judged(transitions, settings)
+    attempts = [Attempt(t, p, t.action) for t, p in zip(transitions, prompts, strict=True)]
+    for number in range(max(settings.num_refinements, 1)):
+        seen, critiques = yield from _judge(attempts, settings, report, rng, variant, futures if number == 0 else None)
+        for attempt, shown, judgement in zip(attempts, seen, critiques, strict=True):
+            if number == 0:
+                attempt.futures, attempt.critique = shown, judgement
+                attempt.accepted = attempt.imitated = variant.imitates(attempt.transition, shown)
+            elif judgement and judgement.optimal:
+                attempt.accepted = True
+        if settings.num_refinements == 0:
             break
-        answers = yield Ask(
-            [refine.refine_prompt(p, t.state, a, c) if a is not None else None
-             for p, t, a, c in zip(prompts, transitions, _but(accepted, actions), critiques, strict=True)],
-            settings.refine, settings.judge,
-        )  # fmt: skip
-        # Where a later round has nothing better to offer, the former round's action stands.
-        new = [refine.read_action(answer, settings.action_format) for answer in answers]
-        report.note("refinement", answers, new)
-        advice = [(*former, c) if a and c else former for a, c, former in zip(new, critiques, advice, strict=True)]
-        refined = [a or former for a, former in zip(new, refined, strict=True)]
-        actions = [answer[1] if answer else None for answer in refined]
-    rejected = [False] * count
-    if settings.verify_refinements and any(refined):
-        _, verdicts = yield from judge(_but(accepted, actions))
-        rejected = [
-            a is not None and not done and not (c and c.optimal)
-            for a, done, c in zip(actions, accepted, verdicts, strict=True)
-        ]  # fmt: skip
+        yield from _refine(attempts, critiques, settings, report)
+    if settings.rejected_weight < 1 and any(attempt.refined for attempt in attempts):
+        _, verdicts = yield from _judge(attempts, settings, report, rng, variant)
+        for attempt, verdict in zip(attempts, verdicts, strict=True):
+            attempt.rejected = attempt.open_action is not None and not (verdict and verdict.optimal)
     if settings.reasoning is not None:
-        thoughts = [
-            reasoning.action_thought(p, t.state, answer, c, chat)
-            for p, t, answer, c in zip(prompts, transitions, refined, advice, strict=True)
-        ]
-        generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
-        refined = [
-            (g, chat.decode(g.token_ids)) if g is not None else answer for g, answer in zip(generations, refined, strict=True)
-        ]
+        thoughts = [reasoning.action_thought(a.prompts, a.transition.state, a.refined, a.advice, chat) for a in attempts]
+        for attempt, g in zip(attempts, (yield from _corrected(thoughts, settings.reasoning, chat, report)), strict=True):
+            attempt.refined = (g, chat.decode(g.token_ids)) if g is not None else attempt.refined
     refinements = [
         refine.decide(
-            t, d, c, a, settings.train_on_yes, asked=rounds > 0, rejected=is_rejected, rejected_weight=settings.rejected_weight,
-            imitated=is_imitated,
+            a.transition,
+            a.futures,
+            a.critique,
+            a.refined,
+            settings.train_on_yes,
+            asked=settings.num_refinements > 0,
+            rejected=a.rejected,
+            rejected_weight=settings.rejected_weight,
+            imitated=a.imitated,
         )
-        for t, d, c, a, is_rejected, is_imitated in zip(
-            transitions, seen_first, critiques_first, refined, rejected, imitated, strict=True
-        )
-    ]  # fmt: skip
+        for a in attempts
+    ]
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
     return refinements
 
 
-def _but(accepted: Sequence[bool], actions: Sequence[str | None]) -> list[str | None]:
-    """The actions that are still to be judged."""
-    return [None if done else action for done, action in zip(accepted, actions, strict=True)]
+def _judge(
+    attempts: Sequence[Attempt],
+    settings: StageSettings,
+    report: StageReport,
+    rng: np.random.Generator,
+    variant: Variant,
+    parsed: Sequence[tuple[Future, ...]] | None = None,
+) -> Stage[Judgement]:
+    """Futures and critiques of the open actions; neither is asked for where there is none."""
+    k = settings.num_futures
+    if parsed is None:
+        answers = yield Ask(
+            [
+                critique.future_prompt(a.prompts, a.transition.state, a.open_action) if a.open_action is not None else None
+                for a in attempts
+                for _ in range(k)
+            ],
+            settings.future,
+            variant.future_weights,
+        )
+        parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(attempts))]
+        report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
+        asked = sum(a.open_action is not None for a in attempts)
+        report.counts["unparsed_future"] += k * asked - sum(map(len, parsed))
+    seen = variant.shown(parsed, rng)
+    states = [a.transition.state for a in attempts]
+    actions = [a.open_action for a in attempts]
+    return seen, (yield from _critiques([a.prompts for a in attempts], states, actions, seen, settings, report))
+
+
+def _refine(
+    attempts: Sequence[Attempt], critiques: Sequence[Critique | None], settings: StageSettings, report: StageReport
+) -> Stage[None]:
+    """Asks for a better action wherever the critique finds fault; where none comes, the former round's stands."""
+    answers = yield Ask(
+        [
+            refine.refine_prompt(a.prompts, a.transition.state, a.open_action, c) if a.open_action is not None else None
+            for a, c in zip(attempts, critiques, strict=True)
+        ],
+        settings.refine,
+        settings.judge_weights,
+    )
+    new = [refine.read_action(answer, settings.action_format) for answer in answers]
+    report.note("refinement", answers, new)
+    for attempt, turn, judgement in zip(attempts, new, critiques, strict=True):
+        if turn is not None:
+            attempt.refined = turn
+            attempt.advice = (*attempt.advice, judgement) if judgement else attempt.advice
+        attempt.action = attempt.refined[1] if attempt.refined else None
 
 
 def _corrected(
@@ -307,45 +306,47 @@ class LanguageStages:
     Args:
         engine: Holds the policy's and the target's weights.
         chat: Turns messages into tokens and back.
-        prompts_for: The prompt set of an environment, by its registered name.
+        prompts_for: The prompt set of an environment, by its registered name: that which a transition was really played in.
         settings: Sampling and decisions.
         seed: Seeds every request, so that equal weights and transitions give equal texts.
+        variant: What an ablation does otherwise.
     """
 
     def __init__(
-        self, engine: Engine, chat: Chat, prompts_for: Callable[[str], PromptSet], settings: StageSettings, seed: int = 0
+        self,
+        engine: Engine,
+        chat: Chat,
+        prompts_for: Callable[[str], PromptSet],
+        settings: StageSettings,
+        seed: int = 0,
+        variant: Variant = NLAC_AS_IT_IS,
     ) -> None:
         self.engine = engine
         self.chat = chat
         self.prompts_for = prompts_for
         self.settings = settings
         self.rng = np.random.default_rng(seed)
-        self._targets: dict[int, BellmanTarget]
-        self._targets_version: int
-        self.forget_targets()
+        self.variant = variant
 
-    def run(
-        self, transitions: Sequence[Transition], target_version: int = 0
-    ) -> tuple[list[BellmanTarget], list[Refinement], StageReport]:
+    def run(self, transitions: Sequence[Transition]) -> tuple[list[BellmanTarget], list[Refinement], StageReport]:
         """Bellman targets and refinements of a batch, in its order.
 
         Args:
-            transitions: The batch; a transition may occur more than once.
-            target_version: Version of θ̄. Targets are cached by transition until it changes.
+            transitions: The batch; one that occurs more than once has one target, and a refinement of its own each time.
         """
         report = StageReport()
-        stale = self._without_target(transitions, target_version, report)
+        distinct = list({t.id: t for t in transitions}.values())
         share = self.settings.judged_fraction  # spread evenly, so that every minibatch has its part
         judged = [math.ceil((i + 1) * share) > math.ceil(i * share) for i in range(len(transitions))]
         chosen = list(itertools.compress(transitions, judged))
         if self.settings.critic_input == "backed_up":
-            (new,) = self.drive(report, self.backup(stale, report))
-            targets = self._with_cached(transitions, new)
+            (new,) = self.drive(report, self.backup(distinct, report))
+            targets = _of_each(transitions, new)
             known = [(y.future,) if y.future else () for y in itertools.compress(targets, judged)]
             (refined,) = self.drive(report, self.improvement(chosen, report, known))
         else:
-            new, refined = self.drive(report, self.backup(stale, report), self.improvement(chosen, report))
-            targets = self._with_cached(transitions, new)
+            new, refined = self.drive(report, self.backup(distinct, report), self.improvement(chosen, report))
+            targets = _of_each(transitions, new)
         rest = iter(refined)
         refinements = [
             next(rest) if is_judged else Refinement(t, (), None, None, None, False, "not_judged")
@@ -355,23 +356,18 @@ class LanguageStages:
 
     def backup(self, transitions: Sequence[Transition], report: StageReport) -> Stage[list[BellmanTarget]]:
         """``backup_stage`` with these settings."""
-        return backup_stage(transitions, self._prompts(transitions), self.settings, self.chat, report)
+        return backup_stage(transitions, self._prompts(transitions), self.settings, self.chat, report, self.variant)
 
     def improvement(
         self, transitions: Sequence[Transition], report: StageReport, futures: Sequence[tuple[Future, ...]] | None = None
     ) -> Stage[list[Refinement]]:
         """``improvement_stage`` with these settings."""
         prompts = self._prompts(transitions)
-        return improvement_stage(transitions, prompts, self.settings, self.chat, report, self.rng, futures)
-
-    def forget_targets(self) -> None:
-        """Drops the cached targets, as when a checkpoint is restored: its versions and ids may be those of other ones."""
-        self._targets, self._targets_version = {}, -1
+        return improvement_stage(transitions, prompts, self.settings, self.chat, report, self.rng, futures, self.variant)
 
     def predict_ids(self, transition: Transition) -> tuple[int, ...]:
         """Prompt of M(.|s, a), under which the successor model is trained."""
-        prompts = self.prompts_for(transition.env)
-        return self.chat.prompt_ids(prompts.predict_messages(transition.state, transition.action))
+        return self.chat.prompt_ids(self.prompts_for(transition.env).predict_messages(transition.state, transition.action))
 
     def drive(self, report: StageReport, *stages: Stage, seeds: Sequence[int] | None = None) -> list[Any]:
         """Runs stages side by side to their ends: what they ask in the same wave goes to the engine together.
@@ -402,18 +398,6 @@ class LanguageStages:
 
     def _prompts(self, transitions: Sequence[Transition]) -> list[PromptSet]:
         return [self.prompts_for(transition.env) for transition in transitions]
-
-    def _without_target(self, transitions: Sequence[Transition], version: int, report: StageReport) -> list[Transition]:
-        if version != self._targets_version:
-            self._targets, self._targets_version = {}, version
-        stale = list({t.id: t for t in transitions if t.id not in self._targets}.values())
-        report.counts["targets_cached"] += len(transitions) - len(stale)
-        return stale
-
-    def _with_cached(self, transitions: Sequence[Transition], new: Sequence[BellmanTarget]) -> list[BellmanTarget]:
-        self._targets.update({target.transition.id: target for target in new})
-        # A cached target belongs to the same transition, though perhaps to another draw of it.
-        return [replace(self._targets[t.id], transition=t) for t in transitions]
 
     def _wave(
         self, report: StageReport, asks: Sequence[Ask], item_seeds: Sequence[int] | None = None
@@ -450,3 +434,9 @@ class LanguageStages:
                 report.tokens[name] += len(generation.token_ids)
         report.seconds[name] = time.perf_counter() - started
         return answers
+
+
+def _of_each(transitions: Sequence[Transition], targets: Sequence[BellmanTarget]) -> list[BellmanTarget]:
+    """The target of each transition of a batch; one may have been drawn with more of its episode than another time."""
+    by_id = {target.transition.id: target for target in targets}
+    return [replace(by_id[t.id], transition=t) for t in transitions]

@@ -37,9 +37,7 @@ class LanguageLearner(TorchLearner):
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         model = self.module[module_id].trained.to(self._device)
         parameters = list(model.parameters())
-        optimizer = torch.optim.AdamW(
-            parameters, lr=self._first_lr(config.lr), eps=config.adam_epsilon, weight_decay=config.weight_decay
-        )
+        optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), **_adam(config))
         self.trainer = DeepSpeedTrainer(model, optimizer, config.deepspeed_settings)
         # With a scheduler of DeepSpeed's own in the configuration, RLlib's schedule must not overrule it.
         own_schedule = "scheduler" in config.deepspeed_settings
@@ -250,9 +248,13 @@ class LanguageLearner(TorchLearner):
         self.trainer.load_state_dict(state["deepspeed"])
         for group in self.get_optimizer(DEFAULT_MODULE_ID).param_groups:
             # What the configuration says now is in force, not what it said when the checkpoint was written.
-            group["weight_decay"], group["eps"] = self.config.weight_decay, self.config.adam_epsilon
+            group.update(_adam(self.config))
             if not isinstance(self.config.lr, (list, tuple)):
                 group["lr"] = self.config.lr
         if self.target is not None:
             self.target.load(state["target"])
         torch.set_rng_state(state["torch_rng"])
+
+
+def _adam(config: Any) -> dict[str, float]:
+    return {"weight_decay": 0.0, "eps": 1e-8, **config.optimizer}

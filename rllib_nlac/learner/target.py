@@ -13,8 +13,8 @@ class TargetWeights:
     Args:
         parts: θ at the start, which θ̄ copies, in as many parts as it comes in.
         tau: 0 freezes the target, 1 makes it a copy of θ.
-        num_shares: Among so many learners θ̄ is divided, so that each holds a share of every parameter: the next so many of
-            its numbers. 1 keeps the parameters as they are.
+        num_shares: Number of learners that shard θ̄; each keeps a contiguous 1/num_shares of every flattened parameter. 1 keeps
+            the parameters as they are.
         rank: Which share is kept here.
     """
 

@@ -20,7 +20,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from rllib_nlac.episode import episode_success, generation_at, generations_of, messages_at
+from rllib_nlac.episode import environment_of, episode_success, generation_at, generations_of, messages_at
 from rllib_nlac.replay.storage import EpisodeFiles, Opener, open_file
 from rllib_nlac.types import Transition
 
@@ -205,7 +205,7 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
     """Step t of an episode with the dialogue before it.
 
     Args:
-        env: Name of the environment.
+        env: Name of the environment, unless the episode names another that was really played.
         episode: A whole episode of ``TextEnvRunner``.
         t: The step.
         first_id: The id of the episode's first transition.
@@ -215,7 +215,7 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
     ahead = range(t + 1, min(t + n_step, len(episode)))
     return Transition(
         id=first_id + t,
-        env=env,
+        env=environment_of(episode) or env,
         state=messages_at(episode, t),
         action=episode.get_actions(t),
         generation=generation_at(episode, t),

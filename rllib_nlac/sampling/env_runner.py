@@ -36,7 +36,6 @@ from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.envs.spaces import check_text_env
 from rllib_nlac.episode import TASK, episode_success, generations_of, task_seed_of
-from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.sampling.player import TextPlayer
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Rollout
@@ -71,13 +70,13 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.engine: Engine | None = None
         self.chat = self.config.make_chat()
-        self.prompts = load_prompts(self.config.prompts, self.config.env)
+        self.prompts = self.config.prompts_for(self.config.env)
         self._env_creator = kwargs.get("env_creator") or _creator_of(self.config)
         self._callbacks = [callbacks() for callbacks in force_list(self.config.callbacks_class)]
         self._next_episode = 0
         self._era: int | None = None
         self._subgoals = MetricNames()
-        self.player = TextPlayer(self.config, self.chat, self.prompts, self._create_env, self._call_back, self.metrics)
+        self.player = TextPlayer(self.config, self.chat, self._create_env, self._call_back, self.metrics)
         self.make_env()
 
     def prepare(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,10 +14,9 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
-from rllib_nlac.episode import TASK_SEED, generation_at, step_outputs
+from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_outputs
 from rllib_nlac.inputs.texts import readable, readable_values
 from rllib_nlac.language.parsing import parse_action
-from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.slot import Outcome, Slot, Start
@@ -31,7 +31,6 @@ class TextPlayer:
     Args:
         config: The runner's.
         chat: Turns messages into tokens and back.
-        prompts: The environment's.
         make_env: Builds the environment of a slot, by its index.
         call_back: Calls one of RLlib's callbacks, by its name.
         metrics: Where to count.
@@ -51,12 +50,12 @@ class TextPlayer:
         self,
         config: Any,
         chat: Chat,
-        prompts: PromptSet,
         make_env: Callable[[int], gym.Env[str, str]],
         call_back: Callable[..., None],
         metrics: MetricsLogger,
     ) -> None:
-        self._config, self._chat, self._prompts = config, chat, prompts
+        self._config, self._chat, self._prompts_for = config, chat, functools.cache(config.prompts_for)
+        self._max_tokens = config.manners.max_action_tokens
         self.make_env, self._call_back, self._metrics = make_env, call_back, metrics
         self.slots: list[Slot] = []
         self.speaker: Engine | RefiningPolicy | None = None
@@ -97,18 +96,13 @@ class TextPlayer:
         self._tell("on_episode_created", slot)
         slot.episode.add_env_reset(observation, info)
         self._tell("on_episode_start", slot)
-        slot.messages = self._prompts.state(info.get("system_prompt") or "", observation, self._config.action_format)
+        prompts = self._prompts_for(environment_of(slot.episode) or self._config.env)
+        slot.messages = prompts.state(info.get("system_prompt") or "", observation, self._config.action_format)
         slot.num_tokens = 0
         try:
-            slot.prompt_ids = self._chat.prompt_ids(slot.messages, room=self._config.max_action_tokens)
+            slot.prompt_ids = self._chat.prompt_ids(slot.messages, room=self._max_tokens)
         except PromptTooLong as error:
             self._discard(slot, "context_limit", f"the first prompt of task {info.get('task_id')!r}: {error}")
-            return False
-        limit = self._config.max_prompt_tokens
-        if limit is not None and len(slot.prompt_ids) > limit:
-            task, length = f"{info.get('task_id')!r:.80}", len(slot.prompt_ids)
-            cause = f"task {task} has a first prompt of {length} tokens (max_prompt_tokens {limit})"
-            self._discard(slot, "prompt_limit", cause)
             return False
         if start.prefix is None:
             return True
@@ -132,7 +126,7 @@ class TextPlayer:
         assert slot.episode is not None and self.speaker is not None
         request = Request(
             prompt_ids=slot.prompt_ids,
-            max_tokens=self._config.max_action_tokens,
+            max_tokens=self._max_tokens,
             temperature=self._config.action_temperature,
             top_p=self._config.action_top_p,
             seed=hash_seed(slot.sampling_seed, len(slot.episode)),
@@ -176,7 +170,7 @@ class TextPlayer:
             truncated, info = True, {**info, "success": False, "stop_reason": "response_limit"}
         if not (terminated or truncated):
             try:
-                slot.prompt_ids = self._chat.prompt_ids(slot.messages, room=self._config.max_action_tokens)
+                slot.prompt_ids = self._chat.prompt_ids(slot.messages, room=self._max_tokens)
             except PromptTooLong:
                 truncated, info = True, {**info, "success": False, "stop_reason": "context_limit"}
                 observation = observation[: self._chat.max_context]  # the rest fits no prompt and would only fill the buffer

@@ -7,8 +7,9 @@ from dataclasses import replace
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import StageSettings
-from rllib_nlac.language.stages import LanguageStages, StageReport
+from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.types import Generation, Request, Transition
 
 
@@ -31,7 +32,7 @@ class RefiningPolicy:
         self._engine = engine
         self._chat = chat
         self._env = env
-        settings = replace(settings, num_refinements=1, fresh_actions=False, verify_refinements=False, self_imitation=False)
+        settings = replace(settings, num_refinements=1, rejected_weight=1.0)
         self._stages = LanguageStages(engine, chat, lambda name: prompts, settings)
         self._queue: list[tuple[int, Request]] = []
         self._next_ticket = 0

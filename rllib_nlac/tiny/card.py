@@ -17,11 +17,12 @@ from transformers import AutoConfig
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.engine.vllm_engine import VLLMEngine
-from rllib_nlac.language import critique, refine
+from rllib_nlac.language import refine
 from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS, WORLDS, World
-from rllib_nlac.types import Message, Request, dialogue_after
+from rllib_nlac.types import Future, Message, Request, dialogue_after
 
+NOTHING_KNOWN = Future("FAILURE", success=False)
 HELD_OUT_SEED = 990_001
 ROOM = 48
 PARSERS: dict[str, Callable[[str], Any]] = {
@@ -54,7 +55,7 @@ class Player:
         """The policy's action after one round of critique and refinement, as NLAC does it with k = m = 1."""
         actions = self.act(states)
         predicted = self.say([self.prompts.predict_messages(s, a) for s, a in zip(states, actions, strict=True)], 1.0)
-        futures = [parse_future(text) or critique.NOTHING_KNOWN for text in predicted]
+        futures = [parse_future(text) or NOTHING_KNOWN for text in predicted]
         judged = self.say(
             [self.prompts.evaluate_messages(s, a, [d]) for s, a, d in zip(states, actions, futures, strict=True)], 0.0
         )
@@ -153,7 +154,7 @@ Only on sequences that `rllib_nlac/tiny/twenty_questions.py` generates, with the
 - policy: **uniformly random** questions and guesses. No policy example is good play.
 
 What NLAC gains over this model early in training is therefore, for the most part, knowledge of its critique that its play
-lacks. The comparison in the README shows how much of it needs a critic.
+lacks. docs/comparison.md shows how much of it needs a critic.
 """,
     "text_house": """## What it was trained on
 Only on sequences that `rllib_nlac/tiny/text_house.py` generates about random houses one to three locks deep, none of which a

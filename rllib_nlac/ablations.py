@@ -1,0 +1,128 @@
+"""Ablations of NLAC as algorithms of their own: ``run: NLAC_FrozenCritic``. Each is a row of the comparison.
+
+What differs is a ``Variant`` of the language stages; configuration, learner and everything else are NLAC's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.language import refine
+from rllib_nlac.language.critique import predicts_success
+from rllib_nlac.language.settings import StageSettings
+from rllib_nlac.language.variant import Ask, Stage, Variant
+from rllib_nlac.nlac import NLAC, NLACConfig
+from rllib_nlac.types import Future, Transition, Weights
+
+NOTHING_KNOWN = Future("FAILURE", success=False)
+
+
+class Ablation(NLAC):
+    """NLAC but for ``variant``."""
+
+    @classmethod
+    @override(Algorithm)
+    def get_default_config(cls) -> NLACConfig:
+        return NLACConfig(algo_class=cls)
+
+
+class Frozen(Variant):
+    """The critic stays what it was: the initial weights predict, and the successor model is not trained."""
+
+    future_weights = next_future_weights = Weights.INITIAL
+    trains_critic = False
+
+
+class Constant(Variant):
+    """The evaluator reads the same failure of every action: what is left is distillation of its advice."""
+
+    trains_critic = False
+
+    @override(Variant)
+    def shown(self, futures: Sequence[tuple[Future, ...]], rng: np.random.Generator) -> list[tuple[Future, ...]]:
+        return [(NOTHING_KNOWN,)] * len(futures)
+
+
+class Permuted(Variant):
+    """The evaluator reads the futures of another transition of the batch."""
+
+    @override(Variant)
+    def shown(self, futures: Sequence[tuple[Future, ...]], rng: np.random.Generator) -> list[tuple[Future, ...]]:
+        known = [place for place, own in enumerate(futures) if own]  # who has none, or is not asked about, keeps it so
+        exchanged = dict(zip(known, rng.permutation(known).tolist(), strict=True))
+        return [futures[exchanged[place]] if place in exchanged else () for place in range(len(futures))]
+
+
+class Fresh(Variant):
+    """The current policy's own action in s is judged and refined instead of the stored one: one more wave of generation."""
+
+    judges_new_actions = True
+
+    @override(Variant)
+    def judged(self, transitions: Sequence[Transition], settings: StageSettings) -> Stage[Sequence[Transition]]:
+        answers = yield Ask([t.state for t in transitions], settings.action, Weights.POLICY)
+        drawn = [refine.read_action(answer, settings.action_format) for answer in answers]
+        return [replace(t, generation=new[0], action=new[1]) if new else t for t, new in zip(transitions, drawn, strict=True)]
+
+
+class Imitating(Variant):
+    """The action of an episode that ended in success is imitated where the futures predict failure.
+
+    Self-imitation learning (arXiv 1806.05635) imitates what returned more than its value. For a critic that foresees the next
+    steps better than the outcome.
+    """
+
+    @override(Variant)
+    def imitates(self, transition: Transition, futures: tuple[Future, ...]) -> bool:
+        return transition.episode_success and bool(futures) and not predicts_success(futures)
+
+
+class FrozenImitating(Frozen, Imitating):
+    """Both."""
+
+
+class FrozenCritic(Ablation):
+    """The critic stays what it was before training."""
+
+    variant = Frozen()
+
+
+class ConstantFutures(Ablation):
+    """Distillation of the evaluator's advice, without a critic."""
+
+    variant = Constant()
+
+
+class PermutedFutures(Ablation):
+    """The critique rests on another transition's futures."""
+
+    variant = Permuted()
+
+
+class FreshActions(Ablation):
+    """Today's actions are refined instead of the stored ones."""
+
+    variant = Fresh()
+
+
+class SelfImitation(Ablation):
+    """What won unforeseen is imitated."""
+
+    variant = Imitating()
+
+
+class SelfImitationFrozenCritic(Ablation):
+    """Self-imitation, with a critic that stays what it was."""
+
+    variant = FrozenImitating()
+
+
+ABLATIONS: dict[str, type[Ablation]] = {
+    f"NLAC_{cls.__name__}": cls
+    for cls in (FrozenCritic, ConstantFutures, PermutedFutures, FreshActions, SelfImitation, SelfImitationFrozenCritic)
+}

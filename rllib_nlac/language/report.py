@@ -1,0 +1,46 @@
+"""What the waves of generation cost and lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllib_nlac.language.variant import Answer
+
+
+@dataclass
+class StageReport:
+    """What the waves cost and lost.
+
+    Attributes:
+        counts: How often each of these happened: ``prompt_too_long``, ``unparsed_target`` and the like.
+        tokens: Generated tokens by wave.
+        seconds: Wall-clock by wave.
+        calls: Engine calls.
+        answered: How often each role answered: "future", "target", "critique", "refinement".
+        unparsed: How many of these answers did not parse, by role.
+        cut_off: How many of those that did not parse the token limit cut off, by role.
+        examples: The first answer of each role that did not parse, as it came.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: int = 0
+    answered: Counter[str] = field(default_factory=Counter)
+    unparsed: Counter[str] = field(default_factory=Counter)
+    cut_off: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def note(self, role: str, answers: Sequence[Answer | None], parsed: Sequence[Any]) -> None:
+        """Books what a role answered and what became of each answer, None where it did not parse."""
+        for answer, result in zip(answers, parsed, strict=True):
+            if answer is None:
+                continue
+            self.answered[role] += 1
+            if result is None:
+                self.unparsed[role] += 1
+                self.cut_off[role] += not answer[0].finished
+                self.examples.setdefault(role, answer[1])

@@ -1,0 +1,60 @@
+"""Where an ablation may do otherwise than NLAC. The stages call these hooks; what the hooks do here is NLAC itself."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from rllib_nlac.language.settings import Sampling, StageSettings
+from rllib_nlac.types import Future, Generation, Message, Transition, Weights
+
+Answer = tuple[Generation, str]
+Prompt = tuple[Message, ...] | None
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one stage asks of the model in one wave; a prompt that is None is not asked, and its answer is None."""
+
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    weights: Weights
+
+
+Stage = Generator[Ask, list[Answer | None], Result]
+
+
+class Variant:
+    """NLAC's own choices.
+
+    Attributes:
+        future_weights: Which weights predict d.
+        next_future_weights: Which weights predict d'.
+        trains_critic: Whether the successor model is trained.
+        judges_new_actions: Whether other actions than the stored ones are judged.
+    """
+
+    future_weights = Weights.POLICY
+    next_future_weights = Weights.TARGET
+    trains_critic = True
+    judges_new_actions = False
+
+    def judged(self, transitions: Sequence[Transition], settings: StageSettings) -> Stage[Sequence[Transition]]:
+        """The transitions whose actions are judged and refined: the stored ones."""
+        yield from ()
+        return transitions
+
+    def shown(self, futures: Sequence[tuple[Future, ...]], rng: np.random.Generator) -> list[tuple[Future, ...]]:
+        """What the evaluator sees for each transition: its own futures."""
+        return list(futures)
+
+    def imitates(self, transition: Transition, futures: tuple[Future, ...]) -> bool:
+        """Whether a stored action is learned as it is, whatever its critique says: never."""
+        return False
+
+
+NLAC_AS_IT_IS = Variant()

@@ -1,0 +1,209 @@
+"""The documentation: it builds without a warning, its links lead somewhere, and what its code blocks show exists and runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+from benchmarks.compare import Plan, read_rows, summary
+from rllib_nlac.command.experiment import describe, load_experiments, tune_arguments
+from rllib_nlac.inputs import examples
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("algorithms/*.md"))]
+COMMAND = re.search(r'"rllib = ([\w.]+):app"', (ROOT / "setup.py").read_text())[1]
+# What a reader puts a path of their own for.
+PLACEHOLDERS = {"EXPERIMENT.yaml", "my_game.yaml"}
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list:
+    """Every fenced block of a language, with its page's name as the test's id."""
+    found = [(page, code) for page in PAGES for kind, code in FENCE.findall(page.read_text()) if kind == language]
+    return [pytest.param(code, id=f"{page.stem}-{number}") for number, (page, code) in enumerate(found)]
+
+
+def named_block(name: str) -> str:
+    """The README's fenced block whose first line is the comment with this file's name."""
+    (found,) = re.findall(rf"```\w+\n# {re.escape(name)}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return found
+
+
+def commands_of(code: str) -> list[list[str]]:
+    """The words of each command line, without comments."""
+    return [words for line in code.replace("\\\n", " ").splitlines() if (words := shlex.split(line, comments=True))]
+
+
+@pytest.fixture
+def my_game(tmp_path, monkeypatch) -> Path:
+    """A folder in which the README's two files lie, and where the command is run."""
+    for name in ("my_game.py", "my_game.yaml"):
+        (tmp_path / name).write_text(named_block(name))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("MY_KEY", "none")
+    return tmp_path
+
+
+@pytest.fixture
+def config_reference(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("config_reference")
+
+
+@pytest.mark.process
+def test_the_site_builds_without_a_warning(tmp_path):
+    """Links between pages, to headings and to files are among what Sphinx warns of."""
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-d", str(tmp_path / "trees"), str(DOCS)]
+    built = subprocess.run([*command, str(tmp_path / "html")], capture_output=True, text=True, timeout=600)
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    reference = (tmp_path / "html" / "configuration.html").read_text()
+    assert all(key in reference for key in ("num_futures", "episodes_per_task", "gpu_memory_utilization"))
+    assert "One transition, in words" in (tmp_path / "html" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_of_the_pages_outside_the_site_lead_somewhere(page):
+    def slug(heading: str) -> str:
+        return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+    for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        assert (ROOT / path).is_file(), target
+        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in map(slug, headings), target
+
+
+def test_the_readme_is_read_in_one_sitting_and_its_figures_are_those_of_the_rows():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 200
+    plan = Plan(ROOT / "benchmarks" / "compare.yaml", ROOT / "benchmarks")
+    lines = summary([row for path in sorted(DOCS.glob("*.csv")) for row in read_rows(path)], plan).splitlines()
+    head = text.splitlines().index(lines[0])
+    shown = list(iter_table(text.splitlines()[head + 2 :]))
+    assert len(shown) == 4 and set(shown) <= set(lines)
+
+
+def iter_table(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        if not line.startswith("|"):
+            return
+        yield line
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_compiles_and_what_it_imports_exists(code, my_game):
+    for node in ast.walk(compile(code, "page", "exec", ast.PyCF_ONLY_AST)):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                importlib.import_module(name.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+
+
+@pytest.mark.parametrize("code", blocks("yaml"))
+def test_yaml_is_an_experiment_that_a_dry_run_takes(code, my_game):
+    file = my_game / "experiment.yaml"
+    file.write_text(code)
+    for experiment in load_experiments(file):
+        tune_arguments(experiment)
+        assert yaml.safe_load(describe(experiment))
+
+
+@pytest.mark.parametrize("code", blocks("bash"))
+def test_commands_and_their_options_exist(code):
+    makefile = (ROOT / "Makefile").read_text()
+    for words in commands_of(code):
+        if words[0] == "make":
+            for word in words[1:]:
+                name, is_variable, _ = word.partition("=")
+                pattern = rf"^{name} \?=|\$\({name}\)" if is_variable else rf"^{name}:"
+                assert re.search(pattern, makefile, re.MULTILINE), words
+        elif words[0] == "rllib":
+            check_rllib(words[1:])
+        elif words[:2] == ["python", "-m"]:
+            check_module(words[2], words[3:])
+        else:
+            assert words[0] in ("tensorboard",), f"no check knows {words}"
+
+
+def check_rllib(words: list[str]) -> None:
+    """Walks down to the subcommand and lets it parse its options, without running it."""
+    command = typer.main.get_command(importlib.import_module(COMMAND).app)
+    while getattr(command, "commands", None) and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, words
+        command, words = command.commands[words[0]], words[1:]
+    file = next((word for word in words if command.name == "file" and not word.startswith("-")), None)
+    command.make_context(str(command.name), list(words))
+    if file is not None and file not in PLACEHOLDERS:
+        assert examples.find(file).is_file()
+
+
+def check_module(module: str, words: list[str]) -> None:
+    found = importlib.util.find_spec(module)
+    assert found is not None and found.origin, module
+    source = Path(found.origin).read_text()
+    for option in (word for word in words if word.startswith("--")):
+        assert f'"{option}"' in source, (module, option)
+
+
+def test_modules_that_the_text_names_exist():
+    for page in PAGES:
+        for module in re.findall(r"`python -m ([\w.]+)", page.read_text()):
+            assert importlib.util.find_spec(module) is not None, (page.name, module)
+
+
+def test_messages_of_the_troubleshooting_page_stand_in_the_code():
+    texts = [text for path in [*(ROOT / "rllib_nlac").rglob("*.py")] for text in messages_of(path.read_text())]
+    page = (DOCS / "troubleshooting.md").read_text().partition("## Installation")[0]
+    rows = re.findall(r"^\| (`.+?`) \| ", page, re.MULTILINE)
+    assert len(rows) > 30
+    for row in rows:
+        for part in filter(None, map(str.strip, row.strip("`").split("…"))):
+            assert any(part in text for text in texts), part
+
+
+def messages_of(source: str) -> Iterator[str]:
+    """The plain parts of every string of a file, those of an f-string one by one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
+    everyone = config_reference.configs()
+    config_reference.check(everyone)
+    config_class = type(everyone["GRPO"])
+    monkeypatch.setattr(config_class.training, "__doc__", config_class.training.__doc__.replace("clip_param: ", "clip: "))
+    with pytest.raises(config_reference.Undocumented, match=r"GRPOConfig\.training\(clip_param\)"):
+        config_reference.check(everyone)
+    monkeypatch.undo()
+    everyone["GRPO"].an_attribute_of_its_own = 1
+    with pytest.raises(config_reference.Undocumented, match="GRPO: an_attribute_of_its_own, which no setter method takes"):
+        config_reference.check(everyone)
+
+
+def test_ones_own_environment_is_short_and_trains(my_game, commands, ray_session):
+    rllib = partial(commands.run, cwd=my_game, ray=ray_session)
+    assert len(named_block("my_game.py").splitlines()) <= 25 and len(named_block("my_game.yaml").splitlines()) <= 15
+    checked = rllib("env", "check", "my_game:HigherLower")
+    assert checked.returncode == 0 and "keeps the contract" in checked.stdout, checked.stdout
+    trained = rllib("train", "file", "my_game.yaml", "--stop", "{training_iteration: 1}", "--storage-path", "results")
+    assert trained.returncode == 0 and re.search(r"^\s*1\s+32\s", trained.stdout, re.MULTILINE), trained.stdout[-2000:]
+    (checkpoint,) = my_game.glob("results/*/*/checkpoint_*")
+    played = rllib("evaluate", checkpoint, "--episodes", "4", "--render")
+    assert played.returncode == 0 and "NLAC on my_game:HigherLower" in played.stdout, played.stderr[-2000:]
