@@ -50,6 +50,7 @@ LONGEST = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config, items) -> None:
     """Marks tests by what they need; and where they are divided among processes, groups what belongs together."""
     for item in items:
