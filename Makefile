@@ -40,8 +40,8 @@ endif
 quickstart: $(INSTALLED)
 	@$(BIN)/rllib train file tuned_examples/twenty_questions_nlac.yaml --storage-path results
 
-# What needs the same is handed to the same process, the longest first; see tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest tests -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# tests/conftest.py says which tests go to one process together, the longest first.
+PYTEST := $(BIN)/python -m pytest tests -n $(JOBS) --no-loadscope-reorder
 
 check: lint types quick-tests
 

@@ -50,20 +50,24 @@ LONGEST = (
 )  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config, items) -> None:
-    """Marks tests by what they need; and where they are divided among processes, groups what belongs together."""
+# Of these each test is handed out alone: they share nothing that their file prepares.
+DIVIDED = (
+    "test_baselines.py", "test_damage.py", "test_interrupts.py", "test_nlac.py", "test_not_finite.py", "test_notices.py",
+    "test_resume.py", "test_stock.py", "test_storage.py", "test_tune.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Marks tests by what they need; and where they are divided among processes, the long ones come first."""
     for item in items:
         for mark, fixtures in NEEDS.items():
             if not set(fixtures).isdisjoint(item.fixturenames):
                 item.add_marker(mark)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
     groups: dict[str, list] = {}
     for item in items:
-        groups.setdefault(group_of(item), []).append(item)
+        groups.setdefault(group_of(item.nodeid), []).append(item)
     items[:] = [item for group in sorted(groups, key=lambda name: rank(name, groups[name])) for item in groups[group]]
 
 
@@ -71,14 +75,10 @@ def needs(item) -> set[str]:
     return {mark for mark in NEEDS if item.get_closest_marker(mark)}
 
 
-def group_of(item) -> str:
-    """Its file, for what is quick or shares what the file prepares; what needs more is divided test by test."""
-    file = item.nodeid.partition("::")[0]
-    shared = any(
-        definitions[-1].scope in ("module", "class") and definitions[-1].baseid.startswith(file)
-        for definitions in item._fixtureinfo.name2fixturedefs.values()
-    )
-    return item.nodeid if needs(item) and not shared else file
+def group_of(test: str) -> str:
+    """What is handed to one process together: the tests of a file, or a single one."""
+    file = test.partition("::")[0]
+    return test if os.path.basename(file) in DIVIDED else file
 
 
 def rank(group: str, items: list) -> tuple[int, int]:
@@ -86,6 +86,18 @@ def rank(group: str, items: list) -> tuple[int, int]:
     place = next((number for number, name in enumerate(LONGEST) if name in group), len(LONGEST))
     needed = set().union(*map(needs, items))
     return place, next((number for number, mark in enumerate(("process", "ray", "vllm")) if mark in needed), len(NEEDS))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Divides tests by ``group_of``: groups that are named by marks do not reach pytest-xdist 3.8 under pytest 9."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
 
 
 _started: list[str] | None = None  # what a test starts that is not marked for it
