@@ -1,4 +1,4 @@
-# make quickstart | test | lint | docs | install, on a fresh clone and nothing else. A GPU machine: make install EXTRA=gpu
+# make quickstart | check | test | lint | docs | install, on a fresh clone and nothing else. A GPU machine: make install EXTRA=gpu
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,12 +9,13 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint docs mutants bench compare clean
+.PHONY: help install quickstart check quick-tests slow-tests test lint types docs mutants bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
+	@echo "make check       lint, types, and all tests that start no vLLM, no Ray and no process (a minute or two)"
 	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, which takes less memory)"
-	@echo "make lint        ruff and mypy"
+	@echo "make lint        ruff; make types: mypy"
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
 	@echo "make bench       figures of the engine, its weights, the learner and the environments"
@@ -40,11 +41,26 @@ endif
 quickstart: $(INSTALLED)
 	@$(BIN)/rllib train file tuned_examples/twenty_questions_nlac.yaml --storage-path results
 
+# tests/conftest.py says which tests go to one process together, the longest first.
+PYTEST := $(BIN)/python -m pytest tests -n $(JOBS) --no-loadscope-reorder
+
+check: lint types quick-tests
+
+quick-tests: $(INSTALLED)
+	@$(PYTEST) -m "not (vllm or ray or process)"
+
+# All that make check leaves out.
+slow-tests: $(INSTALLED)
+	@$(PYTEST) -m "vllm or ray or process"
+
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile
+	@$(PYTEST)
 
 lint: $(INSTALLED)
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	@$(BIN)/mypy
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m sphinx -q -W --keep-going -n -d docs/_build/doctrees docs docs/_build/html

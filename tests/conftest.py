@@ -2,53 +2,179 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-# Everything that a test run writes goes below one temporary folder; RLlib's default is ~/ray_results.
-_SCRATCH = tempfile.TemporaryDirectory(prefix="rllib_nlac_tests_")
-os.environ["HOME"] = _SCRATCH.name
+# Everything that a test run writes goes below one temporary folder; RLlib's default is ~/ray_results. Processes among which the
+# tests are divided share it, with what vLLM and others find out once and keep below it.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _SCRATCH = tempfile.TemporaryDirectory(prefix="rllib_nlac_tests_")
+    os.environ["HOME"] = _SCRATCH.name
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Ray makes its workers give way to everybody else: on a busy machine they would run into the limits of time of the tests.
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 # Small models gain next to nothing by more threads, and lose most of their speed where something else keeps a core busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import ray
-import torch
 
-from rllib_nlac import NLACConfig
-from rllib_nlac.engine.chat import Chat
-from rllib_nlac.language.prompts import PromptSet, load_prompts
-from rllib_nlac.learner.rl_module import trainable_state
-from rllib_nlac.types import Weights
+# All else is imported where it is needed: importing Ray and torch takes seconds, also of the process that hands tests out.
+if TYPE_CHECKING:
+    import torch
+
+    from rllib_nlac import NLACConfig
+    from rllib_nlac.engine.chat import Chat
+    from rllib_nlac.language.prompts import PromptSet
+
+pytest.register_assert_rewrite("command_runs")
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
+
+# What a test needs is said by its fixtures, and by a mark only where none of them tells.
+NEEDS = {
+    "vllm": ("session_engine",),
+    "ray": ("ray_session",),
+    "process": ("commands", "disk", "real_server", "source", "trained"),
+}
+# The first to begin where tests are divided, so that no long one begins last; by name of the test or its file, longest first.
+LONGEST = (
+    "test_learning.py", "test_interrupts.py", "test_faults.py", "test_the_7b_examples", "test_ones_own_environment",
+    "test_killed_and_resumed", "test_in_the_middle_of_a_run", "test_one_cell_by_the_command", "test_two_learners",
+    "test_a_value_that_pbt", "test_tuner_",
+)  # fmt: skip
+
+
+# Of these each test is handed out alone: they share nothing that their file prepares.
+DIVIDED = (
+    "test_baselines.py", "test_damage.py", "test_interrupts.py", "test_nlac.py", "test_not_finite.py", "test_notices.py",
+    "test_resume.py", "test_stock.py", "test_storage.py", "test_tune.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Marks tests by what they need; and where they are divided among processes, the long ones come first."""
+    for item in items:
+        for mark, fixtures in NEEDS.items():
+            if not set(fixtures).isdisjoint(item.fixturenames):
+                item.add_marker(mark)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    groups: dict[str, list] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+    items[:] = [item for group in sorted(groups, key=lambda name: rank(name, groups[name])) for item in groups[group]]
+
+
+def needs(item) -> set[str]:
+    return {mark for mark in NEEDS if item.get_closest_marker(mark)}
+
+
+def group_of(test: str) -> str:
+    """What is handed to one process together: the tests of a file, or a single one."""
+    file = test.partition("::")[0]
+    return test if os.path.basename(file) in DIVIDED else file
+
+
+def rank(group: str, items: list) -> tuple[int, int]:
+    """Long ones first, then what starts processes, Ray or vLLM, then all others."""
+    place = next((number for number, name in enumerate(LONGEST) if name in group), len(LONGEST))
+    needed = set().union(*map(needs, items))
+    return place, next((number for number, mark in enumerate(("process", "ray", "vllm")) if mark in needed), len(NEEDS))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Divides tests by ``group_of``: groups that are named by marks do not reach pytest-xdist 3.8 under pytest 9."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
+
+
+_started: list[str] | None = None  # what a test starts that is not marked for it
+
+
+def _watch(event: str, arguments: tuple) -> None:
+    if _started is None or event not in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        return
+    # Libraries ask lscpu, hostname and the like what machine this is; that is no process to be marked for.
+    if event == "os.fork" or os.path.basename(str(arguments[0] or arguments[1][0])).startswith("python"):
+        _started.append(f"{event}{arguments[:2]}")
+
+
+sys.addaudithook(_watch)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    global _started
+    _started = None if needs(item) else []
+    try:
+        return (yield)
+    finally:
+        _started = None
+
+
+@pytest.fixture(autouse=True)
+def starts_nothing_unmarked(request):
+    """Whoever starts a process, Ray, or vLLM, which start some, is marked for it: ``make check`` leaves those out."""
+    yield
+    assert not _started, f"mark this test by what it starts, one of {', '.join(NEEDS)}: {_started}"
 
 
 @pytest.fixture(scope="session")
 def model_path() -> str:
     """The shipped small model."""
+    from rllib_nlac import NLACConfig
+
     return NLACConfig().model_path
 
 
 @pytest.fixture(scope="session")
 def chat(model_path: str) -> Chat:
+    from rllib_nlac.engine.chat import Chat
+
     return Chat.from_pretrained(model_path)
 
 
 @pytest.fixture(scope="session")
 def compact() -> PromptSet:
+    from rllib_nlac.language.prompts import load_prompts
+
     return load_prompts("compact", "TwentyQuestions")
 
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """A local Ray with room for many small actors, shut down with the session."""
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
-    yield
+    """A local Ray with room for many small actors, shut down with the session; the address by which commands join it."""
+    import ray
+
+    ray.init(
+        num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True,
+        # Else it begins with a process for each of the eight, most of which nobody ever uses.
+        _system_config={"prestart_worker_first_driver": False},
+    )  # fmt: skip
+    yield ray.get_runtime_context().gcs_address
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory):
+    """Runs the ``rllib`` command, in processes of its own that need not import everything again."""
+    from command_runs import Commands
+
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.stop()
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +190,10 @@ def session_engine(model_path: str, chat: Chat):
 @pytest.fixture(scope="session")
 def base_weights(model_path: str) -> dict[str, torch.Tensor]:
     """The shipped model's weights as vLLM takes them."""
+    import torch
     from transformers import AutoModelForCausalLM
+
+    from rllib_nlac.learner.rl_module import trainable_state
 
     return trainable_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
 
@@ -72,6 +201,8 @@ def base_weights(model_path: str) -> dict[str, torch.Tensor]:
 @pytest.fixture()
 def engine(session_engine, base_weights):
     """Real vLLM with the shipped model, as every test finds it."""
+    from rllib_nlac.types import Weights
+
     if not session_engine.holds(base_weights):
         session_engine.set_weights(Weights.POLICY, 0, base_weights)
     return session_engine
@@ -90,15 +221,40 @@ class Borrowed:
         pass
 
 
+@pytest.fixture(scope="session")
+def lend(session_engine):
+    """While it is entered, algorithms take the session's engine instead of starting their own."""
+
+    @contextlib.contextmanager
+    def lend():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rllib_nlac.algorithm.algorithm.make_engine", lambda config, chat: Borrowed(session_engine))
+            yield
+
+    return lend
+
+
 @pytest.fixture()
-def lent_engine(engine, monkeypatch) -> None:
+def lent_engine(engine, lend) -> Iterator[None]:
     """Algorithms built in a test take the session's engine instead of starting their own."""
-    monkeypatch.setattr("rllib_nlac.algorithm.algorithm.make_engine", lambda config, chat: Borrowed(engine))
+    with lend():
+        yield
 
 
 @pytest.fixture()
-def config() -> NLACConfig:
+def config(make_config) -> NLACConfig:
+    return make_config()
+
+
+@pytest.fixture(scope="session")
+def make_config():
+    return quick_start
+
+
+def quick_start() -> NLACConfig:
     """The quick start's configuration."""
+    from rllib_nlac import NLACConfig
+
     return (
         NLACConfig()
         .environment("TwentyQuestions", env_config=dict(WORLD))

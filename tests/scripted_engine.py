@@ -65,3 +65,9 @@ class ScriptedEngine:
 def last_message(prompt: str) -> str:
     """Content of a prompt's last user message, in the tiny model's chat template."""
     return prompt.rsplit("<|user|>", 1)[1].split("<|end|>")[0]
+
+
+def dialogue_of(prompt: str) -> list[tuple[str, str]]:
+    """The turns in a prompt, with their replies, in the tiny model's chat template."""
+    turns = prompt.split("<|assistant|>")[1:-1]
+    return [(turn.split("<|end|>")[0], turn.split("<|user|>")[1].split("<|end|>")[0]) for turn in turns]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 from collections import defaultdict
+from pathlib import Path
 
 import grimp
 import pytest
 
+TESTS = Path(__file__).parent
 # From the ground up. A room may import from the floors below it and from nothing else.
 FLOORS = (
     ("activity", "names", "types", "version"),
@@ -61,6 +64,19 @@ def test_there_is_no_circle(imports, level):
             if a != b:
                 arrows[a].add(b)
     graphlib.TopologicalSorter(arrows).prepare()  # raises with the circle
+
+
+def test_tests_import_no_tests():
+    """What several of them need stands in pages of its own, so that each can be read, run and removed alone."""
+    imported = [
+        f"{path.relative_to(TESTS)}:{node.lineno} imports {name}"
+        for path in sorted(TESTS.rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        if any(part.startswith("test_") for part in name.split("."))
+    ]
+    assert not imported, "\n".join(imported)
 
 
 def test_the_figures(imports, record_property):

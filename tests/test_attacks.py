@@ -43,6 +43,7 @@ def around():
         yield around
 
 
+@pytest.mark.process
 @needs_sandbox
 @pytest.mark.parametrize("program", sandbox_programs.PROGRAMS, ids=lambda program: program.name)
 def test_a_hostile_program_is_contained(program, around):
@@ -173,6 +174,7 @@ def test_no_answer_holds_up_a_grader(bomb):
     assert time.process_time() - started < 5
 
 
+@pytest.mark.process
 class TestMathVerify:
     def test_a_truth_that_cannot_be_compared_is_an_error_of_its_row(self, monkeypatch, tmp_path):
         monkeypatch.setattr("rllib_nlac.rewards.grading._MATH_VERIFY.equal.__func__.__defaults__", (1.0,))
@@ -202,6 +204,7 @@ class TestMathVerify:
         verify.stop()
 
 
+@pytest.mark.process
 @needs_sandbox
 class TestSandbox:
     def test_honest_programs_keep_what_they_need(self):

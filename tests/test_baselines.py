@@ -12,9 +12,8 @@ import torch
 from chat_server import ChatServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_engine import ScriptedEngine
-from test_env_runner import dialogue_of
-from test_replay import episode
+from numbered_episodes import episode
+from scripted_engine import ScriptedEngine, dialogue_of
 
 from rllib_nlac import algorithms
 from rllib_nlac.baselines.grpo import GRPOConfig, group_advantages

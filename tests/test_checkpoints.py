@@ -21,12 +21,16 @@ from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
 
-@pytest.fixture()
-def small(config):
+def smaller(config):
     config.training(episodes_per_iteration=8, train_batch_size_per_learner=32, minibatch_size=16, lr=[[0, 1e-3], [200, 1e-4]])
     config.training(replay_buffer_config={"capacity": 60, "alpha": 0.6, "beta": 0.4, "beta_final_timesteps": 1000}, tau=0.5)
     config.num_envs_per_env_runner = 8
     return config
+
+
+@pytest.fixture()
+def small(config):
+    return smaller(config)
 
 
 @pytest.fixture()
@@ -134,6 +138,14 @@ def test_rfts_pool_is_part_of_its_checkpoint(ray_session, lent_engine, tmp_path,
 class TestRefusals:
     """What cannot be restored is refused before anything changes."""
 
+    @pytest.fixture(scope="class")
+    def algorithm(self, make_config, ray_session, lend):
+        """One for all: what is refused has not changed it, as each test makes sure."""
+        with lend():
+            algorithm = smaller(make_config()).build_algo()
+            yield algorithm
+            algorithm.stop()
+
     @pytest.fixture()
     def saved(self, algorithm, tmp_path) -> Path:
         return Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
@@ -203,6 +215,7 @@ def test_a_full_disk_keeps_the_older_checkpoint(algorithm, tmp_path):
     assert checkpoint.read_manifest(path)["iteration"] == 1
 
 
+@pytest.mark.process
 def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path):
     """A process that replaces a checkpoint for ever is killed 20 times; each time a whole one can be read."""
     path, seen = tmp_path / "checkpoint", set()

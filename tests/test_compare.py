@@ -193,7 +193,9 @@ def test_the_documents_tables_are_those_of_the_rows_that_are_kept():
         assert table(rows, plan, world) in document, world
 
 
-def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path):
+@pytest.mark.process
+def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path, ray_session, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", ray_session)
     config = {"episodes_per_iteration": 16, "evaluation_duration": 16}
     config |= {"train_batch_size_per_learner": 32, "minibatch_size": 32}
     plan = {

@@ -136,6 +136,7 @@ def algorithm_checkpoint(config, ray_session, lent_engine, tmp_path) -> str:
     return path
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["learner_group/state.pkl", MANIFEST, "learner_group"])
 def test_what_may_not_be_read_is_said(small, name):
     """As another user, since nothing is forbidden to root."""
@@ -286,13 +287,13 @@ def test_an_environment_that_nobody_registered_here(config):
         config.build_algo()
 
 
-def test_a_script_that_has_not_imported_the_package(algorithm_checkpoint):
+def test_a_script_that_has_not_imported_the_package(algorithm_checkpoint, ray_session):
     """RLlib's own class is enough: the pickled class brings this package along."""
     code = (
         "import sys; from ray.rllib.algorithms.algorithm import Algorithm; assert 'rllib_nlac' not in sys.modules\n"
         "print('restored', Algorithm.from_checkpoint(sys.argv[1]).iteration)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "RAY_ADDRESS": "local"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "RAY_ADDRESS": ray_session}
     ran = subprocess.run(
         [sys.executable, "-c", code, algorithm_checkpoint], capture_output=True, text=True, env=environment, timeout=600
     )

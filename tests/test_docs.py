@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,12 +47,6 @@ def commands_of(code: str) -> list[list[str]]:
     return [words for line in code.replace("\\\n", " ").splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def rllib(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", COMMAND, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
-
-
 @pytest.fixture
 def my_game(tmp_path, monkeypatch) -> Path:
     """A folder in which the README's two files lie, and where the command is run."""
@@ -70,6 +64,7 @@ def config_reference(monkeypatch):
     return importlib.import_module("config_reference")
 
 
+@pytest.mark.process
 def test_the_site_builds_without_a_warning(tmp_path):
     """Links between pages, to headings and to files are among what Sphinx warns of."""
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-d", str(tmp_path / "trees"), str(DOCS)]
@@ -202,12 +197,13 @@ def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
         config_reference.check(everyone)
 
 
-def test_ones_own_environment_is_short_and_trains(my_game):
+def test_ones_own_environment_is_short_and_trains(my_game, commands, ray_session):
+    rllib = partial(commands.run, cwd=my_game, ray=ray_session)
     assert len(named_block("my_game.py").splitlines()) <= 25 and len(named_block("my_game.yaml").splitlines()) <= 15
-    checked = rllib(my_game, "env", "check", "my_game:HigherLower")
+    checked = rllib("env", "check", "my_game:HigherLower")
     assert checked.returncode == 0 and "keeps the contract" in checked.stdout, checked.stdout
-    trained = rllib(my_game, "train", "file", "my_game.yaml", "--stop", "{training_iteration: 1}", "--storage-path", "results")
+    trained = rllib("train", "file", "my_game.yaml", "--stop", "{training_iteration: 1}", "--storage-path", "results")
     assert trained.returncode == 0 and re.search(r"^\s*1\s+32\s", trained.stdout, re.MULTILINE), trained.stdout[-2000:]
     (checkpoint,) = my_game.glob("results/*/*/checkpoint_*")
-    played = rllib(my_game, "evaluate", str(checkpoint), "--episodes", "4", "--render")
+    played = rllib("evaluate", checkpoint, "--episodes", "4", "--render")
     assert played.returncode == 0 and "NLAC on my_game:HigherLower" in played.stdout, played.stderr[-2000:]

@@ -7,20 +7,14 @@ import time
 
 import gymnasium as gym
 import pytest
-from scripted_engine import ScriptedEngine
+from faulty import Faulty
+from scripted_engine import ScriptedEngine, dialogue_of
 
-from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.envs.twenty_questions import TwentyQuestions, oracle_action
 from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import dialogue_after
-
-
-def dialogue_of(prompt: str) -> list[tuple[str, str]]:
-    turns = prompt.split("<|assistant|>")[1:-1]
-    return [(turn.split("<|end|>")[0], turn.split("<|user|>")[1].split("<|end|>")[0]) for turn in turns]
-
 
 ORACLE_WORLD = TwentyQuestions(num_objects=16, num_attributes=8, max_turns=6)
 
@@ -91,26 +85,6 @@ def test_react_sends_only_the_action_part(make):
     )
     (episode,) = runner.sample(num_episodes=1)
     assert episode.get_observations()[1] in ("No.", "Correct!") and episode.get_actions()[0].startswith("Thought")
-
-
-class Faulty(gym.Env):
-    """Raises in every ``fails``-th step."""
-
-    observation_space = action_space = TextSpace()
-    steps = 0
-
-    def __init__(self, fails: int, observation="Hm."):
-        self.fails, self.observation = fails, observation
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return "Go.", {}
-
-    def step(self, action):
-        Faulty.steps += 1
-        if Faulty.steps % self.fails == 0:
-            raise OSError("the simulator fell over")
-        return self.observation, 1.0, Faulty.steps % 5 == 0, False, {}
 
 
 def test_an_environment_that_raises_loses_its_episode_and_nothing_else(make):

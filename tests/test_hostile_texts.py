@@ -12,7 +12,7 @@ from dataclasses import replace
 import gymnasium as gym
 import pytest
 from scripted_engine import ScriptedEngine, last_message
-from test_stages import SETTINGS, script, transition
+from scripted_roles import SETTINGS, script, transition
 
 from benchmarks.attacks.texts import HOSTILE, change_nothing_else, not_played
 from rllib_nlac.algorithm.metrics import transition_text

@@ -6,17 +6,14 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from test_resume import ROOT, SMALL, iterations
+from command_runs import SMALL, Command, ended, family, iterations, wait_for
 
-TRAINING = {**SMALL["small"], "stop": {"training_iteration": 50}}
+TRAINING = {**SMALL, "stop": {"training_iteration": 50}}
 ENVIRONMENTS = """
 import gymnasium as gym
 from rllib_nlac.envs.spaces import TextSpace
@@ -44,104 +41,50 @@ def of_mine(environment: str) -> dict:
     return {**TRAINING, "env": f"my_env:{environment}", "config": config}
 
 
-def start(folder: Path, entry: dict, *options: str) -> subprocess.Popen[str]:
-    """The command, in a session of its own as a terminal would have it."""
-    (folder / "mine.yaml").write_text(yaml.safe_dump({"mine": entry}))
-    command = [
-        sys.executable,
-        "-m",
-        "rllib_nlac.command",
-        "train",
-        "file",
-        "mine.yaml",
-        "--storage-path",
-        "my results",
-        *options,
-    ]
-    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        command, cwd=folder, stdout=(folder / "printed").open("w"), stderr=subprocess.STDOUT, text=True, env=environment,
-        start_new_session=True,
-    )  # fmt: skip
+@pytest.fixture()
+def start(commands, tmp_path):
+    def start(entry: dict, *options: str, ray: str = "local") -> Command:
+        (tmp_path / "my_env.py").write_text(ENVIRONMENTS)
+        return commands.train(tmp_path, entry, *options, storage="my results", name="mine", ray=ray)
+
+    return start
 
 
-def family(pid: int) -> dict[int, str]:
-    """All descendants of a process by id, with their names."""
-    children: dict[int, list[int]] = {}
-    names: dict[int, str] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            name, rest = status.read_text().split("(", 1)[1].rsplit(")", 1)
-            if rest.split()[0] != "Z":
-                children.setdefault(int(rest.split()[1]), []).append(int(status.parent.name))
-                names[int(status.parent.name)] = name
-    found = [pid]
-    for each in found:
-        found += children.get(each, [])
-    return {each: names.get(each, "") for each in found[1:]}
-
-
-def wait_for(what: Callable[[], object], process: subprocess.Popen[str], seconds: float = 240) -> object:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline and process.poll() is None, "it did not come to that"
-        time.sleep(0.1)
-    return found
-
-
-def ended(process: subprocess.Popen[str], folder: Path, before: dict[int, str]) -> str:
-    """What it printed, once it has ended and left nothing behind."""
-    try:
-        process.wait(60)
-        deadline = time.monotonic() + 20
-        while left := [
-            pid for pid in before if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]:
-            assert time.monotonic() < deadline, [before[pid] for pid in left]
-            time.sleep(0.2)
-    finally:
-        for pid in (process.pid, *before):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    return (folder / "printed").read_text()
-
-
-def test_while_ray_starts(tmp_path):
-    process = start(tmp_path, TRAINING)
+def test_while_ray_starts(start):
+    process = start(TRAINING)
     wait_for(lambda: "gcs_server" in family(process.pid).values(), process)
     before = family(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    printed = ended(process, tmp_path, before)
+    printed = ended(process, before)
     assert process.returncode == 130 and "Traceback" not in printed, printed
     assert "Interrupted before anything was begun: there is nothing to go on with." in printed
 
 
-def test_while_the_model_is_loaded(tmp_path):
-    process = start(tmp_path, TRAINING)
-    wait_for(lambda: "starts" in (tmp_path / "printed").read_text(), process)
+def test_while_the_model_is_loaded(start):
+    process = start(TRAINING)
+    wait_for(lambda: "starts" in process.stdout, process)
     before = family(process.pid)
     process.send_signal(signal.SIGTERM)  # in the same way
-    printed = ended(process, tmp_path, before)
+    printed = ended(process, before)
     assert process.returncode == 130 and "Traceback" not in printed and "tune.run" not in printed, printed
     assert "Go on by: rllib train file mine.yaml --storage-path 'my results' --resume\n" in printed
     assert "from the beginning, as no checkpoint was written yet" in printed
 
 
-def test_after_the_first_result(tmp_path):
-    (tmp_path / "my_env.py").write_text(ENVIRONMENTS)
+def test_after_the_first_result(start, commands, tmp_path):
     training = of_mine("Talks")
-    process = start(tmp_path, training)
-    wait_for(lambda: iterations((tmp_path / "printed").read_text())[1:], process)
+    process = start(training)
+    wait_for(lambda: iterations(process.stdout)[1:], process)
     before = family(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal, to all processes of the session
-    printed = ended(process, tmp_path, before)
+    printed = ended(process, before)
     assert process.returncode == 130 and "Traceback" not in printed and "tune.run" not in printed, printed
     assert "Stopping ... (once more: at once)" in printed
     assert "Go on by: rllib train file mine.yaml --storage-path 'my results' --resume\n" in printed
     assert "from the last checkpoint of each trial; all is in " + str(tmp_path / "my results" / "mine") in printed
 
-    process = start(tmp_path, training, "--resume")  # and the second signal ends it at once
-    wait_for(lambda: iterations((tmp_path / "printed").read_text()), process)
+    process = start(training, "--resume")  # and the second signal ends it at once
+    wait_for(lambda: iterations(process.stdout), process)
     before = family(process.pid)
     os.kill(process.pid, signal.SIGINT)
     os.kill(process.pid, signal.SIGINT)
@@ -149,29 +92,26 @@ def test_after_the_first_result(tmp_path):
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGINT)
     began = time.monotonic()
-    printed = ended(process, tmp_path, before)
+    printed = ended(process, before)
     assert process.returncode == 130 and time.monotonic() - began < 30 and iterations(printed)[0] > 1, printed
 
     whole = sorted(path.parent for path in tmp_path.glob("my results/mine/*/checkpoint_*/rllib_nlac.json"))
-    command = [sys.executable, "-m", "rllib_nlac.command", "evaluate", str(whole[0]), "--episodes", "2", "--render"]
-    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
-    played = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300)
+    played = commands.run("evaluate", whole[0], "--episodes", "2", "--render", cwd=tmp_path)
     assert played.returncode == 0 and r"then [/INST] :smile: \x1b]0;owned\x07" in played.stdout, played.stdout + played.stderr
 
 
-def test_a_metric_that_never_comes_ends_the_run_after_its_first_result(tmp_path):
-    process = start(tmp_path, {**TRAINING, "stop": {"success_rat": 0.9}})
+def test_a_metric_that_never_comes_ends_the_run_after_its_first_result(start, ray_session):
+    process = start({**TRAINING, "stop": {"success_rat": 0.9}}, ray=ray_session)
     process.wait(300)
-    printed = (tmp_path / "printed").read_text()
+    printed = process.stdout
     assert process.returncode == 2 and iterations(printed) == [1] and "Traceback" not in printed, printed
     assert "Error: mine, stop: no result has 'success_rat'; did you mean 'env_runners/success_rate'?" in printed
 
 
-def test_a_trial_that_fails_says_why_in_three_lines(tmp_path):
-    (tmp_path / "my_env.py").write_text(ENVIRONMENTS)
-    process = start(tmp_path, of_mine("Fails"))
+def test_a_trial_that_fails_says_why_in_three_lines(start, ray_session, tmp_path):
+    process = start(of_mine("Fails"), ray=ray_session)
     process.wait(300)
-    printed = (tmp_path / "printed").read_text()
+    printed = process.stdout
     assert process.returncode == 1 and "Traceback" not in printed and "\x1b" not in printed, printed
     where, what, everything = re.search(r": error\n(.*)\n(.*)\n(.*)\n", printed).groups()
     assert re.search(r"my_env\.py, line 14, in step \(called in rllib_nlac/sampling/\w+\.py, \w+\)$", where), where

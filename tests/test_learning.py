@@ -10,32 +10,30 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_runs import ROOT
 
-ROOT = Path(__file__).parent.parent
 BASE_AT_MOST = 0.25  # the model card's figure lies below; the issue of luck is left to the interval
-
-
-def rllib(*arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a process of its own, as a shell would."""
-    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "rllib_nlac.command", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=environment,
-    )
+QUICK_START = ROOT / "tuned_examples" / "twenty_questions_nlac.yaml"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> tuple[str, Path]:
-    """Output and storage path of the quick start, stopped after 128 of its 256 episodes."""
+    """Output and storage path of the quick start, as a shell would run it, stopped after 128 of its 256 episodes."""
     storage = tmp_path_factory.mktemp("quickstart")
-    example = ROOT / "tuned_examples" / "twenty_questions_nlac.yaml"
     stop = '{"env_runners/num_episodes_lifetime": 128}'
-    result = rllib("train", "file", str(example), "--storage-path", str(storage), "--stop", stop)
+    result = subprocess.run(
+        [sys.executable, "-m", "rllib_nlac.command", "train", "file", str(QUICK_START), "--storage-path", str(storage),
+         "--stop", stop],
+        capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout, storage
+
+
+@pytest.fixture()
+def rllib(commands, ray_session):
+    """Runs a command that joins the session's Ray."""
+    return lambda *arguments: commands.run(*arguments, ray=ray_session)
 
 
 def test_progress_can_be_followed_and_the_end_says_where_to_look(trained):
@@ -78,60 +76,59 @@ def test_curves_and_transitions_are_in_tensorboard(trained):
         assert tag in tags["scalars"], tag
 
 
-def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained):
+def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained, rllib):
     _, storage = trained
     (checkpoint,) = storage.glob("**/checkpoint_*")
-    result = rllib("evaluate", str(checkpoint), "--episodes", "64", "--render")
+    result = rllib("evaluate", checkpoint, "--episodes", "64", "--render")
     assert result.returncode == 0, result.stderr[-3000:]
     success = float(re.search(r"success\s*│\s*([\d.]+)", result.stdout)[1])
     assert success > BASE_AT_MOST
     assert result.stdout.count("environment: Guess my object.") == 10 and "agent:" in result.stdout
 
 
-def test_a_finished_run_is_trained_on_for_longer(trained, tmp_path):
+def test_a_finished_run_is_trained_on_for_longer(trained, rllib, tmp_path):
     _, storage = trained
     (checkpoint,) = storage.glob("**/checkpoint_*")
-    example = ROOT / "tuned_examples" / "twenty_questions_nlac.yaml"
     result = rllib(
-        "train", "file", str(example), "--restore", str(checkpoint), "--storage-path", str(tmp_path),
+        "train", "file", QUICK_START, "--restore", checkpoint, "--storage-path", tmp_path,
         "--stop", "{training_iteration: 5}",
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-3000:]
     assert re.search(r"^\s*5\s+160\s", result.stdout, re.MULTILINE)
 
 
-def test_a_failing_trial_exits_1_with_the_cause(tmp_path):
+def test_a_failing_trial_exits_1_with_the_cause(rllib, tmp_path):
     config = '{"env_config": {"max_turns": 6}, "prompts": "compact", "max_action_tokens": 511, "num_cpus_for_main_process": 1}'
     result = rllib(
         "train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", config, "--stop", "{training_iteration: 1}",
-        "--storage-path", str(tmp_path),
+        "--storage-path", tmp_path,
     )  # fmt: skip
     assert result.returncode == 1 and "exceeds the context of 512" in result.stdout
 
 
-def test_rllibs_own_algorithms_train_too(tmp_path):
+def test_rllibs_own_algorithms_train_too(rllib, tmp_path):
     result = rllib(
-        "train", "--algo", "PPO", "--env", "CartPole-v1", "--stop", "{training_iteration: 1}", "--storage-path", str(tmp_path),
+        "train", "--algo", "PPO", "--env", "CartPole-v1", "--stop", "{training_iteration: 1}", "--storage-path", tmp_path,
         "--config", "{num_env_runners: 0, train_batch_size_per_learner: 200, minibatch_size: 50, num_epochs: 1}",
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-2000:]
     assert re.search(r"^\s*1\s", result.stdout, re.MULTILINE)
 
 
-def test_ppo_plays_text_by_the_command_and_its_checkpoint_is_evaluated(tmp_path):
+def test_ppo_plays_text_by_the_command_and_its_checkpoint_is_evaluated(rllib, tmp_path):
     example = ROOT / "tuned_examples" / "twenty_questions_ppo.yaml"
-    result = rllib("train", "file", str(example), "--storage-path", str(tmp_path), "--stop", "{training_iteration: 1}")
+    result = rllib("train", "file", example, "--storage-path", tmp_path, "--stop", "{training_iteration: 1}")
     assert result.returncode == 0, result.stdout[-3000:]
     assert "TextPPO" in result.stdout and re.search(r"^\s*1\s+\d+\s+0\.\d+", result.stdout, re.MULTILINE)
     (checkpoint,) = tmp_path.glob("**/checkpoint_*")
-    result = rllib("evaluate", str(checkpoint), "--episodes", "32", "--render")
+    result = rllib("evaluate", checkpoint, "--episodes", "32", "--render")
     assert result.returncode == 0, result.stderr[-3000:]
     assert "TextPPO on TwentyQuestions" in result.stdout and "agent:" in result.stdout
 
 
-def test_react_reports_what_a_model_reaches_untrained(tmp_path):
+def test_react_reports_what_a_model_reaches_untrained(rllib, tmp_path):
     example = ROOT / "tuned_examples" / "twenty_questions_react.yaml"
-    result = rllib("train", "file", str(example), "--storage-path", str(tmp_path))
+    result = rllib("train", "file", example, "--storage-path", tmp_path)
     assert result.returncode == 0, result.stdout[-3000:]
     (results,) = tmp_path.glob("**/result.json")
     last = json.loads(results.read_text().splitlines()[-1])

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
+from faulty import Faulty
 from scripted_engine import ScriptedEngine
-from test_env_runner import Faulty
 
 from rllib_nlac.algorithm.evaluation import _TaskRounds
+from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.sampling.collector import CollectionError, Collector, check_age
@@ -52,11 +53,11 @@ class Group:
 
 @pytest.fixture()
 def make(config, chat):
-    def make(index: int, creator=None, **settings):
+    def make(index: int, creator=None, kind=TextEnvRunner, **settings):
         own = config.copy(copy_frozen=False)
         for key, value in {"num_envs_per_env_runner": 4, **settings}.items():
             setattr(own, key, value)
-        return TextEnvRunner(config=own, worker_index=index, **({"env_creator": creator} if creator else {}))
+        return kind(config=own, worker_index=index, **({"env_creator": creator} if creator else {}))
 
     return make
 
@@ -207,7 +208,7 @@ def test_a_limit_that_nobody_reaches_changes_nothing(make, engine):
 
 def test_an_environment_that_calls_sys_exit_loses_its_episode(make, engine, monkeypatch):
     Faulty.steps = 0
-    monkeypatch.setattr("test_env_runner.OSError", SystemExit, raising=False)
+    monkeypatch.setattr("faulty.OSError", SystemExit, raising=False)
     runner = make(1, creator=lambda context: Faulty(fails=7))
     runner.attach(engine)
     assert len(runner.sample(num_episodes=8)) == 8 and int(runner.get_metrics()["env_failures"]) > 0
@@ -215,7 +216,7 @@ def test_an_environment_that_calls_sys_exit_loses_its_episode(make, engine, monk
 
 def test_under_rllibs_own_algorithms_a_restarted_runner_gets_the_weights_of_the_local_one(make):
     """Without them it has no engine, and ends at its first sample, again and again."""
-    local, restarted = make(0), make(1)
+    local, restarted = (make(index, kind=StockTextEnvRunner) for index in range(2))
     local.set_state({"rl_module": {"default_policy": {"w": 1}}, "weights_seq_no": 3})
     restarted.set_state(local.get_state())
     assert restarted._weights == {"w": 1} and restarted._weights_version == 3

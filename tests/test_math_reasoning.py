@@ -67,6 +67,7 @@ def test_boxes_and_hashes():
     assert after_hashes("a #### 1\n#### 42 \nb") == "42" and after_hashes("42") is None
 
 
+@pytest.mark.process
 def test_math_verify_knows_more_and_cannot_be_hung():
     assert math_equal(r"\{2,1\}", r"\{1,2\}") and math_equal(r"2\sqrt{2}", r"\sqrt{8}") and not math_equal("x", "y")
     assert math_equal("9^{9^{9^{9}}}", r"\sqrt{2}") is False  # ended after five seconds

@@ -4,70 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import yaml
+from command_runs import SMALL, iterations, kill_all, wait_for
 
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest
 from rllib_nlac.command.resume import make_resumable
-
-ROOT = Path(__file__).parent.parent
-SMALL = {
-    "small": {
-        "run": "NLAC",
-        "env": "TwentyQuestions",
-        "stop": {"training_iteration": 8},
-        "checkpoint_config": {"checkpoint_frequency": 1, "num_to_keep": 2},
-        "config": {
-            "env_config": {"num_objects": 16, "num_attributes": 8, "max_turns": 6},
-            "num_cpus_for_main_process": 2, "seed": 0, "prompts": "compact",
-            "max_action_tokens": 12, "max_future_tokens": 24, "max_critique_tokens": 32,
-            "episodes_per_iteration": 8, "num_envs_per_env_runner": 8,
-            "train_batch_size_per_learner": 32, "minibatch_size": 16, "lr": 0.001,
-        },
-    }
-}  # fmt: skip
-
-
-def start(folder: Path, *options: str, storage: Path | None = None) -> subprocess.Popen[str]:
-    """The command in a session of its own, so that all its processes can be killed together."""
-    (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    command = [sys.executable, "-m", "rllib_nlac.command", "train", "file", str(folder / "small.yaml"), "--storage-path"]
-    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
-    return subprocess.Popen(
-        [*command, str(storage or folder), *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment, start_new_session=True,
-    )  # fmt: skip
-
-
-def kill_all(process: subprocess.Popen[str]) -> None:
-    """SIGKILL for the command and everything that it started, Ray's daemons in sessions of their own included."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-        children.setdefault(parent, []).append(int(status.parent.name))
-    family = [process.pid]
-    for pid in family:
-        family += children.get(pid, [])
-    for pid in family:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
-def iterations(output: str) -> list[int]:
-    return [int(line.split()[0]) for line in output.splitlines() if re.match(r"\s*\d+\s+\d+\s+[\d.]+\s", line)]
 
 
 def last_whole(folder: Path) -> int:
@@ -79,31 +24,26 @@ def last_whole(folder: Path) -> int:
     return max(found)
 
 
-def test_killed_and_resumed(tmp_path):
-    process = start(tmp_path)
-    while len(list(tmp_path.glob("small/*/checkpoint_00000[2-9]"))) == 0:
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        time.sleep(0.05)
+def test_killed_and_resumed(tmp_path, commands):
+    process = commands.train(tmp_path, SMALL)
+    wait_for(lambda: list(tmp_path.glob("small/*/checkpoint_00000[2-9]")), process)
     time.sleep(random.uniform(0, 1.5))
     kill_all(process)
-    time.sleep(1)
     reached = last_whole(tmp_path)
     assert reached >= 2
-    resumed = start(tmp_path, "--resume")
-    output, _ = resumed.communicate(timeout=300)
-    assert resumed.returncode == 0, output[-3000:]
+    resumed = commands.train(tmp_path, SMALL, "--resume")
+    assert resumed.wait() == 0, resumed.stdout[-3000:]
     # At most the one iteration is done again whose checkpoint Tune had no time to write down.
-    done = iterations(output)
+    done = iterations(resumed.stdout)
     assert done[0] in (reached, reached + 1) and done[-1] == 8
     (results,) = tmp_path.glob("small/*/result.json")
     last = json.loads(results.read_text().splitlines()[-1])
     assert last["env_runners"]["num_episodes_lifetime"] == 64 and last["logprob_gap"] < 1e-3
 
 
-def test_nothing_to_resume_is_said(tmp_path):
-    resumed = start(tmp_path, "--resume")
-    output, _ = resumed.communicate(timeout=100)
-    assert resumed.returncode == 2 and "nothing to resume" in output
+def test_nothing_to_resume_is_said(tmp_path, commands):
+    resumed = commands.train(tmp_path, SMALL, "--resume")
+    assert resumed.wait() == 2 and "nothing to resume" in resumed.stdout
 
 
 @pytest.mark.parametrize("damage", ["half", "gone"])

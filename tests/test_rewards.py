@@ -55,6 +55,7 @@ def test_an_environment_pays_for_a_whole_episode():
 needs_sandbox = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 
 
+@pytest.mark.process
 @needs_sandbox
 class TestPrograms:
     DOUBLE = {"inputs": ["1\n", "21\n"], "outputs": ["2", "42\n"]}
@@ -93,6 +94,7 @@ class TestPrograms:
         assert program_of("```python\na\n```\ntext\n```py\nb\n```") == "b\n" and program_of("plain") == "plain"
 
 
+@pytest.mark.process
 def test_a_sandbox_that_cannot_protect_refuses(monkeypatch, tmp_path):
     child = tmp_path / "child.py"
     child.write_text(
@@ -107,6 +109,7 @@ def test_a_sandbox_that_cannot_protect_refuses(monkeypatch, tmp_path):
         reward("code-sandbox", "print(1)", {"inputs": [""], "outputs": ["1"]})
 
 
+@pytest.mark.process
 @needs_sandbox
 class TestSandbox:
     """Each program tries something that would hurt; what it tried must not have happened."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_resume import start
+from command_runs import SMALL, wait_for
 
 from rllib_nlac.algorithm.metrics import TransitionWriter
 from rllib_nlac.checkpoints import checkpoint, scratch, storage
@@ -73,6 +73,7 @@ class Child:
         assert self.wait() == -signal.SIGKILL
 
 
+@pytest.mark.process
 class TestLeftovers:
     def test_a_dead_processs_folder_goes_and_a_living_ones_stays(self, tmp_path):
         def hold(ready: Callable[[], None]) -> None:
@@ -271,32 +272,25 @@ class TestCannotBeWritten:
 
 
 class TestCommand:
-    def run(self, folder: Path, into: Path, meanwhile: Callable[[], bool]) -> str:
-        process = start(folder, storage=into)
-        done = False
-        while process.poll() is None and not done:
-            done = meanwhile()
-            time.sleep(0.2)
-        output, _ = process.communicate(timeout=600)
-        assert process.returncode == 1, output[-3000:]
-        assert "Traceback" not in output, output[-3000:]
-        return output
+    def failed(self, command) -> str:
+        """What a command printed that has ended with an error in words."""
+        assert command.wait(600) == 1 and "Traceback" not in command.stdout, command.stdout[-3000:]
+        return command.stdout
 
-    def test_a_file_in_the_way_is_said_before_ray_starts(self, tmp_path):
+    def test_a_file_in_the_way_is_said_before_ray_starts(self, tmp_path, commands):
         (tmp_path / "results").write_text("")
-        output = self.run(tmp_path, tmp_path / "results", lambda: True)
+        output = self.failed(commands.train(tmp_path, SMALL, storage=tmp_path / "results"))
         assert output.startswith("Error: cannot write to the storage folder") and len(output.splitlines()) == 1
 
     @pytest.mark.parametrize("trouble", ["full", "read_only"])
-    def test_in_the_middle_of_a_run(self, tmp_path, disk, trouble):
+    def test_in_the_middle_of_a_run(self, tmp_path, disk, trouble, commands, ray_session):
         mounted = disk("size=36m" if trouble == "full" else "size=500m")
-
-        def meanwhile() -> bool:
-            if trouble == "full" or not list(mounted.glob("small/*/checkpoint_000001/rllib_nlac.json")):
-                return False
-            return subprocess.run(["mount", "-o", "remount,ro", mounted], capture_output=True).returncode == 0
-
-        output = self.run(tmp_path, mounted, meanwhile)
+        command = commands.train(tmp_path, SMALL, storage=mounted, ray=ray_session)
+        if trouble == "read_only":
+            wait_for(lambda: list(mounted.glob("small/*/checkpoint_000001/rllib_nlac.json")), command)
+            remount = ["mount", "-o", "remount,ro", mounted]  # refused while a file is being written
+            wait_for(lambda: subprocess.run(remount, capture_output=True).returncode == 0, command)
+        output = self.failed(command)
         (trial,) = mounted.glob("small/*/")
         whole = checkpoint.last_whole(trial)
         reason = "No space left on device" if trouble == "full" else "Read-only file system"

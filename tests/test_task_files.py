@@ -119,6 +119,7 @@ def files(request, tmp_path):
 
 
 class TestTaskSet:
+    @pytest.mark.process
     @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
     def test_every_style_is_played(self, files):
         path, rows = files

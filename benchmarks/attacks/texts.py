@@ -17,13 +17,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from rllib_nlac.episode import GENERATION, MESSAGES
 
 from benchmarks.attacks.families import FAMILIES, Family, people_use
 from rllib_nlac import NLACConfig
 from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.replay.dialogues import as_row

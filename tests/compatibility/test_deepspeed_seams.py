@@ -153,6 +153,7 @@ def two_learners(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.process
 def test_two_learners_drop_it_together(tmp_path):
     torch.multiprocessing.spawn(two_learners, args=(str(tmp_path),), nprocs=2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))

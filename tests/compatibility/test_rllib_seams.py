@@ -6,22 +6,25 @@ import importlib
 import inspect
 import re
 
+from micro import save_micro_model
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
-from ray.rllib.utils.actor_manager import FaultTolerantActorManager
+from ray.rllib.utils.actor_manager import CallResult, FaultTolerantActorManager
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 from ray.train._internal.storage import StorageContext
 from ray.tune.trainable import Trainable
 
+from rllib_nlac import NLACConfig
 from rllib_nlac.checkpoints import checked as checkpointing
 from rllib_nlac.checkpoints.storage import TUNES_LOGGERS
+from rllib_nlac.envs.spaces import TextSpace
 
 
 def episode(length: int = 3) -> SingleAgentEpisode:
@@ -81,12 +84,33 @@ class TestLearner:
         assert "_get_optimizer_state" in source and "_set_optimizer_state" in source
 
 
+class TestLearnerGroup:
+    """``learner/group.py``: the learners of a group, one by one, and what makes another group like it."""
+
+    def test_a_learner_in_this_process(self, tmp_path):
+        config = NLACConfig().language(language_model=save_micro_model(tmp_path / "model"))
+        spec = config.get_multi_rl_module_spec(spaces={"default_policy": (TextSpace(), TextSpace())})
+        group = config.build_learner_group(rl_module_spec=spec)
+        assert group.is_local and len(group) == 0 and group._workers is None and group._module_spec is spec
+        assert isinstance(group._learner, Learner) and group._learner._learner_index == 0
+        assert group.config.learner_timeout_s > 0 and group._is_shut_down is False
+        group.shutdown()
+        assert group._is_shut_down is True
+
+    def test_learners_in_other_processes(self):
+        source = inspect.getsource(LearnerGroup.__init__)
+        assert "self._workers = [w.actor for w in backend_executor.worker_group.workers]" in source
+        assert "for idx, worker in enumerate(self._workers)" in source and "learner_index=idx" in source
+        assert "self._learner_index = learner_index" in inspect.getsource(Learner._set_learner_index_and_placement_group)
+        assert "train_cls=learner_class" in source and list(inspect.signature(Learner.apply).parameters)[:2] == ["self", "func"]
+        assert {"ok", "get", "actor_id"} <= {*dir(CallResult), *inspect.signature(CallResult).parameters}
+
+    def test_a_group_that_was_ended_is_not_shut_down_again(self):
+        assert "if not self._is_shut_down:" in inspect.getsource(LearnerGroup.__del__)
+
+
 class TestAlgorithm:
     """``nlac.py`` and ``sampling/env_runner.py``."""
-
-    def test_sampling_takes_what_we_pass(self):
-        parameters = inspect.signature(synchronous_parallel_sample).parameters
-        assert {"worker_set", "sample_timeout_s", "_uses_new_env_runners", "_return_metrics"} <= set(parameters)
 
     def test_runners_can_be_given_a_function_each(self):
         parameters = inspect.signature(EnvRunnerGroup.foreach_env_runner).parameters

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 
 import torch
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from rllib_nlac.types import Request
 
@@ -39,6 +38,8 @@ def test_the_prefix_cache_says_whether_it_was_reset(engine):
 
 
 def test_final_only_outputs_hold_everything(engine, chat):
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
     params = SamplingParams(max_tokens=3, logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, seed=1)
     engine._llm.add_request("seam", {"prompt_token_ids": list(chat.encode("Is it big?"))}, params)
     outputs = []
