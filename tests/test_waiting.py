@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_runs import ROOT, SMALL
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
-from test_resume import ROOT, SMALL
 
 from rllib_nlac.activity import ANSWERS, EPISODES, Activity, Doing, activity, read_from_ray
 from rllib_nlac.algorithm.metrics import SECONDS, stage
@@ -214,8 +214,9 @@ def test_the_seconds_of_an_iteration_are_its_own():
     assert float(first) >= 0.1 and float(second) < 0.05
 
 
+@pytest.mark.process
 def test_a_run_says_within_seconds_what_it_does_and_then_every_stage_in_its_order(tmp_path):
-    entry = {**SMALL["small"], "stop": {"training_iteration": 1}}
+    entry = {**SMALL, "stop": {"training_iteration": 1}}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump({"small": entry}))
     command = [sys.executable, "-m", "rllib_nlac.command", "train", "file", "small.yaml", "--storage-path", "results"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local", "PYTHONUNBUFFERED": "1"}
