@@ -152,6 +152,7 @@ class TestGRPO:
 
     def test_sequences(self):
         a = fake(normalize_by_std=True)
+        a.advantages = lambda returns: GRPO.advantages(a, returns)
         episodes = [
             played([0.0, 1.0], task=5, lengths=[1, 3], name="a"), played([1.0], task=6, name="b"),
             played([0.0], task=5, lengths=[4], name="c"), played([1.0], task=6, name="d"),

@@ -74,7 +74,8 @@ def test_texts_without_control_tokens_are_encoded_as_the_template_has_them(name)
 def hostile_texts(name: str):
     tokens = FAMILIES[name].control
     parts = [part for token in tokens[:6] for part in (token[:-1], token[1:], token[:2], token[-2:], token[3:-1])]
-    return st.lists(st.sampled_from([*tokens, *parts, *WORDS]), min_size=1, max_size=6).map("".join)
+    # Of an empty text a template may glue its own parts to a token, which is not the text's doing.
+    return st.lists(st.sampled_from([*tokens, *parts, *WORDS]), min_size=1, max_size=6).map("".join).filter(bool)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -326,7 +326,7 @@ class TestGradientStep:
             assert all(torch.equal(mine[name], restored[name]) for name in mine)
 
     def test_gathered_weights_wait_for_a_state_that_holds_the_model(self, make_learner):
-        learner = make_learner(zero_stage=3)
+        learner = make_learner(**zero(3))
         expected = weights_of(learner)
         learner.prepare_for_saving()
         assert "rl_module" not in learner.get_state(not_components="rl_module")
