@@ -16,6 +16,7 @@ from typing import Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 
 from rllib_nlac import algorithms
+from rllib_nlac.engine.make import ENGINES
 
 PACKAGE = "rllib_nlac"
 NO_MEANING = "(no documentation)"
@@ -189,10 +190,11 @@ def reference() -> str:
 
 
 def _nested(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:
-    engine = next(iter(everyone.values())).vllm_settings
+    spec = next(iter(everyone.values())).engine_spec
+    engine, kind = spec.settings, spec.kind
     meanings = arguments_of(type(engine).__doc__ or "", "Attributes")
     yield "## Keys of `engine_config`"
-    rows = []
+    rows = [("`engine`", shown(kind), "Which engine: " + ", ".join(f'"{name}"' for name in ENGINES) + ". The keys below are vLLM's.")]
     for field in fields(engine):
         if field.name not in meanings:
             raise Undocumented(f"engine_config: {field.name}")
