@@ -53,7 +53,7 @@ def commands_of(code: str) -> list[list[str]]:
 
 def rllib(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", COMMAND, *arguments]
+    command = [sys.executable, "-m", COMMAND.rpartition(".")[0], *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment)
 
 
