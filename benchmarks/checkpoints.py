@@ -91,8 +91,10 @@ def main() -> None:
         seconds = timed(lambda: read_manifest(folder / "b"))
         speed = sum(parts.values()) / 2**20 / seconds
         print(f"  of each, checksums   {seconds:6.2f} s, {speed:.0f} MiB/s; a restore takes them twice")
-        print(f"  size                 {sum(parts.values()) / 2**20:6.2f} MiB: " + ", ".join(
-            f"{name} {size / 2**20:.2f}" for name, size in parts.most_common(4)))  # fmt: skip
+        print(
+            f"  size                 {sum(parts.values()) / 2**20:6.2f} MiB: "
+            + ", ".join(f"{name} {size / 2**20:.2f}" for name, size in parts.most_common(4))
+        )
         linked = sum(file.stat().st_size for file in (folder / "b" / "replay_buffer").iterdir() if file.stat().st_nlink > 2)
         print(f"  of the buffer        {linked / 2**20:6.2f} MiB are links to files of the save before")
     algorithm.stop()

@@ -136,9 +136,14 @@ class Plan:
         return self.worlds.get(world, {}).get("like", world)
 
     def cell(
-        self, world: str, method: str, seed: int, candidate: dict[str, Any] | None = None, number: int = 0,
+        self,
+        world: str,
+        method: str,
+        seed: int,
+        candidate: dict[str, Any] | None = None,
+        number: int = 0,
         episodes: int | None = None,
-    ) -> Cell:  # fmt: skip
+    ) -> Cell:
         """A method's tuned example, in another world where that is one, with the changes that the plan names."""
         place, settings = self.worlds[world], self.methods[method]
         kind = self.kind(world)
@@ -147,9 +152,15 @@ class Plan:
         chosen = settings.get("chosen", {})
         chosen = chosen.get(world, chosen.get(kind, {})) if candidate is None else {}
         config = {
-            **experiment["config"], **place.get("config", {}), **settings.get("by_world", {}).get(kind, {}), **chosen,
-            **settings.get("config", {}), **(candidate or {}), "seed": seed, "num_cpus_for_main_process": 1,
-        }  # fmt: skip
+            **experiment["config"],
+            **place.get("config", {}),
+            **settings.get("by_world", {}).get(kind, {}),
+            **chosen,
+            **settings.get("config", {}),
+            **(candidate or {}),
+            "seed": seed,
+            "num_cpus_for_main_process": 1,
+        }
         if "env_config" in settings:
             config["env_config"] = {**config["env_config"], **settings["env_config"]}
         stop = experiment["stop"]
@@ -161,9 +172,12 @@ class Plan:
             config["evaluation_interval"] = max(1, round(every / per_iteration))
             stop = {"env_runners/num_episodes_lifetime": (episodes or place["episodes"]) * settings.get("longer", 1)}
         experiment = {
-            **experiment, "run": settings.get("run", experiment["run"]), "stop": stop, "config": config,
+            **experiment,
+            "run": settings.get("run", experiment["run"]),
+            "stop": stop,
+            "config": config,
             "checkpoint_config": {"checkpoint_frequency": 8, "num_to_keep": 1, "checkpoint_at_end": True},
-        }  # fmt: skip
+        }
         if "env" in place:
             experiment["env"] = place["env"]
         if "build" in place:
@@ -195,8 +209,11 @@ def run(cell: Cell, folder: Path) -> None:
         ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
     state = "done" if ended.returncode == 0 and is_done(cell, folder) else f"FAILED, see {folder / cell.name}.log"
     last = next((row for row in reversed(rows_of(cell, folder)) if row["evaluation"] is not None), None)
-    print(f"{cell.world:18s} {cell.method:32s} seed {cell.seed}  {state}" + (
-        f": {last['evaluation']:.3f} after {last['episodes']} episodes" if last else ""), flush=True)  # fmt: skip
+    print(
+        f"{cell.world:18s} {cell.method:32s} seed {cell.seed}  {state}"
+        + (f": {last['evaluation']:.3f} after {last['episodes']} episodes" if last else ""),
+        flush=True,
+    )
 
 
 def is_done(cell: Cell, folder: Path) -> bool:
@@ -219,13 +236,19 @@ def rows_of(cell: Cell, folder: Path) -> list[Row]:
         if "evaluation_interval" not in cell.experiment["config"]:
             evaluation, played = lookup(result, "env_runners/success_rate"), "env_runners"
         subgoals = lookup(result, f"{played}/subgoals") if evaluation is not None else None
-        rows.append({
-            "world": cell.world, "method": cell.method, "seed": cell.seed,
-            "episodes": int(_number(lookup(result, "env_runners/num_episodes_lifetime"))),
-            "success": lookup(result, "env_runners/success_rate"), "evaluation": evaluation,
-            "subgoals": [subgoals[name] for name in sorted(subgoals)] if subgoals else None,
-            "generated_tokens": int(tokens), "seconds": result["time_total_s"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "world": cell.world,
+                "method": cell.method,
+                "seed": cell.seed,
+                "episodes": int(_number(lookup(result, "env_runners/num_episodes_lifetime"))),
+                "success": lookup(result, "env_runners/success_rate"),
+                "evaluation": evaluation,
+                "subgoals": [subgoals[name] for name in sorted(subgoals)] if subgoals else None,
+                "generated_tokens": int(tokens),
+                "seconds": result["time_total_s"],
+            }
+        )
     return rows
 
 
@@ -322,10 +345,13 @@ def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
         first = [next((row["episodes"] for row in curve if row["evaluation"] >= goal), None) for curve in by_seed.values()]
         kept = [c[-1]["evaluation"] / best for c in by_seed.values() if (best := max(row["evaluation"] for row in c))]
         fields = [
-            method, ", ".join("-" if n is None else str(n) for n in first),
-            f"{statistics.mean(row['episodes'] for row in last):.0f}", ", ".join(f"{row['evaluation']:.3f}" for row in last),
-            f"{statistics.mean(row['evaluation'] for row in last):.3f}", f"{statistics.mean(kept):.2f}" if kept else "-",
-        ]  # fmt: skip
+            method,
+            ", ".join("-" if n is None else str(n) for n in first),
+            f"{statistics.mean(row['episodes'] for row in last):.0f}",
+            ", ".join(f"{row['evaluation']:.3f}" for row in last),
+            f"{statistics.mean(row['evaluation'] for row in last):.3f}",
+            f"{statistics.mean(kept):.2f}" if kept else "-",
+        ]
         if has_subgoals:
             shares = zip(*(row["subgoals"] for row in last if row["subgoals"]), strict=True)
             fields.append(" / ".join(f"{statistics.mean(share):.3f}" for share in shares))

@@ -34,9 +34,14 @@ def bare_generate(engine: VLLMEngine, requests: list[Request], end_id: int) -> i
     llm = engine._llm
     for number, request in enumerate(requests):
         params = SamplingParams(
-            max_tokens=request.max_tokens, temperature=request.temperature, seed=request.seed, stop_token_ids=[end_id],
-            logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            seed=request.seed,
+            stop_token_ids=[end_id],
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
         llm.add_request(f"bare-{number}", {"prompt_token_ids": list(request.prompt_ids)}, params)
     tokens = 0
     while llm.has_unfinished_requests():

@@ -17,8 +17,15 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 BORROWED = (
-    "number", "name", "remove_unary_ops", "arg_removal", "keywords", "swap_op", "if_exp", "augmented_assignment",
-)  # fmt: skip
+    "number",
+    "name",
+    "remove_unary_ops",
+    "arg_removal",
+    "keywords",
+    "swap_op",
+    "if_exp",
+    "augmented_assignment",
+)
 UNTOUCHED = (cst.Annotation, cst.Decorator, cst.Raise, cst.Assert, cst.BaseString)
 
 

@@ -65,7 +65,12 @@ PARTS: dict[str, list[str]] = {
     "learner/learner": ["test_learner", "test_gradients", "test_not_finite"],
     "replay/buffer": ["test_replay", "test_replay_details", "test_seeds", "test_update"],
     "sampling/env_runner": [
-        "test_env_runner", "test_collection", "test_seeds", "test_answers", "test_hostile_texts", "test_lost_processes",
+        "test_env_runner",
+        "test_collection",
+        "test_seeds",
+        "test_answers",
+        "test_hostile_texts",
+        "test_lost_processes",
     ],
     "sampling/player": ["test_env_runner", "test_collection", "test_seeds", "test_answers", "test_hostile_texts"],
     "sampling/rollout": ["test_env_runner", "test_collection", "test_seeds", "test_answers", "test_lost_processes"],
@@ -80,7 +85,7 @@ PARTS: dict[str, list[str]] = {
     "baselines/nlql": _BASELINES,
     "baselines/nlrl": _BASELINES,
     "baselines/self_distillation": _BASELINES,
-}  # fmt: skip
+}
 
 PLUGINS = ["no:cacheprovider", "pytest_timeout", "_hypothesis_pytestplugin"]
 ARGUMENTS = ["-q", "--assert=plain", "--tb=line", "--durations=0", *(part for plugin in PLUGINS for part in ("-p", plugin))]

@@ -16,6 +16,9 @@ from typing import Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 
 from rllib_nlac import algorithms
+from rllib_nlac.ablations import ABLATIONS
+from rllib_nlac.engine.make import ENGINES
+from rllib_nlac.nlac import PRESETS
 
 PACKAGE = "rllib_nlac"
 NO_MEANING = "(no documentation)"
@@ -148,6 +151,8 @@ def heading(users: list[str], everyone: list[str]) -> str:
     if set(users) == set(everyone):
         return "Every algorithm"
     absent = [name for name in everyone if name not in users]
+    if set(ABLATIONS) <= set(users):
+        users = [*(name for name in users if name not in ABLATIONS), "NLAC's ablations"]
     if len(absent) <= 2:
         return f"Every algorithm but {' and '.join(absent)}"
     return ", ".join(users[:-1]) + f" and {users[-1]}" if len(users) > 1 else users[0]
@@ -184,15 +189,17 @@ def reference() -> str:
                 if k.method == method
             ]
             parts += [f"### `.{method}()` of {cls.__name__}", table(("key", "default", "values", "meaning"), rows)]
-    parts += [*_nested(everyone), *_changed(everyone)]
+    parts += [*_nested(everyone), *_presets(everyone), *_changed(everyone)]
     return "\n\n".join(parts) + "\n"
 
 
 def _nested(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:
-    engine = next(iter(everyone.values())).vllm_settings
+    spec = next(iter(everyone.values())).engine_spec
+    engine, kind = spec.settings, spec.kind
     meanings = arguments_of(type(engine).__doc__ or "", "Attributes")
     yield "## Keys of `engine_config`"
-    rows = []
+    names = ", ".join(f'"{name}"' for name in ENGINES)
+    rows = [("`engine`", shown(kind), f"Which engine: {names}. The keys below are those of the default.")]
     for field in fields(engine):
         if field.name not in meanings:
             raise Undocumented(f"engine_config: {field.name}")
@@ -201,6 +208,14 @@ def _nested(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:
     replay = next(config.replay_settings for config in everyone.values() if hasattr(config, "replay_settings"))
     yield "## Defaults of `replay_buffer_config`"
     yield table(("key", "default"), [(f"`{key}`", shown(value)) for key, value in replay.items()])
+
+
+def _presets(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:
+    for name, settings in PRESETS.items():
+        if settings:
+            yield f"## Settings of `preset: {name}`"
+            rows = [(f"`{key}`", shown(value), shown(getattr(everyone["NLAC"], key))) for key, value in settings.items()]
+            yield table(("key", "there", "default"), rows)
 
 
 def _changed(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:

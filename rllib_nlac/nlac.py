@@ -154,8 +154,11 @@ class NLACConfig(ReplayConfig, RolesConfig):
         super().validate()
         self._check_choice("critic_input", "predicted", "backed_up")
         stored = self.algo_class is None or not self.algo_class.variant.judges_new_actions
-        self._check(stored or self.critic_input != "backed_up", "critic_input",
-                    "speaks of stored actions, and this algorithm judges new ones: set it to predicted")  # fmt: skip
+        self._check(
+            stored or self.critic_input != "backed_up",
+            "critic_input",
+            "speaks of stored actions, and this algorithm judges new ones: set it to predicted",
+        )
 
 
 class NLAC(ReplayAlgorithm):

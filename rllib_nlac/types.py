@@ -219,9 +219,18 @@ class Refinement:
     """
 
     REASONS = (
-        "refined", "kept", "yes_success", "yes_skipped", "not_refined", "rejected", "not_judged", "imitated",
-        "unparsed_future", "unparsed_critique", "unparsed_action",
-    )  # fmt: skip
+        "refined",
+        "kept",
+        "yes_success",
+        "yes_skipped",
+        "not_refined",
+        "rejected",
+        "not_judged",
+        "imitated",
+        "unparsed_future",
+        "unparsed_critique",
+        "unparsed_action",
+    )
 
     transition: Transition
     futures: tuple[Future, ...]

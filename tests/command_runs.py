@@ -19,11 +19,18 @@ import yaml
 ROOT = Path(__file__).parent.parent
 TINY = {
     "env_config": {"num_objects": 16, "num_attributes": 8, "max_turns": 6},
-    "num_cpus_for_main_process": 2, "seed": 0, "prompts": "compact",
-    "max_action_tokens": 12, "max_future_tokens": 24, "max_critique_tokens": 32,
-    "episodes_per_iteration": 8, "num_envs_per_env_runner": 8,
-    "train_batch_size_per_learner": 32, "minibatch_size": 16, "lr": 0.001,
-}  # fmt: skip
+    "num_cpus_for_main_process": 2,
+    "seed": 0,
+    "prompts": "compact",
+    "max_action_tokens": 12,
+    "max_future_tokens": 24,
+    "max_critique_tokens": 32,
+    "episodes_per_iteration": 8,
+    "num_envs_per_env_runner": 8,
+    "train_batch_size_per_learner": 32,
+    "minibatch_size": 16,
+    "lr": 0.001,
+}
 SMALL = {
     "run": "NLAC",
     "env": "TwentyQuestions",
@@ -83,8 +90,11 @@ class Commands:
         environment = self.environment()
         self._server = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("command_server.py"))],
-            stdin=subprocess.PIPE, text=True, env=environment, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
 
     def environment(self) -> dict[str, str]:
         """That of a terminal in which no Ray was started: one that this process has started leaves a variable behind."""
@@ -99,9 +109,13 @@ class Commands:
         if ray != "local" and "RAY_AUTH_MODE" in os.environ:
             environment["RAY_AUTH_MODE"] = os.environ["RAY_AUTH_MODE"]  # whoever joins is asked for the token below HOME
         job = {
-            "folder": str(folder), "cwd": str(cwd), "env": environment, "arguments": [str(each) for each in arguments],
-            "stdout": str(folder / "stdout"), "stderr": str(folder / ("stdout" if merged else "stderr")),
-        }  # fmt: skip
+            "folder": str(folder),
+            "cwd": str(cwd),
+            "env": environment,
+            "arguments": [str(each) for each in arguments],
+            "stdout": str(folder / "stdout"),
+            "stderr": str(folder / ("stdout" if merged else "stderr")),
+        }
         (folder / "stdout").touch()
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()

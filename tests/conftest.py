@@ -44,17 +44,33 @@ NEEDS = {
 }
 # The first to begin where tests are divided, so that no long one begins last; by name of the test or its file, longest first.
 LONGEST = (
-    "test_learning.py", "test_interrupts.py", "test_faults.py", "test_the_7b_examples", "test_ones_own_environment",
-    "test_killed_and_resumed", "test_in_the_middle_of_a_run", "test_one_cell_by_the_command", "test_two_learners",
-    "test_a_value_that_pbt", "test_tuner_",
-)  # fmt: skip
+    "test_learning.py",
+    "test_interrupts.py",
+    "test_faults.py",
+    "test_the_7b_examples",
+    "test_ones_own_environment",
+    "test_killed_and_resumed",
+    "test_in_the_middle_of_a_run",
+    "test_one_cell_by_the_command",
+    "test_two_learners",
+    "test_a_value_that_pbt",
+    "test_tuner_",
+)
 
 
 # Of these each test is handed out alone: they share nothing that their file prepares.
 DIVIDED = (
-    "test_baselines.py", "test_damage.py", "test_interrupts.py", "test_nlac.py", "test_not_finite.py", "test_notices.py",
-    "test_resume.py", "test_stock.py", "test_storage.py", "test_tune.py",
-)  # fmt: skip
+    "test_baselines.py",
+    "test_damage.py",
+    "test_interrupts.py",
+    "test_nlac.py",
+    "test_not_finite.py",
+    "test_notices.py",
+    "test_resume.py",
+    "test_stock.py",
+    "test_storage.py",
+    "test_tune.py",
+)
 
 
 def pytest_collection_modifyitems(items) -> None:
@@ -159,10 +175,14 @@ def ray_session():
     import ray
 
     ray.init(
-        num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True,
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        ignore_reinit_error=True,
         # Else it begins with a process for each of the eight, most of which nobody ever uses.
         _system_config={"prestart_worker_first_driver": False},
-    )  # fmt: skip
+    )
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 

@@ -38,10 +38,15 @@ Successor = dict[tuple[str, str], Features]
 
 # Every prompt is the room, the action and one instruction; what the engine must know is in plain sight of the text.
 PROMPTS = PromptSet(
-    name="corridor", version=1, system="", predict="PREDICT",
-    backup="BACKUP {observation}|{reward}|{next_future}", backup_end="END {observation}|{reward}",
-    evaluate="EVALUATE {futures}", refine="REFINE {critique}",
-)  # fmt: skip
+    name="corridor",
+    version=1,
+    system="",
+    predict="PREDICT",
+    backup="BACKUP {observation}|{reward}|{next_future}",
+    backup_end="END {observation}|{reward}",
+    evaluate="EVALUATE {futures}",
+    refine="REFINE {critique}",
+)
 
 
 class Corridor(gym.Env[str, str]):
@@ -127,11 +132,18 @@ def engine_for(chat: Chat, model: Callable[[str, Weights], str]) -> ScriptedEngi
 def step(room: str, action: str, outcome: str, id: int = 0) -> Transition:
     """One transition of the corridor."""
     return Transition(
-        id=id, env="Corridor", state=(Message("user", room),), action=action,
-        generation=Generation((3,), (4,), np.zeros(1, np.float32), True, 0), observation=outcome,
-        reward=float(outcome == "WIN"), terminated=outcome in ENDS, truncated=False,
-        episode_success=outcome == "WIN", returns_to_go=float(outcome == "WIN"),
-    )  # fmt: skip
+        id=id,
+        env="Corridor",
+        state=(Message("user", room),),
+        action=action,
+        generation=Generation((3,), (4,), np.zeros(1, np.float32), True, 0),
+        observation=outcome,
+        reward=float(outcome == "WIN"),
+        terminated=outcome in ENDS,
+        truncated=False,
+        episode_success=outcome == "WIN",
+        returns_to_go=float(outcome == "WIN"),
+    )
 
 
 def solve(

@@ -28,9 +28,13 @@ def save_micro_model(folder: Path) -> str:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     settings = Qwen2Config(
-        vocab_size=VOCABULARY, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
-        initializer_range=0.5, **shape,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.5,
+        **shape,
+    )
     Qwen2ForCausalLM(settings).save_pretrained(folder)
     return str(folder)
 
@@ -66,9 +70,13 @@ def gradient_of(learner: LanguageLearner, sequences: Sequence[TrainingSequence])
 
 
 def played(
-    rewards: Sequence[float], task: int = 0, lengths: Sequence[int] | None = None, truncated: bool = False,
-    success: bool | None = None, name: str = "",
-) -> SingleAgentEpisode:  # fmt: skip
+    rewards: Sequence[float],
+    task: int = 0,
+    lengths: Sequence[int] | None = None,
+    truncated: bool = False,
+    success: bool | None = None,
+    name: str = "",
+) -> SingleAgentEpisode:
     """An episode with these rewards; turn t of it has ``lengths[t]`` tokens and different log-probabilities."""
     result = SingleAgentEpisode(id_=name or f"played-{task}-{rewards}-{lengths}")
     result.custom_data[TASK_SEED] = task
@@ -80,9 +88,13 @@ def played(
             tuple(range(2, 5 + t)), tuple(range(10, 10 + size)), -0.1 * np.arange(1, size + 1, dtype=np.float32), True, 3
         )
         result.add_env_step(
-            f"reply {t}", f"turn {t}", reward, {"success": success} if last and success is not None else {},
-            terminated=last and not truncated, truncated=last and truncated,
+            f"reply {t}",
+            f"turn {t}",
+            reward,
+            {"success": success} if last and success is not None else {},
+            terminated=last and not truncated,
+            truncated=last and truncated,
             extra_model_outputs={GENERATION: generation, MESSAGES: messages},
-        )  # fmt: skip
+        )
         messages = (*messages, Message("assistant", f"turn {t}"), Message("user", f"reply {t}"))
     return result

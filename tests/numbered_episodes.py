@@ -18,9 +18,13 @@ def episode(number: int, length: int = 4, truncated: bool = False, text: str = "
         action, reply = f"{text}{number}.{t}", f"reply {number}.{t}"
         generation = Generation((1, 2, 3), (4, t), np.zeros(2, np.float32), True, number)
         result.add_env_step(
-            reply, action, float(last), {"success": last and not truncated if last else None},
-            terminated=last and not truncated, truncated=last and truncated,
+            reply,
+            action,
+            float(last),
+            {"success": last and not truncated if last else None},
+            terminated=last and not truncated,
+            truncated=last and truncated,
             extra_model_outputs={GENERATION: generation, MESSAGES: messages},
-        )  # fmt: skip
+        )
         messages = (*messages, Message("assistant", action), Message("user", reply))
     return result

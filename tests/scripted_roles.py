@@ -17,10 +17,18 @@ YES = "Optimal: Yes\nReason: it leads to success."
 
 def transition(id: int = 1, ended: bool = False, truncated: bool = False, action: str = "Is it big?") -> Transition:
     return Transition(
-        id=id, env="TwentyQuestions", state=(Message("user", "Guess my object."),), action=action,
-        generation=Generation((3, 4), (5, 6), np.zeros(2, np.float32), True, 0), observation="No.", reward=0.0,
-        terminated=ended, truncated=truncated, episode_success=False, returns_to_go=0.0,
-    )  # fmt: skip
+        id=id,
+        env="TwentyQuestions",
+        state=(Message("user", "Guess my object."),),
+        action=action,
+        generation=Generation((3, 4), (5, 6), np.zeros(2, np.float32), True, 0),
+        observation="No.",
+        reward=0.0,
+        terminated=ended,
+        truncated=truncated,
+        episode_success=False,
+        returns_to_go=0.0,
+    )
 
 
 def script(verdict: str = NO, future: str = "Future: No. few left. FAILURE", **by_role: str | None):
@@ -60,6 +68,6 @@ def thinking(prompt: str, weights: Weights) -> str | None:
         return "If no, few are left."
     if role_of(prompt) == "a'" and last_message(prompt) != "No.":  # in s, and not in s'
         return FRESH
-    return script(
-        verdict=NO, backup=f"{THOUGHT}Future: No. few left. FAILURE", refine=f"{THOUGHT}{REFINED}", policy=NEXT
-    )(prompt, weights)  # fmt: skip
+    return script(verdict=NO, backup=f"{THOUGHT}Future: No. few left. FAILURE", refine=f"{THOUGHT}{REFINED}", policy=NEXT)(
+        prompt, weights
+    )

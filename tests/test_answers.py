@@ -60,9 +60,15 @@ def test_flags_that_do_not(value):
 
 
 GOOD_INFO = {
-    "success": np.bool_(True), "discard": 0, "system_prompt": "Guess.", "stop_reason": "turn_limit", "task_id": 3,
-    "subgoals": {"door": True, "key": 0.5}, "privileged": {}, "turn": "whatever is not read may be anything",
-}  # fmt: skip
+    "success": np.bool_(True),
+    "discard": 0,
+    "system_prompt": "Guess.",
+    "stop_reason": "turn_limit",
+    "task_id": 3,
+    "subgoals": {"door": True, "key": 0.5},
+    "privileged": {},
+    "turn": "whatever is not read may be anything",
+}
 
 
 def test_info_keeps_everything_and_makes_flags_bools():

@@ -154,9 +154,11 @@ class TestGRPO:
         a = fake(normalize_by_std=True)
         a.advantages = lambda returns: GRPO.advantages(a, returns)
         episodes = [
-            played([0.0, 1.0], task=5, lengths=[1, 3], name="a"), played([1.0], task=6, name="b"),
-            played([0.0], task=5, lengths=[4], name="c"), played([1.0], task=6, name="d"),
-        ]  # fmt: skip
+            played([0.0, 1.0], task=5, lengths=[1, 3], name="a"),
+            played([1.0], task=6, name="b"),
+            played([0.0], task=5, lengths=[4], name="c"),
+            played([1.0], task=6, name="d"),
+        ]
         sequences = GRPO.training_sequences(a, episodes)
         # Task 6 says nothing. Each episode of task 5 weighs 1, shared among its tokens, over the step's sum.
         got = sorted((len(s.answer_ids), s.scalar, s.weight) for s in sequences)
@@ -211,14 +213,18 @@ class TestRFT:
     def test_who_is_imitated_and_with_which_weight(self):
         a = fake(min_return=None, pool_size=0)
         episodes = [
-            played([0.0, 0.0], lengths=[1, 3], success=True), played([1.0], success=False), played([0.5], lengths=[2]),
+            played([0.0, 0.0], lengths=[1, 3], success=True),
+            played([1.0], success=False),
+            played([0.5], lengths=[2]),
             played([-1.0]),
-        ]  # fmt: skip
+        ]
         a.accepts = lambda episode: RFT.accepts(a, episode)
         sequences = RFT.training_sequences(a, episodes)
         assert sorted((len(s.answer_ids), s.weight) for s in sequences) == [
-            (1, pytest.approx(1 / 8)), (2, pytest.approx(1 / 2)), (3, pytest.approx(3 / 8)),
-        ]  # fmt: skip
+            (1, pytest.approx(1 / 8)),
+            (2, pytest.approx(1 / 2)),
+            (3, pytest.approx(3 / 8)),
+        ]
         assert {(s.role, s.scalar) for s in sequences} == {(POLICY, 0.0)} and a.metrics.logged["accepted_rate"] == 0.5
         assert RFT.training_sequences(a, []) == [] and a.metrics.logged["accepted_rate"] == 0.0
 
@@ -466,8 +472,10 @@ class TestNLQL:
         assert (second.action, second.transition) == ("Is it alive?", other)
         assert refinement.action == "Is it alive?" and refinement.critique.optimal and len(refinement.futures) == 2
         assert [(which, len(prompts)) for which, prompts in engine.calls] == [
-            (Weights.POLICY, 4), (weights, 8), (Weights.TARGET, 4),
-        ]  # fmt: skip
+            (Weights.POLICY, 4),
+            (weights, 8),
+            (Weights.TARGET, 4),
+        ]
         assert report.counts["refinement_refined"] == 2
 
 

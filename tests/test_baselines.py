@@ -36,9 +36,14 @@ from rllib_nlac.types import Critique, Future, Message, Request, Weights
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 CONFIGS = {
-    "GRPO": GRPOConfig, "RFT": RFTConfig, "NLRL": NLRLConfig, "SelfDistillation": SelfDistillationConfig, "NLQL": NLQLConfig,
-    "ScalarCritic": ScalarCriticConfig, "ReAct": ReActConfig,
-}  # fmt: skip
+    "GRPO": GRPOConfig,
+    "RFT": RFTConfig,
+    "NLRL": NLRLConfig,
+    "SelfDistillation": SelfDistillationConfig,
+    "NLQL": NLQLConfig,
+    "ScalarCritic": ScalarCriticConfig,
+    "ReAct": ReActConfig,
+}
 
 
 def small(config):

@@ -234,8 +234,12 @@ class TestWeightsOfRLlibsSync:
     def test_older_ones_are_ignored_and_unnumbered_ones_never(self, make):
         runner = make(kind=StockTextEnvRunner)
         for number, version, expected in (
-            (1.0, 3, (1.0, 3)), (2.0, 2, (1.0, 3)), (3.0, 3, (1.0, 3)), (4.0, 4, (4.0, 4)), (5.0, 0, (5.0, 4)),
-        ):  # fmt: skip
+            (1.0, 3, (1.0, 3)),
+            (2.0, 2, (1.0, 3)),
+            (3.0, 3, (1.0, 3)),
+            (4.0, 4, (4.0, 4)),
+            (5.0, 0, (5.0, 4)),
+        ):
             runner.set_state(self.sent(number, version))
             assert self.held(runner) == expected
         runner.set_state({"rl_module": {"default_policy": {}}, "weights_seq_no": 9})  # as before the first sync

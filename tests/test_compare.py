@@ -107,11 +107,13 @@ def test_a_candidate_does_not_depend_on_what_was_chosen(plan, monkeypatch):
 
 def result(iteration: int, episodes: int, success: float, interval: int = 2) -> dict:
     return {
-        "training_iteration": iteration, "time_total_s": 10.0 * iteration, "config": {"evaluation_interval": interval},
+        "training_iteration": iteration,
+        "time_total_s": 10.0 * iteration,
+        "config": {"evaluation_interval": interval},
         "env_runners": {"num_episodes_lifetime": episodes, "success_rate": success, "num_generated_tokens": 100},
         "language_stages": {"num_generated_tokens": 10},
         "evaluation": {"env_runners": {"success_rate": success / 2, "subgoals": {"chest_2": success / 2, "chest_1": success}}},
-    }  # fmt: skip
+    }
 
 
 def write(folder, cell: Cell, results: list[dict]) -> None:
@@ -202,7 +204,7 @@ def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path, ray_session,
         "worlds": {"small": {"title": "Small", "episodes": 16, "evaluate_every": 16, "goal": 0.5, "config": config}},
         "methods": {"NLAC": {"file": "nlac"}},
         "runs": [{"worlds": ["small"], "methods": ["NLAC"], "seeds": 1}],
-    }  # fmt: skip
+    }
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
     command = [sys.executable, "-m", "benchmarks.compare", "--plan", str(tmp_path / "plan.yaml"), "--out", str(tmp_path)]
     first = subprocess.run(command, capture_output=True, text=True, timeout=300)

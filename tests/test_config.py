@@ -221,9 +221,17 @@ class TestCommand:
     def test_overrides(self, tmp_path):
         path = write(tmp_path / "x.yaml", stop={"training_iteration": 5})
         result = self.run(
-            "train", "file", str(path), "--dry-run", "--stop", '{"env_runners/success_rate": 0.9}',
-            "--storage-path", str(tmp_path), "--num-samples", "3",
-        )  # fmt: skip
+            "train",
+            "file",
+            str(path),
+            "--dry-run",
+            "--stop",
+            '{"env_runners/success_rate": 0.9}',
+            "--storage-path",
+            str(tmp_path),
+            "--num-samples",
+            "3",
+        )
         printed = yaml.safe_load(result.output)["test"]
         assert printed["stop"] == {"training_iteration": 5, "env_runners/success_rate": 0.9}
         assert printed["num_samples"] == 3 and printed["storage_path"] == str(tmp_path)

@@ -13,10 +13,16 @@ from rllib_nlac.envs import contract, registry
 from rllib_nlac.envs.spaces import TextSpace
 
 PLAYABLE = [
-    ("TwentyQuestions", {}), ("TwentyQuestions", {"num_objects": 16, "num_attributes": 8, "max_turns": 6}),
-    ("TextHouse", {}), ("TextHouse", {"depth": 4, "memory": True, "brief": True, "vary_goal": True}), ("MathReasoning", {}),
-    ("MathReasoning", {"level": 5, "max_turns": 3}), ("ServiceDesk", {}), ("ServiceDesk", {"split": "eval"}), ("TextArena", {}),
-]  # fmt: skip
+    ("TwentyQuestions", {}),
+    ("TwentyQuestions", {"num_objects": 16, "num_attributes": 8, "max_turns": 6}),
+    ("TextHouse", {}),
+    ("TextHouse", {"depth": 4, "memory": True, "brief": True, "vary_goal": True}),
+    ("MathReasoning", {}),
+    ("MathReasoning", {"level": 5, "max_turns": 3}),
+    ("ServiceDesk", {}),
+    ("ServiceDesk", {"split": "eval"}),
+    ("TextArena", {}),
+]
 
 
 @pytest.mark.parametrize(("name", "config"), PLAYABLE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import itertools
 import re
 import shlex
 import subprocess
@@ -16,10 +17,13 @@ from pathlib import Path
 import pytest
 import typer.main
 import yaml
+from test_architecture import FLOORS
 
 from benchmarks.compare import Plan, read_rows, summary
+from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.command.experiment import describe, load_experiments, tune_arguments
 from rllib_nlac.inputs import examples
+from rllib_nlac.nlac import PRESETS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -182,6 +186,21 @@ def messages_of(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+
+
+def test_the_ablations_have_a_row_for_each_key_of_the_preset_and_for_each_algorithm():
+    page = (DOCS / "ablations.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| `?(.+?)`? \| .* \|.*\|.*\|$", page, re.MULTILINE))
+    assert {key: yaml.safe_load(value) for key, value in rows.items()} == PRESETS["long_horizon"]
+    assert set(re.findall(r"^\| `(NLAC_\w+)` \|", page, re.MULTILINE)) == set(ABLATIONS)
+
+
+def test_the_rooms_stand_on_the_floors_that_the_architecture_has():
+    table = (DOCS / "developing.md").read_text().partition("| floor | room |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (\d*) ?\| `(\w+)(?:/|\.py)` \|", table, re.MULTILINE)
+    rooms = [room.replace("__init__", "") for _, room in rows]
+    floors = list(itertools.accumulate((int(floor or 0) for floor, _ in rows), max))
+    assert list(zip(floors, rooms, strict=True)) == [(n, room) for n, on_it in enumerate(FLOORS, 1) for room in on_it]
 
 
 def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):

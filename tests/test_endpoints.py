@@ -56,11 +56,21 @@ def test_a_stall_ends_in_a_timeout_and_another_try(serve):
     assert Endpoint(server.url, "m", timeout_s=0.5).ask(QUESTION).text == "Yes." and len(server.asked) == 2
 
 
-@pytest.mark.parametrize(("behaviour", "cause"), [
-    (429, "RateLimitError"), (500, "InternalServerError"), ("stall", "APITimeoutError"), ("hang up", "APIConnectionError"),
-    ("empty", "an answer without content, 2 times"), ("html", "no chat completion .*2 times"), ("half", "no chat completion"),
-    ("no choices", "no chat completion"), (400, "BadRequestError"), (401, "AuthenticationError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("behaviour", "cause"),
+    [
+        (429, "RateLimitError"),
+        (500, "InternalServerError"),
+        ("stall", "APITimeoutError"),
+        ("hang up", "APIConnectionError"),
+        ("empty", "an answer without content, 2 times"),
+        ("html", "no chat completion .*2 times"),
+        ("half", "no chat completion"),
+        ("no choices", "no chat completion"),
+        (400, "BadRequestError"),
+        (401, "AuthenticationError"),
+    ],
+)
 def test_what_fails_for_good_names_the_endpoint_and_the_cause(serve, behaviour, cause):
     server = serve(*[behaviour] * 9)
     endpoint = Endpoint(server.url, "m", max_retries=1, timeout_s=0.5)
@@ -90,10 +100,16 @@ class TestOracle:
     def env(self, server, **config):
         return TwentyQuestions(oracle={"kind": "endpoint", "base_url": server.url, "model": "m", "max_retries": 0}, **config)
 
-    @pytest.mark.parametrize(("said", "heard"), [
-        ("Yes, it is.", "Yes."), ("no", "No."), ("**No**.", "No."), ("Unknown", "I do not know."),
-        ("Nobody knows", "I do not know."),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("said", "heard"),
+        [
+            ("Yes, it is.", "Yes."),
+            ("no", "No."),
+            ("**No**.", "No."),
+            ("Unknown", "I do not know."),
+            ("Nobody knows", "I do not know."),
+        ],
+    )
     def test_what_the_model_says_is_yes_no_or_nothing(self, serve, said, heard):
         server = serve(say=said)
         env = self.env(server, words=["glass door", "dog"])

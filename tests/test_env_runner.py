@@ -189,5 +189,7 @@ def test_of_a_long_dialogue_the_opening_and_the_latest_turns_are_shown(make, cha
         step = transition_at("TwentyQuestions", window, t, first_id=0)
         assert step.next_state == window.get_extra_model_outputs(MESSAGES, t + 1)
     assert dialogue_after(whole.get_extra_model_outputs(MESSAGES, 5), "a", "o") == (
-        *whole.get_extra_model_outputs(MESSAGES, 5), ("assistant", "a"), ("user", "o"),
-    )  # fmt: skip
+        *whole.get_extra_model_outputs(MESSAGES, 5),
+        ("assistant", "a"),
+        ("user", "o"),
+    )

@@ -157,8 +157,11 @@ def test_what_a_question_asks(question, meaning):
 
 def test_first_answer_reads_through_the_turn_limit():
     assert [first_answer(t) for t in ("No. No turns left.", "Yes.", "Correct!", "I do not know.")] == [
-        NO, YES, CORRECT, "I do not know.",
-    ]  # fmt: skip
+        NO,
+        YES,
+        CORRECT,
+        "I do not know.",
+    ]
 
 
 def test_text_space_contains_any_string_up_to_its_length():

@@ -114,8 +114,10 @@ def test_installed_away_from_the_repository(wheel, tmp_path):
     others = [path for path in sys.path if path.endswith("-packages")]
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("PYTHON")},
-        "PYTHONPATH": os.pathsep.join([str(target), *others]), "COLUMNS": "300", "HOME": str(tmp_path),
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join([str(target), *others]),
+        "COLUMNS": "300",
+        "HOME": str(tmp_path),
+    }
     # One process for all commands: importing takes longer than what they do.
     code = """
 import sys, rllib_nlac, importlib.metadata as metadata
@@ -127,14 +129,23 @@ for line in sys.stdin.read().splitlines():
     print(f"--- {result.exit_code}", result.output, sep="\\n")
 """
     commands = [
-        "examples", "train file twenty_questions_nlac --dry-run", "env list", "examples twenty_questions_nlac_task_set",
-        "train file twenty_questions_nlac_task_set --dry-run", "train file twenty_questions_nlac_offline --dry-run",
+        "examples",
+        "train file twenty_questions_nlac --dry-run",
+        "env list",
+        "examples twenty_questions_nlac_task_set",
+        "train file twenty_questions_nlac_task_set --dry-run",
+        "train file twenty_questions_nlac_offline --dry-run",
         "train file text_house_nlac --dry-run",
-    ]  # fmt: skip
+    ]
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=here, env=environment, input="\n".join(commands), capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-S", "-c", code],
+        cwd=here,
+        env=environment,
+        input="\n".join(commands),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     where, *printed = done.stdout.split("--- ")
     assert where.strip() == str(target / "rllib_nlac" / "__init__.py"), done.stderr[-2000:]
     assert [each[0] for each in printed] == ["0"] * len(commands), done.stdout + done.stderr[-2000:]

@@ -58,7 +58,7 @@ def check(**entry):
         ({"config": {**EVALUATED, "evaluation_config": [1]}}, "evaluation_config is .* must be a mapping"),
         ({"config": {**EVALUATED, "evaluation_config": {"env_config": {"turns": 1}}}}, "did you mean 'max_turns'"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(entry, complaint):
     with pytest.raises(ExperimentError, match=complaint):
         check(**entry)
@@ -66,10 +66,16 @@ def test_what_is_wrong_is_named(entry, complaint):
 
 def test_what_is_right_passes():
     made = check(
-        num_samples=2, metric=EXAMPLE_METRIC, mode="min", max_failures=-1, time_budget_s=1.5, max_concurrent_trials=2,
-        stop={EXAMPLE_METRIC: 0.9, "env_runners/episode_return_mean": -200}, config=EVALUATED,
+        num_samples=2,
+        metric=EXAMPLE_METRIC,
+        mode="min",
+        max_failures=-1,
+        time_budget_s=1.5,
+        max_concurrent_trials=2,
+        stop={EXAMPLE_METRIC: 0.9, "env_runners/episode_return_mean": -200},
+        config=EVALUATED,
         checkpoint_config={"num_to_keep": None, "checkpoint_frequency": 0},
-    )  # fmt: skip
+    )
     assert made["num_samples"] == 2 and made["mode"] == "min"
     assert check(num_samples=-1, time_budget_s=9)["num_samples"] == -1
 
@@ -104,8 +110,14 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(text, complaint, tmp_
 def test_numbers_are_those_of_json_and_merges_still_work():
     text = "base: &b {lr: 1e-4, x: 1}\nmine: {<<: *b, x: 2, y: -2E+3, z: 1.5e3, name: e5, id: 0x1f, big: 1.e3}"
     assert plain_yaml.parse(text, "x")["mine"] == {
-        "lr": 1e-4, "x": 2, "y": -2000.0, "z": 1500.0, "name": "e5", "id": 31, "big": 1000.0,
-    }  # fmt: skip
+        "lr": 1e-4,
+        "x": 2,
+        "y": -2000.0,
+        "z": 1500.0,
+        "name": "e5",
+        "id": 31,
+        "big": 1000.0,
+    }
 
 
 def test_a_file_holds_several_experiments(tmp_path):
@@ -115,10 +127,11 @@ def test_a_file_holds_several_experiments(tmp_path):
 
 
 RESULT = {
-    "training_iteration": 1, "config": {"success_rat": 1},
+    "training_iteration": 1,
+    "config": {"success_rat": 1},
     "env_runners": {"num_episodes": 8, "success_rate": 0.5, "success_low": 0.1, "return": {"mean": 1.0}},
     "learners": {"default_policy": {"loss": 0.1}},
-}  # fmt: skip
+}
 
 
 class TestMetrics:

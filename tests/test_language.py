@@ -16,10 +16,18 @@ STATE = (Message("user", "Guess my object."),)
 
 def transition(ended: bool = False, **changes) -> Transition:
     fields = {
-        "id": 1, "env": "TwentyQuestions", "state": STATE, "action": "Is it big?", "observation": "No.", "reward": 0.0,
-        "generation": Generation((1,), (2,), np.zeros(1, np.float32), True, 0), "terminated": ended, "truncated": False,
-        "episode_success": False, "returns_to_go": 0.0,
-    }  # fmt: skip
+        "id": 1,
+        "env": "TwentyQuestions",
+        "state": STATE,
+        "action": "Is it big?",
+        "observation": "No.",
+        "reward": 0.0,
+        "generation": Generation((1,), (2,), np.zeros(1, np.float32), True, 0),
+        "terminated": ended,
+        "truncated": False,
+        "episode_success": False,
+        "returns_to_go": 0.0,
+    }
     return Transition(**{**fields, **changes})
 
 
@@ -80,9 +88,14 @@ def test_system_prompt_is_kept_replaced_or_dropped():
 class TestBadPromptSets:
     def base(self) -> dict:
         return {
-            "name": "own", "version": 1, "predict": "p", "backup": "{observation}{reward}{next_future}",
-            "backup_end": "{observation}{reward}", "evaluate": "{futures}", "refine": "{critique}",
-        }  # fmt: skip
+            "name": "own",
+            "version": 1,
+            "predict": "p",
+            "backup": "{observation}{reward}{next_future}",
+            "backup_end": "{observation}{reward}",
+            "evaluate": "{futures}",
+            "refine": "{critique}",
+        }
 
     def test_the_base_is_good(self):
         assert load_prompts(self.base()).name == "own"

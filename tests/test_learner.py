@@ -279,9 +279,11 @@ class TestGradientStep:
                 update(learner)
             after = learner.export_weights()
             moved.append(
-                {which: torch.cat([(after[which][n].float() - w.float()).flatten() for n, w in before[which].items()])
-                 for which in before}
-            )  # fmt: skip
+                {
+                    which: torch.cat([(after[which][n].float() - w.float()).flatten() for n, w in before[which].items()])
+                    for which in before
+                }
+            )
         for which, expected in moved[0].items():
             assert torch.cosine_similarity(expected, moved[1][which], dim=0) > 0.7
             assert 0.8 < moved[1][which].norm() / expected.norm() < 1.3

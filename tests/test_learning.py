@@ -22,10 +22,23 @@ def trained(tmp_path_factory) -> tuple[str, Path]:
     storage = tmp_path_factory.mktemp("quickstart")
     stop = '{"env_runners/num_episodes_lifetime": 128}'
     result = subprocess.run(
-        [sys.executable, "-m", "rllib_nlac.command", "train", "file", str(QUICK_START), "--storage-path", str(storage),
-         "--stop", stop],
-        capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "rllib_nlac.command",
+            "train",
+            "file",
+            str(QUICK_START),
+            "--storage-path",
+            str(storage),
+            "--stop",
+            stop,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)},
+    )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout, storage
 
@@ -90,9 +103,16 @@ def test_a_finished_run_is_trained_on_for_longer(trained, rllib, tmp_path):
     _, storage = trained
     (checkpoint,) = storage.glob("**/checkpoint_*")
     result = rllib(
-        "train", "file", QUICK_START, "--restore", checkpoint, "--storage-path", tmp_path,
-        "--stop", "{training_iteration: 5}",
-    )  # fmt: skip
+        "train",
+        "file",
+        QUICK_START,
+        "--restore",
+        checkpoint,
+        "--storage-path",
+        tmp_path,
+        "--stop",
+        "{training_iteration: 5}",
+    )
     assert result.returncode == 0, result.stdout[-3000:]
     assert re.search(r"^\s*5\s+160\s", result.stdout, re.MULTILINE)
 
@@ -100,17 +120,35 @@ def test_a_finished_run_is_trained_on_for_longer(trained, rllib, tmp_path):
 def test_a_failing_trial_exits_1_with_the_cause(rllib, tmp_path):
     config = '{"env_config": {"max_turns": 6}, "prompts": "compact", "max_action_tokens": 511, "num_cpus_for_main_process": 1}'
     result = rllib(
-        "train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", config, "--stop", "{training_iteration: 1}",
-        "--storage-path", tmp_path,
-    )  # fmt: skip
+        "train",
+        "--algo",
+        "NLAC",
+        "--env",
+        "TwentyQuestions",
+        "--config",
+        config,
+        "--stop",
+        "{training_iteration: 1}",
+        "--storage-path",
+        tmp_path,
+    )
     assert result.returncode == 1 and "exceeds the context of 512" in result.stdout
 
 
 def test_rllibs_own_algorithms_train_too(rllib, tmp_path):
     result = rllib(
-        "train", "--algo", "PPO", "--env", "CartPole-v1", "--stop", "{training_iteration: 1}", "--storage-path", tmp_path,
-        "--config", "{num_env_runners: 0, train_batch_size_per_learner: 200, minibatch_size: 50, num_epochs: 1}",
-    )  # fmt: skip
+        "train",
+        "--algo",
+        "PPO",
+        "--env",
+        "CartPole-v1",
+        "--stop",
+        "{training_iteration: 1}",
+        "--storage-path",
+        tmp_path,
+        "--config",
+        "{num_env_runners: 0, train_batch_size_per_learner: 200, minibatch_size: 50, num_epochs: 1}",
+    )
     assert result.returncode == 0, result.stdout[-2000:]
     assert re.search(r"^\s*1\s", result.stdout, re.MULTILINE)
 

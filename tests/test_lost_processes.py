@@ -124,9 +124,10 @@ def test_a_share_that_ends_every_process_ends_the_run(make, engine):
 
 def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
     algorithm = SimpleNamespace(
-        engine=engine, restore_env_runners=lambda group: group.restore(),
+        engine=engine,
+        restore_env_runners=lambda group: group.restore(),
         config=SimpleNamespace(evaluation_sample_timeout_s=60.0),
-    )  # fmt: skip
+    )
     played = []
 
     class Asked(Group):

@@ -50,13 +50,20 @@ def test_no_text_breaks_the_graders(text):
 @pytest.mark.parametrize(
     ("answer", "truth", "equal"),
     [
-        ("1,234", "1234", True), ("(1,2)", "(1, 2)", True), (r"\text{red}", "red", True), ("50\\%", "50", True),
+        ("1,234", "1234", True),
+        ("(1,2)", "(1, 2)", True),
+        (r"\text{red}", "red", True),
+        ("50\\%", "50", True),
         ("0.50", "1/2", True),
-        ("1,2", "12", False), ("1/0", "0", False), ("", "0", False), ("x+1", "1+x", False), ("12 3", "123", True),
+        ("1,2", "12", False),
+        ("1/0", "0", False),
+        ("", "0", False),
+        ("x+1", "1+x", False),
+        ("12 3", "123", True),
         ("1e3", "1000", False),
         ("5" * 3000, "5", False),
     ],
-)  # fmt: skip
+)
 def test_exact_equality(answer, truth, equal):
     assert exact_equal(answer, truth) is equal
 
@@ -149,8 +156,16 @@ def test_splits_do_not_overlap_and_levels_are_kept():
     assert not tasks["train"] & tasks["eval"] and all(task.startswith("level-2-") for task in tasks["train"] | tasks["eval"])
 
 
-MATH = [{"problem": f"What is {i} + 1?", "solution": rf"It is \boxed{{{i + 1}}}.", "level": f"Level {1 + i % 5}",
-         "type": "Algebra", "unique_id": f"test/{i}"} for i in range(50)]  # fmt: skip
+MATH = [
+    {
+        "problem": f"What is {i} + 1?",
+        "solution": rf"It is \boxed{{{i + 1}}}.",
+        "level": f"Level {1 + i % 5}",
+        "type": "Algebra",
+        "unique_id": f"test/{i}",
+    }
+    for i in range(50)
+]
 
 
 def write(path, rows) -> str:

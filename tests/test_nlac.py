@@ -60,13 +60,20 @@ def test_an_iteration_collects_learns_and_syncs(algorithm, tmp_path):
 EXPECTED_METRICS = {
     "env_runners": ("success_rate", "episode_return_mean", "episode_len_mean", "tokens_per_s", "action_parse_failures"),
     "language_stages": (
-        "verdict_yes_rate", "predicted_success_rate", "refinement_changed_rate", "policy_trained_rate", "unparsed_target_rate",
-        "unparsed_future_rate", "unparsed_critique_rate", "unparsed_action_rate", "num_generated_tokens",
+        "verdict_yes_rate",
+        "predicted_success_rate",
+        "refinement_changed_rate",
+        "policy_trained_rate",
+        "unparsed_target_rate",
+        "unparsed_future_rate",
+        "unparsed_critique_rate",
+        "unparsed_action_rate",
+        "num_generated_tokens",
     ),
     "replay_buffer": ("num_transitions", "num_bytes", "priority_mean", "importance_weight_mean", "staleness_mean"),
     "sync": ("time_s", "num_bytes"),
     "timers": ("env_runner_sampling_timer", "language_stages_timer", "learner_update_timer", "synch_weights"),
-}  # fmt: skip
+}
 
 
 def test_priorities_come_from_the_losses(algorithm):
@@ -189,12 +196,18 @@ def test_each_epoch_trains_on_every_transition_once(algorithm):
 @pytest.mark.parametrize(
     "ablation",
     [
-        {"num_refinements": 0}, {"n_step": 100}, {"tau": 1.0}, {"num_futures": 3}, {"num_refinements": 2},
-        {"replay_buffer_config": {"alpha": 0.0}}, {"judged_fraction": 0.3, "num_next_actions": 3},
-        {"preset": "long_horizon", "num_epochs": 2}, *ABLATIONS,
+        {"num_refinements": 0},
+        {"n_step": 100},
+        {"tau": 1.0},
+        {"num_futures": 3},
+        {"num_refinements": 2},
+        {"replay_buffer_config": {"alpha": 0.0}},
+        {"judged_fraction": 0.3, "num_next_actions": 3},
+        {"preset": "long_horizon", "num_epochs": 2},
+        *ABLATIONS,
     ],
     ids=lambda change: change if isinstance(change, str) else "-".join(change),
-)  # fmt: skip
+)
 def test_every_ablation_runs(small, ray_session, lent_engine, ablation):
     algorithm = ABLATIONS[ablation](small) if isinstance(ablation, str) else small.update_from_dict(ablation).build_algo()
     try:

@@ -134,8 +134,10 @@ class TestStoppedSteps:
 
     def test_what_was_in_it_is_in_the_log_by_name_role_and_minibatch(self, caplog):
         stopped = StoppedSteps()
-        sequences = [TrainingSequence((1,), (2,), role, i, 4, 1.0, origin=f"transition {7 + i}") for i, role in
-                     enumerate((CRITIC, POLICY, CRITIC))]  # fmt: skip
+        sequences = [
+            TrainingSequence((1,), (2,), role, i, 4, 1.0, origin=f"transition {7 + i}")
+            for i, role in enumerate((CRITIC, POLICY, CRITIC))
+        ]
         with caplog.at_level(logging.WARNING):
             stopped.heed(sequences, np.array([[0, CRITIC, 4, 1.0, NAN], [1, POLICY, 4, NAN, NAN], [2, CRITIC, 4, 1.0, NAN]]))
         assert "minibatch 4 has a gradient of norm nan, and losses that are not finite: transition 8 (policy), loss nan; " in (
@@ -172,8 +174,12 @@ class TestGroups:
 
 class TestWeights:
     def test_broken_ones_are_counted(self):
-        state = {"a": torch.tensor([1.0, NAN]), "b": torch.tensor([[INF, -INF], [0.0, 1.0]], dtype=torch.bfloat16),
-                 "c": torch.full((3,), 3e38), "d": torch.zeros(0)}  # fmt: skip
+        state = {
+            "a": torch.tensor([1.0, NAN]),
+            "b": torch.tensor([[INF, -INF], [0.0, 1.0]], dtype=torch.bfloat16),
+            "c": torch.full((3,), 3e38),
+            "d": torch.zeros(0),
+        }
         assert broken_tensors(state) == {"a": 1, "b": 2}
         with pytest.raises(NotFiniteError, match="the weights are not finite in 2 of 4 tensors, first in a: 1 of 2 numbers"):
             require_finite(state, "the weights")

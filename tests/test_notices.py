@@ -33,20 +33,35 @@ def printed(*results: dict, stop: dict | None = None) -> list[str]:
 def result(value, iteration=1) -> dict:
     env = dict.fromkeys(("num_episodes_lifetime", "success_rate", "episode_return_mean", "tokens_per_s"), value)
     return {
-        "training_iteration": iteration, "time_total_s": value, "env_runners": env, "config": {"evaluation_interval": 1},
-        "learners": {"default_policy": {"critic_loss": value, "policy_loss": value}}, "time_this_iter_s": 1.0,
+        "training_iteration": iteration,
+        "time_total_s": value,
+        "env_runners": env,
+        "config": {"evaluation_interval": 1},
+        "learners": {"default_policy": {"critic_loss": value, "policy_loss": value}},
+        "time_this_iter_s": 1.0,
         "evaluation": {"env_runners": {"success_rate": value}},
-    }  # fmt: skip
+    }
 
 
 class TestColumns:
     @pytest.mark.parametrize(
         ("value", "text"),
         [
-            (math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "-"), (None, "-"), (10**400, "inf"), (-(10**400), "-inf"),
-            (1e300, "1e+300"), (12345678, "12345678"), (0.25, "0.250"), ([1], "-"), ({}, "-"), ("text", "text"), (True, "1"),
+            (math.inf, "inf"),
+            (-math.inf, "-inf"),
+            (math.nan, "-"),
+            (None, "-"),
+            (10**400, "inf"),
+            (-(10**400), "-inf"),
+            (1e300, "1e+300"),
+            (12345678, "12345678"),
+            (0.25, "0.250"),
+            ([1], "-"),
+            ({}, "-"),
+            ("text", "text"),
+            (True, "1"),
         ],
-    )  # fmt: skip
+    )
     def test_every_column_holds_everything(self, value, text):
         header, row = printed(result(value))
         assert header.split() == " ".join(COLUMNS).split()

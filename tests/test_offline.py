@@ -45,8 +45,12 @@ class TestRows:
         assert parse_dialogue(Row("", {**fields, "reward": 2})).rewards == (0.0, 2.0)
 
     def test_other_ways_to_write_a_dialogue(self):
-        messages = [{"role": "assistant", "content": "a0"}, {"role": "tool", "content": "x"}, {"role": "user", "content": "y"},
-                    {"role": "assistant", "content": "a1"}]  # fmt: skip
+        messages = [
+            {"role": "assistant", "content": "a0"},
+            {"role": "tool", "content": "x"},
+            {"role": "user", "content": "y"},
+            {"role": "assistant", "content": "a1"},
+        ]
         dialogue = parse_dialogue(Row("", {"messages": messages, "reward": 1, "truncated": True, "success": None}))
         assert dialogue.observations == ("", "x\ny", "") and (dialogue.terminated, dialogue.truncated) == (False, True)
 
@@ -81,8 +85,14 @@ class TestRows:
         messages = [{"role": "user", "content": "start"}]
         for action, observation, _ in steps:
             messages += [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
-        fields = {"messages": messages, "rewards": [reward for *_, reward in steps], "terminated": terminated,
-                  "truncated": not terminated, "success": success, "task_id": "t"}  # fmt: skip
+        fields = {
+            "messages": messages,
+            "rewards": [reward for *_, reward in steps],
+            "terminated": terminated,
+            "truncated": not terminated,
+            "success": success,
+            "task_id": "t",
+        }
         dialogue = parse_dialogue(Row("", fields))
         again = as_row(to_episode(dialogue, "e", chat, compact, "plain", room=1))
         assert parse_dialogue(Row("", again)) == dialogue
@@ -115,8 +125,10 @@ class TestEpisodes:
     def test_the_dialogue_before_each_action_is_its_state(self, chat, compact):
         episode = to_episode(parse_dialogue(row()), "e", chat, compact, "plain", room=1)
         assert episode.get_extra_model_outputs(MESSAGES, 1) == (
-            *compact.state("s", "o0"), Message("assistant", "a0"), Message("user", "o1"),
-        )  # fmt: skip
+            *compact.state("s", "o0"),
+            Message("assistant", "a0"),
+            Message("user", "o1"),
+        )
         assert chat.decode(episode.get_extra_model_outputs(GENERATION, 1).token_ids) == "a1"
 
 
@@ -191,9 +203,11 @@ class TestTraining:
     def test_without_an_environment(self, ray_session, lent_engine, config, tmp_path):
         config.env, config.env_config = None, {}
         config.evaluation(
-            evaluation_interval=2, evaluation_duration=8, evaluation_duration_unit="episodes",
+            evaluation_interval=2,
+            evaluation_duration=8,
+            evaluation_duration_unit="episodes",
             evaluation_config={"env": "TwentyQuestions", "env_config": {"num_objects": 16, "max_turns": 3}},
-        )  # fmt: skip
+        )
         algorithm = self.build(config, tmp_path)
         try:
             before = algorithm.learner_group.get_weights()

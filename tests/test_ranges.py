@@ -22,9 +22,17 @@ from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
 
 CONFIGS = [
-    NLACConfig, NLQLConfig, ScalarCriticConfig, GRPOConfig, RFTConfig, NLRLConfig, SelfDistillationConfig, ReActConfig,
-    TextPPOConfig, TextAPPOConfig,
-]  # fmt: skip
+    NLACConfig,
+    NLQLConfig,
+    ScalarCriticConfig,
+    GRPOConfig,
+    RFTConfig,
+    NLRLConfig,
+    SelfDistillationConfig,
+    ReActConfig,
+    TextPPOConfig,
+    TextAPPOConfig,
+]
 RLLIBS = {TextPPOConfig: PPOConfig, TextAPPOConfig: APPOConfig}
 
 

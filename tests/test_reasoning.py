@@ -121,8 +121,9 @@ class TestStages:
     ROLES = {
         "backup": "<think>\nIt did say No.\n</think>\n\nFuture: No. few left. FAILURE",
         "refine": "<think>\nThe critic wants flying.\n</think>\n\nCan it fly?",
-        "target": "If no, few are left.", "action": "Some animals fly.",
-    }  # fmt: skip
+        "target": "If no, few are left.",
+        "action": "Some animals fly.",
+    }
 
     def test_both_halves_are_corrected_in_one_more_call(self, chat, compact):
         engine, (t,), (r,), report = self.run(chat, compact, THINKING, **self.ROLES)

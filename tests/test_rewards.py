@@ -21,14 +21,16 @@ QUICK = Limits(seconds=1)
 @pytest.mark.parametrize(
     ("style", "answer", "truth", "value"),
     [
-        ("rule-openai/gsm8k", "so\n#### 1,234", "1234", 1.0), ("rule-openai/gsm8k", "it is 7 and then 42.", "x\n#### 42", 1.0),
-        ("rule-openai/gsm8k", "#### 43", "42", 0.0), ("rule-openai/gsm8k", "none", "42", 0.0),
+        ("rule-openai/gsm8k", "so\n#### 1,234", "1234", 1.0),
+        ("rule-openai/gsm8k", "it is 7 and then 42.", "x\n#### 42", 1.0),
+        ("rule-openai/gsm8k", "#### 43", "42", 0.0),
+        ("rule-openai/gsm8k", "none", "42", 0.0),
         ("rule-openai/gsm8k", "#### ", "", 0.0),
         ("rule-lighteval/MATH", r"\boxed{\frac12}", "0.5", 1.0),
         ("rule-lighteval/MATH", r"\boxed{1} \boxed{2}", r"\boxed{1}", 0.0),
         ("rule-lighteval/MATH", "0.5", "0.5", 0.0),
     ],
-)  # fmt: skip
+)
 def test_rules(style, answer, truth, value):
     assert reward(style, answer, truth) == value
 
@@ -132,42 +134,65 @@ class TestSandbox:
         assert "MemoryError" in run_python("x = bytearray(10**10)").problem
         assert not run_python("x = []\nwhile True: x.append(bytearray(10**7))").ok
 
-    @pytest.mark.parametrize("program", [
-        "f = open('a', 'wb')\nwhile True: f.write(b'x' * 10**6)", "while True: print('x' * 10**5)",
-        "import sys\nwhile True: sys.stderr.write('x' * 10**5)", "fs = [open(str(i), 'w') for i in range(10**4)]",
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "f = open('a', 'wb')\nwhile True: f.write(b'x' * 10**6)",
+            "while True: print('x' * 10**5)",
+            "import sys\nwhile True: sys.stderr.write('x' * 10**5)",
+            "fs = [open(str(i), 'w') for i in range(10**4)]",
+        ],
+    )
     def test_files(self, program):
         run = run_python(program, limits=Limits(seconds=5, file_mb=2))
         assert not run.ok and len(run.output) <= 2 << 20
 
-    @pytest.mark.parametrize("program", [
-        "import socket; socket.create_connection(('127.0.0.1', {port}))",
-        "import socket; socket.socket(socket.AF_UNIX)",
-        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}')",
-        "import ctypes; print(ctypes.CDLL(None).socket(2, 1, 0)); raise SystemExit(ctypes.CDLL(None).socket(2, 1, 0) < 0)",
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "import socket; socket.create_connection(('127.0.0.1', {port}))",
+            "import socket; socket.socket(socket.AF_UNIX)",
+            "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}')",
+            "import ctypes; print(ctypes.CDLL(None).socket(2, 1, 0)); raise SystemExit(ctypes.CDLL(None).socket(2, 1, 0) < 0)",
+        ],
+    )
     def test_network(self, program, service):
         assert not run_python(program.format(port=service.server_port)).ok and service.asked == []
 
     def test_other_peoples_files(self, tmp_path):
         secret = tmp_path / "secret"
         secret.write_text("hush")
-        for program in (f"print(open({str(secret)!r}).read())", f"import os; print(os.listdir({str(tmp_path)!r}))",
-                        "print(open('/etc/passwd').read())", "print(open('/proc/1/environ').read())",
-                        "import os; print(os.listdir(os.path.dirname(os.getcwd())))"):  # fmt: skip
+        for program in (
+            f"print(open({str(secret)!r}).read())",
+            f"import os; print(os.listdir({str(tmp_path)!r}))",
+            "print(open('/etc/passwd').read())",
+            "print(open('/proc/1/environ').read())",
+            "import os; print(os.listdir(os.path.dirname(os.getcwd())))",
+        ):
             run = run_python(program)
             assert not run.ok and "hush" not in run.output and "Permission" in run.problem, program
-        for attempt in ("open(it, 'w')", "os.remove(it)", "os.chmod(it, 0)", "os.rename(it, 'mine')", "os.link(it, 'mine')",
-                        "os.truncate(it, 0)", "os.symlink(it, 'a'); print(open('a').read())"):  # fmt: skip
+        for attempt in (
+            "open(it, 'w')",
+            "os.remove(it)",
+            "os.chmod(it, 0)",
+            "os.rename(it, 'mine')",
+            "os.link(it, 'mine')",
+            "os.truncate(it, 0)",
+            "os.symlink(it, 'a'); print(open('a').read())",
+        ):
             assert not run_python(f"import os; it = {str(secret)!r}; {attempt}").ok, attempt
         assert secret.read_text() == "hush" and oct(secret.stat().st_mode)[-3:] != "000"
 
     def test_other_processes(self):
-        for program in ("import os\nwhile True: os.fork()", "import subprocess; subprocess.run(['true'])",
-                        "import os; os.execv('/bin/sh', ['sh'])",
-                        "import multiprocessing as m\np = m.Process(target=print); p.start()",
-                        f"import os; os.kill({os.getpid()}, 9)", "import os, signal; os.killpg(0, signal.SIGKILL)",
-                        "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))"):  # fmt: skip
+        for program in (
+            "import os\nwhile True: os.fork()",
+            "import subprocess; subprocess.run(['true'])",
+            "import os; os.execv('/bin/sh', ['sh'])",
+            "import multiprocessing as m\np = m.Process(target=print); p.start()",
+            f"import os; os.kill({os.getpid()}, 9)",
+            "import os, signal; os.killpg(0, signal.SIGKILL)",
+            "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+        ):
             run = run_python(program, limits=Limits(seconds=5))
             assert not run.ok and run.problem != "timeout", program
 

@@ -150,22 +150,33 @@ def test_who_asks_for_the_initial_weights_has_them_kept(monkeypatch, settings, v
 
 class TestSampling:
     SETTINGS = {
-        "action_temperature": 0.11, "action_top_p": 0.9,
-        "critique_temperature": 0.44, "refine_temperature": 0.55, "max_action_tokens": 31, "max_future_tokens": 42,
-        "max_critique_tokens": 53, "max_reasoning_tokens": 64,
-    }  # fmt: skip
+        "action_temperature": 0.11,
+        "action_top_p": 0.9,
+        "critique_temperature": 0.44,
+        "refine_temperature": 0.55,
+        "max_action_tokens": 31,
+        "max_future_tokens": 42,
+        "max_critique_tokens": 53,
+        "max_reasoning_tokens": 64,
+    }
     EXPECTED = {
-        "a'": (31, 0.11, 0.9), "d'": (42, 1.0, 1.0), "d": (42, 1.0, 1.0), "y": (42, 0.0, 1.0), "critique": (53, 0.44, 1.0),
-        "a_r": (31, 0.55, 1.0), "rethink": (64, 0.0, 1.0),
-    }  # fmt: skip
+        "a'": (31, 0.11, 0.9),
+        "d'": (42, 1.0, 1.0),
+        "d": (42, 1.0, 1.0),
+        "y": (42, 0.0, 1.0),
+        "critique": (53, 0.44, 1.0),
+        "a_r": (31, 0.55, 1.0),
+        "rethink": (64, 0.0, 1.0),
+    }
 
     @pytest.mark.parametrize(
         "structure",
         [
-            {}, {"num_next_actions": 2, "num_refinements": 2, "rejected_weight": 0.0, "num_futures": 2},
+            {},
+            {"num_next_actions": 2, "num_refinements": 2, "rejected_weight": 0.0, "num_futures": 2},
             {"critic_input": "backed_up", "rejected_weight": 0.0},
         ],
-    )  # fmt: skip
+    )
     @pytest.mark.parametrize("kind", [NLACConfig, NLQLConfig])
     def test_each_role_samples_as_configured(self, chat, compact, kind, structure):
         """Fails where any role is sampled at another's temperature, nucleus or length, or all at temperature 1."""
@@ -205,10 +216,15 @@ class TestRefiningPolicy:
     @pytest.mark.parametrize(
         "settings",
         [
-            {}, {"num_refinements": 4}, {"num_refinements": 0}, {"rejected_weight": 0.0},
-            {"rejected_weight": 0.5}, {"judged_fraction": 0.01}, {"critic_input": "backed_up"},
+            {},
+            {"num_refinements": 4},
+            {"num_refinements": 0},
+            {"rejected_weight": 0.0},
+            {"rejected_weight": 0.5},
+            {"judged_fraction": 0.01},
+            {"critic_input": "backed_up"},
         ],
-    )  # fmt: skip
+    )
     def test_the_turn_that_was_sampled_is_criticised_and_refined_once(self, chat, compact, settings):
         """Fails where training's rounds, fresh actions or verification go on at test time."""
         engine, policy = self.refining(chat, compact, **settings)

@@ -76,8 +76,9 @@ class TestSeeds:
     def test_the_runner_in_the_algorithms_process_plays_what_it_always_played(self, make):
         starts = self.starts(make, 2)
         assert [(s.name, s.task_seed, s.sampling_seed) for s in starts] == [
-            ("0000-0-0000000000", hash_seed(0, 0), hash_seed(0, 0)), ("0000-0-0000000001", hash_seed(0, 1), hash_seed(0, 1)),
-        ]  # fmt: skip
+            ("0000-0-0000000000", hash_seed(0, 0), hash_seed(0, 0)),
+            ("0000-0-0000000001", hash_seed(0, 1), hash_seed(0, 1)),
+        ]
         assert (hash_seed(0, 0), hash_seed(0, 1), hash_seed(1_000_000, 7)) == (1484405855, 1982462498, 1646512453)
 
     def test_episodes_of_a_task_share_its_seed_and_not_their_sampling(self, make):

@@ -28,8 +28,10 @@ def test_a_batch_takes_three_full_engine_calls(make):
     engine, stages = make(script(), judge_weights=Weights.TARGET)
     _, _, report = stages.run([transition(i) for i in range(10)])
     assert [(weights, len(prompts)) for weights, prompts in engine.calls] == [
-        (Weights.POLICY, 20), (Weights.TARGET, 20), (Weights.TARGET, 20),
-    ]  # fmt: skip
+        (Weights.POLICY, 20),
+        (Weights.TARGET, 20),
+        (Weights.TARGET, 20),
+    ]
     assert report.calls == 3
 
 
@@ -39,9 +41,12 @@ def test_d_prime_and_y_come_from_the_target_and_d_and_the_next_action_from_the_p
     asked = {(weights, last_message(prompt).split(".")[0]) for weights, prompts in engine.calls for prompt in prompts}
     assert asked == {
         (Weights.POLICY, "No"),  # a': s' ends with the environment's reply
-        (Weights.POLICY, "Predict"), (Weights.TARGET, "Predict"), (Weights.POLICY, "Evaluate"), (Weights.POLICY, "Refine"),
+        (Weights.POLICY, "Predict"),
+        (Weights.TARGET, "Predict"),
+        (Weights.POLICY, "Evaluate"),
+        (Weights.POLICY, "Refine"),
         (Weights.TARGET, "Backup"),
-    }  # fmt: skip
+    }
 
 
 def test_the_backup_follows_the_policys_next_action(make):
@@ -111,8 +116,10 @@ def test_n_steps_back_up_the_last_first_and_bootstrap_behind_it(make):
     backups = [p for w, ps in engine.calls for p in ps if last_message(p).startswith("Backup.")]
     assert [p.split("<|assistant|>")[1].split("<|end|>")[0] for p in backups] == ["a3", "a2", "a1"]
     assert [last_message(p).split("Next: ")[1].split(" Reward")[0] for p in backups] == [
-        "No. few left. FAILURE", "last. SUCCESS", "middle. SUCCESS",
-    ]  # fmt: skip
+        "No. few left. FAILURE",
+        "last. SUCCESS",
+        "middle. SUCCESS",
+    ]
     assert target.future.text == "first. SUCCESS" and target.transition.action == "a1" and target.next_action == "Can it fly?"
 
 
@@ -139,8 +146,9 @@ def test_a_refined_action_that_was_approved_of_is_not_judged_again(make, verify)
     verdicts = iter([NO, YES, NO, NO])
     engine, stages = make(
         lambda prompt, w: next(verdicts) if last_message(prompt).startswith("Evaluate.") else script()(prompt, w),
-        num_refinements=4, rejected_weight=0.0 if verify else 1.0,
-    )  # fmt: skip
+        num_refinements=4,
+        rejected_weight=0.0 if verify else 1.0,
+    )
     _, (refinement,), _ = stages.run([transition()])
     asked = [last_message(p).split(".")[0] for _, ps in engine.calls for p in ps]
     assert (asked.count("Evaluate"), asked.count("Refine")) == (2, 1)
@@ -242,9 +250,13 @@ class TestSelfImitation:
     def test_each_transition_keeps_its_own_refinement(self, make, critic_input):
         items = [replace(transition(i, action=f"Is it {i}?"), episode_success=i % 3 == 0) for i in range(8)]
         _, stages = make(
-            script(), Imitating(), judged_fraction=0.5, critic_input=critic_input, num_refinements=2,
+            script(),
+            Imitating(),
+            judged_fraction=0.5,
+            critic_input=critic_input,
+            num_refinements=2,
             rejected_weight=0.5,
-        )  # fmt: skip
+        )
         _, refinements, _ = stages.run(items)
         assert [r.transition.action for r in refinements] == [item.action for item in items]
         judged = {i: r.reason for i, r in enumerate(refinements) if r.reason != "not_judged"}

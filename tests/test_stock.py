@@ -79,10 +79,16 @@ class TestUnchanged:
         assert type(learner) is PPOTorchLearner
         names = [type(piece).__name__ for piece in learner._learner_connector.connectors]
         assert names == [
-            "AddOneTsToEpisodesAndTruncate", "TextToTokens", "AddObservationsFromEpisodesToBatch",
-            "AddColumnsFromEpisodesToTrainBatch", "AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch",
-            "BatchIndividualItems", "NumpyToTensor", "GeneralAdvantageEstimation",
-        ]  # fmt: skip
+            "AddOneTsToEpisodesAndTruncate",
+            "TextToTokens",
+            "AddObservationsFromEpisodesToBatch",
+            "AddColumnsFromEpisodesToTrainBatch",
+            "AddTimeDimToBatchAndZeroPad",
+            "AddStatesFromEpisodesToBatch",
+            "BatchIndividualItems",
+            "NumpyToTensor",
+            "GeneralAdvantageEstimation",
+        ]
 
 
 class TestTokenSequence:
@@ -168,9 +174,10 @@ class TestConnector:
         (episode, *_) = [e for e in episodes if e.get_return() == 0.0]
         episode.is_terminated, episode.is_truncated = False, True
         messages = (
-            *episode.get_extra_model_outputs(MESSAGES, -1), Message("assistant", episode.get_actions(-1)),
+            *episode.get_extra_model_outputs(MESSAGES, -1),
+            Message("assistant", episode.get_actions(-1)),
             Message("user", episode.get_observations(-1)),
-        )  # fmt: skip
+        )
         batch = learner_batch(ppo, [episode])
         last = tuple(t for t in batch[Columns.OBS][-1].tolist() if t != PAD)
         assert last == chat.prompt_ids(messages) and not batch[Columns.LOSS_MASK][-1]

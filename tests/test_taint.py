@@ -46,10 +46,17 @@ class TwoWorlds(gym.Env[str, str]):
     def info(self) -> dict:
         secret = f"{SECRET}{self.world}"
         return {
-            "system_prompt": "You play.", "task_id": f"{secret} task", "privileged": {"answer": f"{secret} answer"},
-            "hint": f"{secret} hint", "subgoals": {f"{secret} goal": bool(self.world)}, "stop_reason": f"{secret} stop",
-            "success": bool(self.world), "tools": [], "turn": self.turn, "split": f"{secret} split",
-        }  # fmt: skip
+            "system_prompt": "You play.",
+            "task_id": f"{secret} task",
+            "privileged": {"answer": f"{secret} answer"},
+            "hint": f"{secret} hint",
+            "subgoals": {f"{secret} goal": bool(self.world)},
+            "stop_reason": f"{secret} stop",
+            "success": bool(self.world),
+            "tools": [],
+            "turn": self.turn,
+            "split": f"{secret} split",
+        }
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -96,14 +96,20 @@ class TestOfficial:
 
 
 ROWS = [
-    {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "6 * 7?"}],
-     "reward_model": {"style": "rule", "ground_truth": "42"}},
-    {"data_source": "lighteval/MATH", "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "1/2?"}],
-     "reward_model": {"style": "rule", "ground_truth": r"\frac{1}{2}"}},
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "6 * 7?"}],
+        "reward_model": {"style": "rule", "ground_truth": "42"},
+    },
+    {
+        "data_source": "lighteval/MATH",
+        "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "1/2?"}],
+        "reward_model": {"style": "rule", "ground_truth": r"\frac{1}{2}"},
+    },
     {"prompt": "Double it.", "reward_model": {"style": "code-sandbox", "ground_truth": '{"inputs": ["2"], "outputs": ["4"]}'}},
     {"env_str": 'TwentyQuestions@{"num_objects": 16, "max_turns": 6, "task_id": "dog"}'},
     {"env_str": 'MathReasoning@{"level": 1}'},
-]  # fmt: skip
+]
 ANSWERS = [["#### 42"], [r"\boxed{0.5}"], ["```python\nprint(2 * int(input()))\n```"], ["Is it big?", "Is it a dog?"]]
 
 
@@ -113,8 +119,16 @@ def files(request, tmp_path):
     if request.param == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     else:
-        pq.write_table(pa.Table.from_pylist([{key: row.get(key) for key in ("data_source", "prompt", "reward_model", "env_str")}
-                                             for row in ROWS if not isinstance(row.get("prompt"), str)]), path)  # fmt: skip
+        pq.write_table(
+            pa.Table.from_pylist(
+                [
+                    {key: row.get(key) for key in ("data_source", "prompt", "reward_model", "env_str")}
+                    for row in ROWS
+                    if not isinstance(row.get("prompt"), str)
+                ]
+            ),
+            path,
+        )
     return str(path), [row for row in ROWS if request.param == "jsonl" or not isinstance(row.get("prompt"), str)]
 
 
@@ -150,17 +164,21 @@ class TestTaskSet:
         ("row", "complaint"),
         [
             ({"prompt": "x"}, "line 2: no reward style"),
-            ({"prompt": "x", "reward_model": {"style": "rule", "ground_truth": "1"}, "data_source": "openai/gsm9k"},
-             "line 2: unknown key 'rule-openai/gsm9k'; did you mean 'rule-openai/gsm8k'"),
+            (
+                {"prompt": "x", "reward_model": {"style": "rule", "ground_truth": "1"}, "data_source": "openai/gsm9k"},
+                "line 2: unknown key 'rule-openai/gsm9k'; did you mean 'rule-openai/gsm8k'",
+            ),
             ({"prompt": "x", "reward_model": {"style": "code-sandbox"}}, "line 2: no ground_truth"),
-            ({"prompt": [{"role": "tool", "content": ""}], "reward_model": {"style": "code-sandbox", "ground_truth": "1"}},
-             "line 2: 'prompt' must be a text, or one user message"),
+            (
+                {"prompt": [{"role": "tool", "content": ""}], "reward_model": {"style": "code-sandbox", "ground_truth": "1"}},
+                "line 2: 'prompt' must be a text, or one user message",
+            ),
             ({"reward_model": {"style": "code-sandbox", "ground_truth": "1"}}, "line 2: no column 'prompt'"),
             ({"env_str": "TwentyQuestions"}, "line 2: 'TwentyQuestions' names no environment"),
             ({"prompt": "x", "reward_model": {"style": "agent_env"}}, "line 2: .* needs the environment's string"),
             ({"prompt": "x", "reward_model": "rule"}, "line 2: reward_model must be a dict"),
         ],
-    )  # fmt: skip
+    )
     def test_a_malformed_row_is_named_with_its_line(self, tmp_path, row, complaint):
         path = tmp_path / "tasks.jsonl"
         path.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(row) + "\n")

@@ -35,7 +35,7 @@ from corridor import (
     solve,
     step,
     write,
-)  # fmt: skip
+)
 from scipy import stats
 from scripted_engine import last_message
 
@@ -57,13 +57,21 @@ from rllib_nlac.types import Transition, Weights
 SETTINGS = StageSettings(*[Sampling(1)] * 5, train_on_yes="always")
 # From the design's theory section, computed there with plain arrays.
 Q_UNIFORM = {
-    ("A", "right"): 0.320221, ("A", "left"): 0.261999, ("B", "right"): 0.283950, ("B", "left"): 0.506719,
-    ("C", "right"): 1.0, ("C", "left"): 0.261999,
-}  # fmt: skip
+    ("A", "right"): 0.320221,
+    ("A", "left"): 0.261999,
+    ("B", "right"): 0.283950,
+    ("B", "left"): 0.506719,
+    ("C", "right"): 1.0,
+    ("C", "left"): 0.261999,
+}
 Q_OPTIMAL = {
-    ("A", "right"): 0.6827, ("A", "left"): 0.6145, ("B", "left"): 0.8429, ("B", "right"): 0.45, ("C", "right"): 1.0,
+    ("A", "right"): 0.6827,
+    ("A", "left"): 0.6145,
+    ("B", "left"): 0.8429,
+    ("B", "right"): 0.45,
+    ("C", "right"): 1.0,
     ("C", "left"): 0.6145,
-}  # fmt: skip
+}
 ZERO: Successor = {pair: {} for pair in PAIRS}
 
 
@@ -272,9 +280,15 @@ def check_both_branches_survive(world: World) -> None:
 
 
 PROMPTS_TINY = PromptSet(
-    name="tiny", version=1, system="", predict="Predict.", backup="{next_future}{observation}{reward}",
-    backup_end="{observation}{reward}", evaluate="{futures}", refine="{critique}",
-).predict_messages((stages.Message("user", "Guess my object."),), "Is it big?")  # fmt: skip
+    name="tiny",
+    version=1,
+    system="",
+    predict="Predict.",
+    backup="{next_future}{observation}{reward}",
+    backup_end="{observation}{reward}",
+    evaluate="{futures}",
+    refine="{critique}",
+).predict_messages((stages.Message("user", "Guess my object."),), "Is it big?")
 
 
 def check_target(world: World) -> None:
@@ -351,7 +365,7 @@ def check_no_leak(world: World) -> None:
         exact = engine.answer
         engine.answer = lambda prompt, w, r=replies, e=exact: (
             next((a for word, a in r.items() if word in last_message(prompt)), None) or e(prompt, w)
-        )  # fmt: skip
+        )
         (target,), _, report = language.run([t])
         trained = world.chat.decode(target.generation.token_ids)
         ids = world.chat.tokenizer.encode(observation)
@@ -380,9 +394,10 @@ def predicts_again_from_the_same_state(patch) -> None:
 def forgets_what_came_next(patch) -> None:
     right = backup.target_prompt
     patch.setattr(
-        backup, "target_prompt",
+        backup,
+        "target_prompt",
         lambda p, t, d: right(p, t if t.ended else dataclasses.replace(t, observation=t.state[-1].content), d),
-    )  # fmt: skip
+    )
 
 
 def permutes_the_futures(patch) -> None:
@@ -391,33 +406,37 @@ def permutes_the_futures(patch) -> None:
 
 def refines_what_was_accepted(patch) -> None:
     patch.setattr(
-        refine, "refine_prompt",
+        refine,
+        "refine_prompt",
         lambda p, s, a, c: p.refine_messages(s, a, f"{c.text}\nFix: {a}") if c and c.optimal else None,
-    )  # fmt: skip
+    )
 
 
 def trains_on_the_stored_action(patch) -> None:
     right = refine.decide
     patch.setattr(
-        stages.refine, "decide",
+        stages.refine,
+        "decide",
         lambda t, d, c, a, *rest, **more: dataclasses.replace(right(t, d, c, a, *rest, **more), action=t.action),
-    )  # fmt: skip
+    )
 
 
 def follows_the_behaviour_policy(patch, world: World) -> None:
     """a' is what the episode's own next step did."""
     patch.setattr(
-        backup, "next_future_prompt",
+        backup,
+        "next_future_prompt",
         lambda p, t, a: None if t.ended else p.predict_messages(t.next_state, world.stored_actions[t.id]),
-    )  # fmt: skip
+    )
 
 
 def bootstraps_after_one_step(patch) -> None:
     right = stages.backup_stage
     patch.setattr(
-        stages, "backup_stage",
+        stages,
+        "backup_stage",
         lambda ts, *rest: right([dataclasses.replace(t, following=()) for t in ts], *rest),
-    )  # fmt: skip
+    )
 
 
 def seeks_one_mode(patch) -> None:
@@ -462,9 +481,10 @@ def judges_the_first_action_again(patch) -> None:
 def stops_after_one_round(patch) -> None:
     right = stages.improvement_stage
     patch.setattr(
-        stages, "improvement_stage",
+        stages,
+        "improvement_stage",
         lambda ts, p, settings, *rest: right(ts, p, dataclasses.replace(settings, num_refinements=1), *rest),
-    )  # fmt: skip
+    )
 
 
 def trusts_every_rewriting(patch) -> None:

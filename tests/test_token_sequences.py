@@ -61,9 +61,14 @@ def dialogue(chat, rewards, end: str, sizes, seed: int) -> SingleAgentEpisode:
         generation = Generation(chat.prompt_ids(messages), ids, rng.normal(-6, 0.2, size).astype(np.float32), True, 0)
         turn, last = chat.decode(ids), t == len(rewards) - 1
         result.add_env_step(
-            reply, turn, reward, {}, terminated=last and end == "terminated", truncated=last and end == "truncated",
+            reply,
+            turn,
+            reward,
+            {},
+            terminated=last and end == "terminated",
+            truncated=last and end == "truncated",
             extra_model_outputs={GENERATION: generation, MESSAGES: messages},
-        )  # fmt: skip
+        )
         messages = dialogue_after(messages, turn, reply)
     return result
 

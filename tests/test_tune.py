@@ -71,7 +71,7 @@ class TestSchedulers:
             ({"search_alg": {"type": "optuuna"}, "metric": "m"}, "optuuna"),
             ({"loggers": {"wandbb": None}}, "unknown logger 'wandbb'.*did you mean 'wandb'"),
         ],
-    )  # fmt: skip
+    )
     def test_what_is_wrong_is_named(self, entry, message):
         with pytest.raises(ExperimentError, match=message):
             tune_arguments(experiment(**entry))
@@ -131,17 +131,25 @@ def test_a_value_that_pbt_changed_is_in_force_after_it(ray_session, tmp_path):
     for key in ("evaluation_interval", "evaluation_duration"):
         one.config.pop(key)
     one.config.update(
-        callbacks=InForce, episodes_per_iteration=8, num_envs_per_env_runner=8, minibatch_size=16,
-        train_batch_size_per_learner=32, gamma=tune.grid_search([1.0, 0.5]),
-    )  # fmt: skip
+        callbacks=InForce,
+        episodes_per_iteration=8,
+        num_envs_per_env_runner=8,
+        minibatch_size=16,
+        train_batch_size_per_learner=32,
+        gamma=tune.grid_search([1.0, 0.5]),
+    )
     one.tune.update(metric="score", num_samples=1)
     one.tune["scheduler"] = {**one.tune["scheduler"], "perturbation_interval": 1, "resample_probability": 1.0}
     one.tune["scheduler"]["hyperparam_mutations"] = {
-        "lr": [2e-4], "tau": [0.25], "num_futures": [3], "num_refinements": [2], "action_temperature": [0.9],
+        "lr": [2e-4],
+        "tau": [0.25],
+        "num_futures": [3],
+        "num_refinements": [2],
+        "action_temperature": [0.9],
         "train_batch_size_per_learner": [48],
         "prompts": [{"extends": "compact", "name": "judge", "evaluate": "Judge.\n{futures}"}],
         "replay_buffer_config": {"alpha": [0.3]},
-    }  # fmt: skip
+    }
     arguments = {**tune_arguments(one), "storage_path": str(tmp_path), "stop": {"training_iteration": 2}}
     analysis = tune.run(trainable_of(one), name="pbt", verbose=0, **arguments)
     results = [json.loads(line) for path in tmp_path.glob("pbt/*/result.json") for line in path.read_text().splitlines()]
@@ -171,9 +179,12 @@ def test_tuner_restore_goes_on_from_the_last_checkpoint(ray_session, config, tmp
     config.training(episodes_per_iteration=8, train_batch_size_per_learner=16, minibatch_size=16).callbacks(Crash)
     config.num_envs_per_env_runner = 8
     run_config = tune.RunConfig(
-        name="crash", stop={"training_iteration": 3}, storage_path=str(tmp_path), verbose=0,
+        name="crash",
+        stop={"training_iteration": 3},
+        storage_path=str(tmp_path),
+        verbose=0,
         checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
-    )  # fmt: skip
+    )
     (crashed,) = tune.Tuner("NLAC", param_space=config, run_config=run_config).fit()
     assert crashed.error and crashed.metrics["training_iteration"] == 1  # the second never arrived
     tuner = tune.Tuner.restore(str(tmp_path / "crash"), "NLAC", param_space=config, resume_errored=True)

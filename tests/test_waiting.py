@@ -223,7 +223,7 @@ def test_a_run_says_within_seconds_what_it_does_and_then_every_stage_in_its_orde
     started = time.monotonic()
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     lines = [process.stdout.readline()]
     first = time.monotonic() - started

@@ -127,8 +127,11 @@ def test_chains_of_different_lengths_keep_their_places(make):
     targets, *_ = stages.run(chains)
     behind = "No. few left."
     assert [t.future.text.removesuffix(" FAILURE") for t in targets] == [
-        f"0.0({behind})", f"1.0(1.1({behind}))", f"2.0(2.1(2.2({behind})))", f"3.0(3.1(3.2(3.3({behind}))))",
-    ]  # fmt: skip
+        f"0.0({behind})",
+        f"1.0(1.1({behind}))",
+        f"2.0(2.1(2.2({behind})))",
+        f"3.0(3.1(3.2(3.3({behind}))))",
+    ]
     assert [t.transition.id for t in targets] == [0, 10, 20, 30]
 
 

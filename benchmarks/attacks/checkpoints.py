@@ -31,9 +31,14 @@ from rllib_nlac.types import Weights
 
 COMPONENT = "learner_group/learner/rl_module/default_policy"
 FOREIGN = (
-    "state.msgpack", "algorithm_state.msgpack", "_dict_checkpoint.pkl", "env_to_module_connector/state.pkl",
-    "learner_shards/00000.pt", "replay_buffer/episodes_00000001.pkl", "learner_group/learner/state.msgpack",
-)  # fmt: skip
+    "state.msgpack",
+    "algorithm_state.msgpack",
+    "_dict_checkpoint.pkl",
+    "env_to_module_connector/state.pkl",
+    "learner_shards/00000.pt",
+    "replay_buffer/episodes_00000001.pkl",
+    "learner_group/learner/state.msgpack",
+)
 
 
 def files_of(checkpoint: Path) -> list[str]:
@@ -109,9 +114,14 @@ def state_of(algorithm: LanguageAlgorithm) -> str:
     buffer = algorithm.local_replay_buffer  # type: ignore[attr-defined]
     learner = algorithm.learner_group._learner
     facts = (
-        algorithm.iteration, algorithm.weight_version, algorithm.rng.bit_generator.state, learner.trainer.engine.global_steps,
-        [episode.id_ for episode in buffer.episodes], buffer.mean_priority, algorithm.env_steps_sampled(),
-    )  # fmt: skip
+        algorithm.iteration,
+        algorithm.weight_version,
+        algorithm.rng.bit_generator.state,
+        learner.trainer.engine.global_steps,
+        [episode.id_ for episode in buffer.episodes],
+        buffer.mean_priority,
+        algorithm.env_steps_sampled(),
+    )
     whole.update(repr(facts).encode())
     return whole.hexdigest()
 
@@ -172,8 +182,11 @@ def main() -> None:
             detected += not trouble
             if trouble:
                 print(f"{name}, byte {place} ^ {mask:#x}: {trouble}", flush=True)
-        print(f"flips of a byte or bit, in {len({name for name, *_ in chosen})} of {len(files_of(checkpoint))} files: "
-              f"{detected} of {len(chosen)} detected", flush=True)  # fmt: skip
+        print(
+            f"flips of a byte or bit, in {len({name for name, *_ in chosen})} of {len(files_of(checkpoint))} files: "
+            f"{detected} of {len(chosen)} detected",
+            flush=True,
+        )
         counts, caught = Counter[str](), Counter[str]()
         for kind, name, change in damages(checkpoint, scratch):
             trouble = attack(algorithm, checkpoint, scratch, name, change)

@@ -13,8 +13,8 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 _CORPUS = (
     "user assistant system hello world is it big no yes the task is paused think tool call end start of turn header id",
-    "Future: it goes on and ends well. SUCCESS Optimal: Yes Reason: it does. <b>bold</b> [1, 2] {\"a\": 0} a < b > c | d",
-)  # fmt: skip
+    'Future: it goes on and ends well. SUCCESS Optimal: Yes Reason: it does. <b>bold</b> [1, 2] {"a": 0} a < b > c | d',
+)
 
 
 def _loop(before: str, between: str, after: str) -> str:
@@ -56,11 +56,14 @@ class Family:
             return slow
         made = _TOKENIZERS[self.kind]()
         fast = PreTrainedTokenizerFast(
-            tokenizer_object=made, eos_token=self.special[0], chat_template=self.template, clean_up_tokenization_spaces=False,
+            tokenizer_object=made,
+            eos_token=self.special[0],
+            chat_template=self.template,
+            clean_up_tokenization_spaces=False,
             additional_special_tokens=[
                 AddedToken(text, special=True, normalized=False, rstrip=text in self.strips) for text in self.special[1:]
             ],
-        )  # fmt: skip
+        )
         fast.add_tokens([AddedToken(text, normalized=False) for text in self.words])
         fast.add_tokens([AddedToken(text, normalized=self.kind == "unigram") for text in self.marks])
         return fast
@@ -127,7 +130,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "chatml": Family(
         "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{% endif %}"
-        + _loop("<|im_start|>", "\\n", "<|im_end|>\\n") + _opening("<|im_start|>assistant\\n"),
+        + _loop("<|im_start|>", "\\n", "<|im_end|>\\n")
+        + _opening("<|im_start|>assistant\\n"),
         ("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|object_ref_start|>", "<|vision_pad|>"),
         ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),
     ),
@@ -145,35 +149,60 @@ FAMILIES: dict[str, Family] = {
     ),
     "not_thinking": Family(
         _loop("<|im_start|>", "\\n", "<|im_end|>\\n") + _opening("<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"),
-        ("<|im_end|>", "<|im_start|>", "<|endoftext|>"), ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        ("<|im_end|>", "<|im_start|>", "<|endoftext|>"),
+        ("<think>", "</think>", "<tool_call>", "</tool_call>"),
     ),
     "llama3": Family(
         "{{ '<|begin_of_text|>' }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' "
-        "+ m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-        + _opening("<|start_header_id|>assistant<|end_header_id|>\\n\\n"),
-        ("<|eot_id|>", "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>",
-         "<|python_tag|>", "<|finetune_right_pad_id|>", *(f"<|reserved_special_token_{i}|>" for i in range(12))),
+        "+ m['content'] | trim + '<|eot_id|>' }}{% endfor %}" + _opening("<|start_header_id|>assistant<|end_header_id|>\\n\\n"),
+        (
+            "<|eot_id|>",
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eom_id|>",
+            "<|python_tag|>",
+            "<|finetune_right_pad_id|>",
+            *(f"<|reserved_special_token_{i}|>" for i in range(12)),
+        ),
     ),
     "gemma": Family(
         "{{ '<bos>' }}{% set first = '' %}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] "
         "+ '\\n\\n' %}{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{{ '<start_of_turn>' + "
         "('model' if m['role'] == 'assistant' else m['role']) + '\\n' + (first if loop.first else '') + m['content'] | trim "
         "+ '<end_of_turn>\\n' }}{% endfor %}" + _opening("<start_of_turn>model\\n"),
-        ("<end_of_turn>", "<bos>", "<eos>", "<pad>", "<start_of_turn>", "<start_of_image>"), ("<unused0>", "[multimodal]"),
-        ("\n\n", "<table>", "</table>", "<b>", "</b>", "<h1>"), kind="pieces",
+        ("<end_of_turn>", "<bos>", "<eos>", "<pad>", "<start_of_turn>", "<start_of_image>"),
+        ("<unused0>", "[multimodal]"),
+        ("\n\n", "<table>", "</table>", "<b>", "</b>", "<h1>"),
+        kind="pieces",
     ),
     "mistral": Family(
         "{{ '<s>' }}{% set first = '' %}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] "
         "+ '\\n\\n' %}{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if m['role'] == 'user' %}"
         "{{ '[INST] ' + (first if loop.last else '') + m['content'] + '[/INST]' }}{% else %}{{ ' ' + m['content'] + '</s>' }}"
         "{% endif %}{% endfor %}",
-        ("</s>", "<s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]",
-         "[/TOOL_RESULTS]", "[IMG]", "[THINK]", "[/THINK]"), kind="pieces",
+        (
+            "</s>",
+            "<s>",
+            "[INST]",
+            "[/INST]",
+            "[AVAILABLE_TOOLS]",
+            "[/AVAILABLE_TOOLS]",
+            "[TOOL_CALLS]",
+            "[TOOL_RESULTS]",
+            "[/TOOL_RESULTS]",
+            "[IMG]",
+            "[THINK]",
+            "[/THINK]",
+        ),
+        kind="pieces",
     ),
     "phi": Family(
         "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}{% endfor %}"
         + _opening("<|assistant|>\\n"),
-        ("<|end|>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|placeholder1|>"), kind="pieces",
+        ("<|end|>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|placeholder1|>"),
+        kind="pieces",
         strips=("<|system|>", "<|user|>", "<|assistant|>", "<|placeholder1|>"),
     ),
     "deepseek": Family(
@@ -187,26 +216,40 @@ FAMILIES: dict[str, Family] = {
     "zephyr": Family(
         "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + eos_token + '\\n' }}{% endfor %}"
         + _opening("<|assistant|>\\n"),
-        ("</s>", "<s>", "<pad>"), ("<unk2>",), kind="unigram",
+        ("</s>", "<s>", "<pad>"),
+        ("<unk2>",),
+        kind="unigram",
     ),
     "command_r": Family(
         "{{ '<BOS_TOKEN>' }}{% for m in messages %}{{ '<|START_OF_TURN_TOKEN|>' + {'system': '<|SYSTEM_TOKEN|>', 'user': "
         "'<|USER_TOKEN|>', 'assistant': '<|CHATBOT_TOKEN|>'}[m['role']] + m['content'].strip() + '<|END_OF_TURN_TOKEN|>' }}"
         "{% endfor %}" + _opening("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"),
-        ("<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>", "<EOS_TOKEN>", "<PAD_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>",
-         "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|START_THINKING|>", "<|END_THINKING|>"),
+        (
+            "<|END_OF_TURN_TOKEN|>",
+            "<BOS_TOKEN>",
+            "<EOS_TOKEN>",
+            "<PAD_TOKEN>",
+            "<|START_OF_TURN_TOKEN|>",
+            "<|SYSTEM_TOKEN|>",
+            "<|USER_TOKEN|>",
+            "<|CHATBOT_TOKEN|>",
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+        ),
     ),
     "slow": Family(
         _loop("<|im_start|>", "\\n", "<|im_end|>\\n") + _opening("<|im_start|>assistant\\n"),
-        ("<|im_end|>", "<|im_start|>", "<|endoftext|>"), kind="slow",
+        ("<|im_end|>", "<|im_start|>", "<|endoftext|>"),
+        kind="slow",
     ),
     # Nothing between the messages, and text of its own that a message could go on with.
     "glued": Family(
         "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '<|im_' + messages[-1]['content'] + 'start|>' }}"
         + _opening("<|im_end|>"),
-        ("<|im_end|>", "<|im_start|>", "<s>", "</s>"), ("<tool_call>",),
+        ("<|im_end|>", "<|im_start|>", "<s>", "</s>"),
+        ("<tool_call>",),
     ),
-}  # fmt: skip
+}
 
 
 def people_use() -> dict[str, Family]:

@@ -26,10 +26,21 @@ from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
 NO_REWARDS = [math.nan, math.inf, -math.inf, 10**400, 1e39, "1.0", None, np.array(1.0), [1.0], 1j, np.float32("inf")]
 NO_FLAGS = [math.nan, "no", "yes", "", 0.5, 2, [], {}, np.array([True])]
 NO_INFOS: list[Any] = [
-    None, [], "x", *({"success": flag} for flag in NO_FLAGS), *({"discard": flag} for flag in NO_FLAGS), {"system_prompt": 7},
-    {"stop_reason": "a/b"}, {"stop_reason": "x" * 1_000_000}, {"stop_reason": []}, {"subgoals": {"a": math.nan}},
-    {"subgoals": {1: 1}}, {"subgoals": dict.fromkeys(map(str, range(65)), 1)}, {"task_id": []}, {"privileged": "x"},
-]  # fmt: skip
+    None,
+    [],
+    "x",
+    *({"success": flag} for flag in NO_FLAGS),
+    *({"discard": flag} for flag in NO_FLAGS),
+    {"system_prompt": 7},
+    {"stop_reason": "a/b"},
+    {"stop_reason": "x" * 1_000_000},
+    {"stop_reason": []},
+    {"subgoals": {"a": math.nan}},
+    {"subgoals": {1: 1}},
+    {"subgoals": dict.fromkeys(map(str, range(65)), 1)},
+    {"task_id": []},
+    {"privileged": "x"},
+]
 NO_NUMBERS = [math.nan, math.inf, -math.inf, True, "1", [], {}, 10**400]
 NO_BOOLS = [math.nan, "no", 0, 1, None, []]
 

@@ -62,8 +62,13 @@ NAMES = (
     _env("a secret to an oracle of one's own", f"{NOT_SET} 'oracle'", "TwentyQuestions", oracle=ENDPOINT),
     _env("a secret to a customer of one's own", f"{NOT_SET} 'user'", "ServiceDesk", user=ENDPOINT),
     _env("a secret to an opponent of one's own", f"{NOT_SET} 'opponents'", "TextArena", num_players=2, opponents=ENDPOINT),
-    _env("a function as opponent", f"{NOT_SET} 'opponents'", "TextArena", num_players=2,
-         opponents={"kind": "function", "function": "os:system"}),
+    _env(
+        "a function as opponent",
+        f"{NOT_SET} 'opponents'",
+        "TextArena",
+        num_players=2,
+        opponents={"kind": "function", "function": "os:system"},
+    ),
     _env("arguments of a game", f"{NOT_SET} 'game_config'", "TextArena", game_config={"path": "/etc/passwd"}),
     _env("a game by a path", "'game': '../../etc/passwd' does not match", "TextArena", game="../../etc/passwd"),
     _env("a table from any file", f"{NOT_SET} 'table'", "TwentyQuestions", table="/etc/passwd"),
@@ -82,13 +87,18 @@ NAMES = (
     _reward("a verifier by a file", f"{NOT_SET} 'url'", "verifier_service", "1", url="file:///etc/passwd"),
     _reward("a verifier that nobody configured", "unknown key 'mine'", "verifier_service", "1", verifier="mine"),
     _reward("retries for ever", f"{NOT_SET} 'max_retries'", "verifier_service", "1", max_retries=10**9),
-    _reward("limits of the sandbox", f"{NOT_SET} 'limits'", "code-sandbox", {"inputs": ["1"], "outputs": ["1"]},
-            limits={"seconds": 10**9}),
+    _reward(
+        "limits of the sandbox",
+        f"{NOT_SET} 'limits'",
+        "code-sandbox",
+        {"inputs": ["1"], "outputs": ["1"]},
+        limits={"seconds": 10**9},
+    ),
     _reward("trust", f"{NOT_SET} 'trusted'", "rule-openai/gsm8k", "42", trusted=True),
     _reward("an environment as truth", "needs the environment's string", "agent_env", "GymnasiumText@{}"),
     _reward("a style by its module", "unknown key 'os:system'", "os:system", "1"),
     _reward("a style that is a list", "unknown key", ["code-sandbox"], "1"),
-)  # fmt: skip
+)
 
 SIZES = (
     _env("a house 100,000 locks deep", "'depth': 100000 is greater than the maximum of 4", "TextHouse", depth=DEEP),
@@ -106,18 +116,25 @@ SIZES = (
     HostileRow("a prefix of a megabyte", "unknown key 'xxx", {"env_str": "x" * 900_000 + "@{}"}),
     HostileRow("a string of an environment of two megabytes", "'env_str' has 2000000 characters", {"env_str": "x" * 2 * 10**6}),
     HostileRow("arguments 100,000 objects deep", "deeper than 64", {"env_str": "TwentyQuestions@" + '{"a":' * DEEP}),
-    HostileRow("arguments 65 lists deep", "deeper than 64",
-               {"env_str": 'TwentyQuestions@{"words": ' + "[" * 65 + "]" * 65 + "}"}),
-    HostileRow("an argument twice", "the key 'max_turns' stands there twice",
-               {"env_str": 'TwentyQuestions@{"max_turns": 6, "max_turns": 7}'}),
+    HostileRow(
+        "arguments 65 lists deep", "deeper than 64", {"env_str": 'TwentyQuestions@{"words": ' + "[" * 65 + "]" * 65 + "}"}
+    ),
+    HostileRow(
+        "an argument twice",
+        "the key 'max_turns' stands there twice",
+        {"env_str": 'TwentyQuestions@{"max_turns": 6, "max_turns": 7}'},
+    ),
     HostileRow("an argument that is NaN", "NaN is no number", {"env_str": 'TextHouse@{"bonus": NaN}'}),
-    HostileRow("a prompt of two megabytes", "'prompt' has 2000000 characters",
-               {**GOOD[TASKS], "prompt": "x" * 2 * 10**6}),
-    HostileRow("a message that is no text", "'content' must be a text",
-               {**GOOD[TASKS], "prompt": [{"role": "user", "content": {}}]}),
-    HostileRow("a style of a megabyte", "unknown key 'rule-xxx",
-               {"prompt": "x", "data_source": "x" * 10**6, "reward_model": {"style": "rule", "ground_truth": "1"}}),
-)  # fmt: skip
+    HostileRow("a prompt of two megabytes", "'prompt' has 2000000 characters", {**GOOD[TASKS], "prompt": "x" * 2 * 10**6}),
+    HostileRow(
+        "a message that is no text", "'content' must be a text", {**GOOD[TASKS], "prompt": [{"role": "user", "content": {}}]}
+    ),
+    HostileRow(
+        "a style of a megabyte",
+        "unknown key 'rule-xxx",
+        {"prompt": "x", "data_source": "x" * 10**6, "reward_model": {"style": "rule", "ground_truth": "1"}},
+    ),
+)
 
 LINES = (
     HostileRow("60 MB in one line", "longer than 8 MiB", b'{"prompt": "' + b"x" * (60 << 20) + b'"}'),
@@ -128,8 +145,11 @@ LINES = (
     HostileRow("objects 100,000 deep", "deeper than 64", b'{"a":' * DEEP + b"1" + b"}" * DEEP),
     HostileRow("lists 800 deep, which Python can read", "deeper than 64", b'{"a": ' + b"[" * 800 + b"]" * 800 + b"}"),
     HostileRow("a key twice", "the key 'prompt' stands there twice", b'{"prompt": "a", "prompt": "b"}'),
-    HostileRow("a key twice, further in", "the key 'style' stands there twice",
-               b'{"prompt": "a", "reward_model": {"style": "rule-openai/gsm8k", "style": "code-sandbox"}}'),
+    HostileRow(
+        "a key twice, further in",
+        "the key 'style' stands there twice",
+        b'{"prompt": "a", "reward_model": {"style": "rule-openai/gsm8k", "style": "code-sandbox"}}',
+    ),
     HostileRow("NaN", "NaN is no number", b'{"prompt": "a", "x": NaN}'),
     HostileRow("infinity", "-Infinity is no number", b'{"prompt": "a", "x": -Infinity}'),
     HostileRow("a number out of range", "the number 1e999999999 is out of range", b'{"prompt": "a", "x": 1e999999999}'),
@@ -144,7 +164,7 @@ LINES = (
     HostileRow("a list", "a row must be a JSON object, and it is a list", b"[]"),
     HostileRow("a number", "a row must be a JSON object, and it is a int", b"1"),
     HostileRow("code", "not valid JSON", b'__import__("os").system("true")'),
-)  # fmt: skip
+)
 
 TRUTHS = (
     _reward("a division by zero as truth", "ground_truth must be a number", "rule-openai/gsm8k", "1/0"),
@@ -155,42 +175,80 @@ TRUTHS = (
     _reward("100,000 brackets as truth", "an answer of 1 to 2000", "rule-lighteval/MATH", "(" * DEEP),
     _reward("a list as truth", "ground_truth must be a text or a number", "rule-lighteval/MATH", ["1"]),
     _reward("nothing as truth", "an answer of 1 to 2000", "rule-lighteval/MATH", " "),
-    _reward("yes as a setting that is a number", "'math_verify': 1 is not of type 'boolean'", "rule-lighteval/MATH", "1",
-            math_verify=1),
+    _reward(
+        "yes as a setting that is a number",
+        "'math_verify': 1 is not of type 'boolean'",
+        "rule-lighteval/MATH",
+        "1",
+        math_verify=1,
+    ),
     _reward("tests that are no tests", "tests must be", "code-sandbox", "[]"),
     _reward("tests 100,000 deep", "deeper than 64", "code-sandbox", "[" * DEEP),
     _reward("tests without an end", "not valid JSON", "code-sandbox", '{"inputs": ['),
     _reward("fewer answers than tests", "of the same length", "code-sandbox", {"inputs": ["1", "2"], "outputs": ["1"]}),
-    _reward("code as a function's name", "fn_name must be the name of a function", "code-sandbox",
-            {"fn_name": "f); import os; (f", "inputs": [[1]], "outputs": [1]}),
-    _reward("arguments that are no list", "each of inputs must be a list", "code-sandbox",
-            {"fn_name": "f", "inputs": [1], "outputs": [1]}),
-)  # fmt: skip
+    _reward(
+        "code as a function's name",
+        "fn_name must be the name of a function",
+        "code-sandbox",
+        {"fn_name": "f); import os; (f", "inputs": [[1]], "outputs": [1]},
+    ),
+    _reward(
+        "arguments that are no list",
+        "each of inputs must be a list",
+        "code-sandbox",
+        {"fn_name": "f", "inputs": [1], "outputs": [1]},
+    ),
+)
 
 OTHERS = (
     HostileRow("a level of a million digits", "level must be a number", {**GOOD[PROBLEMS], "level": "9" * 10**6}, PROBLEMS),
     HostileRow("an id that is a list", "'id' must be a number or a short text", {**GOOD[PROBLEMS], "id": [1]}, PROBLEMS),
-    HostileRow("an id of a megabyte", "'id' must be a number or a short text",
-               {**GOOD[PROBLEMS], "id": "../" * 10**5}, PROBLEMS),
-    HostileRow("an answer of a megabyte", "the answer has 900000 characters",
-               {"problem": "x", "answer": "#### " + "9" * 900_000}, PROBLEMS),
+    HostileRow(
+        "an id of a megabyte", "'id' must be a number or a short text", {**GOOD[PROBLEMS], "id": "../" * 10**5}, PROBLEMS
+    ),
+    HostileRow(
+        "an answer of a megabyte",
+        "the answer has 900000 characters",
+        {"problem": "x", "answer": "#### " + "9" * 900_000},
+        PROBLEMS,
+    ),
     HostileRow("a reward that is NaN", "NaN is no number", b'{"messages": [], "reward": NaN}', DIALOGUES),
     HostileRow("a reward of 400 digits", "a reward must be a finite number", {**GOOD[DIALOGUES], "reward": 10**400}, DIALOGUES),
     HostileRow("a reward that is yes", "a reward must be a finite number", {**GOOD[DIALOGUES], "reward": True}, DIALOGUES),
     HostileRow("a success that is a text", "'success' must be true or false", {**GOOD[DIALOGUES], "success": "no"}, DIALOGUES),
     HostileRow("a success that is a list", "'success' must be true or false", {**GOOD[DIALOGUES], "success": [1]}, DIALOGUES),
-    HostileRow("a role of one's own", "message 0 must have a role",
-               {"messages": [{"role": "critic", "content": "x"}], "reward": 1}, DIALOGUES),
-    HostileRow("a content that is an object", "message 0 must have a role",
-               {"messages": [{"role": "user", "content": {"text": "x"}}], "reward": 1}, DIALOGUES),
+    HostileRow(
+        "a role of one's own",
+        "message 0 must have a role",
+        {"messages": [{"role": "critic", "content": "x"}], "reward": 1},
+        DIALOGUES,
+    ),
+    HostileRow(
+        "a content that is an object",
+        "message 0 must have a role",
+        {"messages": [{"role": "user", "content": {"text": "x"}}], "reward": 1},
+        DIALOGUES,
+    ),
     HostileRow("messages in a text", "'messages' must be a list", {"messages": "hello", "reward": 1}, DIALOGUES),
-    HostileRow("a task that is an object", "'task_id' must be a number or a short text",
-               {**GOOD[DIALOGUES], "task_id": {"a": 1}}, DIALOGUES),
-    HostileRow("a task by a path of a megabyte", "'task_id' must be a number or a short text",
-               {**GOOD[DIALOGUES], "task_id": "../" * 10**5}, DIALOGUES),
-    HostileRow("a message of two megabytes", "message 0 has 2000000 characters",
-               {"messages": [{"role": "assistant", "content": "x" * 2 * 10**6}], "reward": 1}, DIALOGUES),
-)  # fmt: skip
+    HostileRow(
+        "a task that is an object",
+        "'task_id' must be a number or a short text",
+        {**GOOD[DIALOGUES], "task_id": {"a": 1}},
+        DIALOGUES,
+    ),
+    HostileRow(
+        "a task by a path of a megabyte",
+        "'task_id' must be a number or a short text",
+        {**GOOD[DIALOGUES], "task_id": "../" * 10**5},
+        DIALOGUES,
+    ),
+    HostileRow(
+        "a message of two megabytes",
+        "message 0 has 2000000 characters",
+        {"messages": [{"role": "assistant", "content": "x" * 2 * 10**6}], "reward": 1},
+        DIALOGUES,
+    ),
+)
 
 
 def _table(columns: dict[str, Any]) -> Callable[[Path], None]:
@@ -247,21 +305,30 @@ def _shared(path: Path, nested: bool) -> None:
 
 
 PARQUET = (
-    HostileRow("a text of 20 MB in a thousand rows of a small file", "more than 8 MiB a row",
-               write=lambda path: _shared(path, nested=False)),
+    HostileRow(
+        "a text of 20 MB in a thousand rows of a small file",
+        "more than 8 MiB a row",
+        write=lambda path: _shared(path, nested=False),
+    ),
     HostileRow("the same a thousand times in one row", "more than 8 MiB a row", write=lambda path: _shared(path, nested=True)),
     HostileRow("33 million values in one row", "has 33554432 values in a row group", write=_many),
     HostileRow("other columns", "row 1: no reward style", write=_table({"text": ["a"]})),
-    HostileRow("a prompt of numbers", "row 1: 'prompt' must be a text",
-               write=_table({"prompt": [1], "reward_model": [{"style": "rule-openai/gsm8k", "ground_truth": "1"}]})),
+    HostileRow(
+        "a prompt of numbers",
+        "row 1: 'prompt' must be a text",
+        write=_table({"prompt": [1], "reward_model": [{"style": "rule-openai/gsm8k", "ground_truth": "1"}]}),
+    ),
     HostileRow("a reward model that is a text", "row 1: reward_model must be a dict", write=_table({"reward_model": ["{}"]})),
-    HostileRow("an oracle", "row 1: 'TwentyQuestions@{\"oracle\"",
-               write=_table({"env_str": [f"TwentyQuestions@{json.dumps({'oracle': ENDPOINT})}"]})),
+    HostileRow(
+        "an oracle",
+        'row 1: \'TwentyQuestions@{"oracle"',
+        write=_table({"env_str": [f"TwentyQuestions@{json.dumps({'oracle': ENDPOINT})}"]}),
+    ),
     HostileRow("text that is no UTF-8", "not a parquet file that can be read", write=_invalid_text),
     HostileRow("no parquet", "not a parquet file", write=_noise),
     HostileRow("half a file", "not a parquet file", write=_cut),
     HostileRow("a file of 3 GiB", "3.0 GiB, and rows of at most 2 GiB", write=_sparse),
     HostileRow("an empty file", "not a parquet file", write=lambda path: path.touch()),
-)  # fmt: skip
+)
 
 ROWS = (*NAMES, *SIZES, *LINES, *TRUTHS, *OTHERS, *PARQUET)

@@ -190,8 +190,10 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         self.stopped.heed(sequences, np.concatenate(tables))
         self.notices.heed("stopped", self.stopped.notice)
         if self.stopped.too_many:
-            raise NotFiniteError(f"{self.stopped.in_a_row} updates in a row were stopped, the last because "
-                                 f"{self.stopped.last}. {self.way_back()}")  # fmt: skip
+            raise NotFiniteError(
+                f"{self.stopped.in_a_row} updates in a row were stopped, the last because "
+                f"{self.stopped.last}. {self.way_back()}"
+            )
         return last_losses(tables, count)
 
     def sync_weights(self) -> None:

@@ -318,18 +318,31 @@ class LanguageConfig(AlgorithmConfig):
         registry.is_known(self.env)  # imports and registers what "my_module:MyEnvironment" names
         self._check_ranges()
         super().validate()
-        self._check(self.input_ == "sampler" or self.learns_from_logs, "input_",
-                    "needs an algorithm with a replay buffer, such as NLAC")  # fmt: skip
+        self._check(
+            self.input_ == "sampler" or self.learns_from_logs, "input_", "needs an algorithm with a replay buffer, such as NLAC"
+        )
         if self.episodes_per_iteration is not None:
-            self._check(self.episodes_per_iteration % self.episodes_per_task == 0, "episodes_per_iteration",
-                        f"must be a multiple of episodes_per_task, {self.episodes_per_task}")  # fmt: skip
+            self._check(
+                self.episodes_per_iteration % self.episodes_per_task == 0,
+                "episodes_per_iteration",
+                f"must be a multiple of episodes_per_task, {self.episodes_per_task}",
+            )
         if self.evaluation_interval:
-            self._check(self.evaluation_duration_unit == "episodes" and self.evaluation_duration != "auto",
-                        "evaluation_duration", "must be a number of episodes (evaluation_duration_unit: episodes)")  # fmt: skip
-            self._check(self.evaluation_duration % self.evaluation_attempts == 0,
-                        "evaluation_attempts", f"must divide evaluation_duration, {self.evaluation_duration}")  # fmt: skip
-        self._check(not self.evaluate_refined or self.criticises_in_words, "evaluate_refined",
-                    "needs an algorithm with a critic in words, such as NLAC")  # fmt: skip
+            self._check(
+                self.evaluation_duration_unit == "episodes" and self.evaluation_duration != "auto",
+                "evaluation_duration",
+                "must be a number of episodes (evaluation_duration_unit: episodes)",
+            )
+            self._check(
+                self.evaluation_duration % self.evaluation_attempts == 0,
+                "evaluation_attempts",
+                f"must divide evaluation_duration, {self.evaluation_duration}",
+            )
+        self._check(
+            not self.evaluate_refined or self.criticises_in_words,
+            "evaluate_refined",
+            "needs an algorithm with a critic in words, such as NLAC",
+        )
         self._check_choice("action_format", "plain", "react")
         self._check_choice("learner_dtype", "float32", "bfloat16")
         kind = self.engine_config.get("engine", "vllm")
@@ -337,8 +350,11 @@ class LanguageConfig(AlgorithmConfig):
             raise ValueError(f"config.engine_config['engine']: {unknown_key(kind, ENGINES)}")
         self._check_keys("engine_config", {"engine", *(field.name for field in fields(ENGINES[kind].Settings))})
         gpus, parts = self.num_gpus_per_engine, self.engine_config.get("tensor_parallel_size", 1)
-        self._check(not gpus or parts <= max(gpus, 1), "num_gpus_per_engine",
-                    f"must be at least engine_config's tensor_parallel_size, {parts}")  # fmt: skip
+        self._check(
+            not gpus or parts <= max(gpus, 1),
+            "num_gpus_per_engine",
+            f"must be at least engine_config's tensor_parallel_size, {parts}",
+        )
         self.prompts_for(self.env if isinstance(self.env, str) else None)
         check_model_path(self.model_path)
         if Path(self.model_path).is_dir():  # a hub's name is left to the hub
@@ -522,11 +538,17 @@ class LanguageAlgorithmConfig(LanguageConfig):
         for part, key in (("zero_optimization", "compute_grad_norm"), ("bf16", "check_grad_overflow")):
             off = self.deepspeed_settings.get(part, {}).get(key) is False
             self._check(not off, "deepspeed_config", f"lets gradients pass that are not finite: leave out {part}.{key}")
-        self._check(self.minibatch_size <= self.train_batch_size_per_learner, "minibatch_size",
-                    f"must not exceed train_batch_size_per_learner, {self.train_batch_size_per_learner}")  # fmt: skip
-        self._check(self.num_env_runners == 0 or self.num_engines > 0, "num_engines",
-                    "must be at least 1 with remote EnvRunners (num_env_runners > 0): they cannot reach an engine inside "
-                    "another process")  # fmt: skip
+        self._check(
+            self.minibatch_size <= self.train_batch_size_per_learner,
+            "minibatch_size",
+            f"must not exceed train_batch_size_per_learner, {self.train_batch_size_per_learner}",
+        )
+        self._check(
+            self.num_env_runners == 0 or self.num_engines > 0,
+            "num_engines",
+            "must be at least 1 with remote EnvRunners (num_env_runners > 0): they cannot reach an engine inside "
+            "another process",
+        )
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class _TaskRounds(Rounds):
 
 def _play(
     runner: Any, engine: Engine | None, tasks: Sequence[int], attempts: int, refined: bool
-) -> tuple[list[SingleAgentEpisode], Any, int]:  # fmt: skip
+) -> tuple[list[SingleAgentEpisode], Any, int]:
     with runner.lent(engine) if engine is not None else nullcontext():
         return runner.sample_tasks(tasks, attempts, refined), runner.get_metrics(), 0
 

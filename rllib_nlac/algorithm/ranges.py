@@ -76,9 +76,11 @@ class Range:
         if self.low == self.high:
             return f"be {self.low:g}"
         if self.high == math.inf:
-            return "not be negative" if (self.low, self.above) == (0, False) else (
-                f"be above {self.low:g}" if self.above else f"be at least {self.low:g}"
-            )  # fmt: skip
+            return (
+                "not be negative"
+                if (self.low, self.above) == (0, False)
+                else (f"be above {self.low:g}" if self.above else f"be at least {self.low:g}")
+            )
         return (
             f"be above {self.low:g} and at most {self.high:g}" if self.above else f"be between {self.low:g} and {self.high:g}"
         )

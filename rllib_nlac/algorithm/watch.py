@@ -74,15 +74,18 @@ class Watched(Algorithm):
             )
         cut = f", {cut_off} of them cut off by {limit}" if cut_off else ""
         self.notices.heed(
-            role, f"{failed} of {asked} of {role} ({failed / asked:.0%}) do not parse{cut}. One of them: {shown(example)}. "
-            f"What to do: {advice}"
-        )  # fmt: skip
+            role,
+            f"{failed} of {asked} of {role} ({failed / asked:.0%}) do not parse{cut}. One of them: {shown(example)}. "
+            f"What to do: {advice}",
+        )
 
     def way_back(self) -> str:
         """Where a run that ends because of its numbers can go on, and with what."""
-        where = f"Go on from the last good checkpoint, {self.last_checkpoint}," if self.last_checkpoint else (
-            "No checkpoint was written or restored in this process: go on from one of an earlier run, or start anew,"
-        )  # fmt: skip
+        where = (
+            f"Go on from the last good checkpoint, {self.last_checkpoint},"
+            if self.last_checkpoint
+            else ("No checkpoint was written or restored in this process: go on from one of an earlier run, or start anew,")
+        )
         return f"{where} with a lower lr (now {self.config.lr}) or grad_clip (now {self.config.grad_clip})"
 
     @override(Algorithm)

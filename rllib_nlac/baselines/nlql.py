@@ -58,18 +58,25 @@ class BestOfStages(LanguageStages):
         answers = yield Ask([t.state for _, t in items], settings.action, Weights.POLICY)
         actions = [refine.read_action(answer, settings.action_format) for answer in answers]
         answers = yield Ask(
-            [critique.future_prompt(p, t.state, a[1]) if a else None
-             for (p, t), a in zip(items, actions, strict=True) for _ in range(k)],
-            settings.future, self.variant.future_weights,
-        )  # fmt: skip
+            [
+                critique.future_prompt(p, t.state, a[1]) if a else None
+                for (p, t), a in zip(items, actions, strict=True)
+                for _ in range(k)
+            ],
+            settings.future,
+            self.variant.future_weights,
+        )
         predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
         report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
         seen = self.variant.shown(predicted, self.rng)
         answers = yield Ask(
-            [critique.evaluate_prompt(p, t.state, a[1], d) if a else None
-             for (p, t), a, d in zip(items, actions, seen, strict=True)],
-            settings.critique, settings.judge_weights,
-        )  # fmt: skip
+            [
+                critique.evaluate_prompt(p, t.state, a[1], d) if a else None
+                for (p, t), a, d in zip(items, actions, seen, strict=True)
+            ],
+            settings.critique,
+            settings.judge_weights,
+        )
         critiques = [critique.read_critique(answer) for answer in answers]
         report.note("critique", answers, critiques)
         refinements = [
@@ -105,9 +112,11 @@ class NLQL(NLAC):
 
 
 def choose(
-    transition: Transition, actions: Sequence[Answer | None], futures: Sequence[tuple[Future, ...]],
+    transition: Transition,
+    actions: Sequence[Answer | None],
+    futures: Sequence[tuple[Future, ...]],
     critiques: Sequence[Critique | None],
-) -> Refinement:  # fmt: skip
+) -> Refinement:
     """The candidate of the highest value; nothing is learned where all are worth the same."""
     judged = [i for i, (a, c) in enumerate(zip(actions, critiques, strict=True)) if a is not None and c is not None]
     if not judged:

@@ -107,8 +107,10 @@ class RolloutCritic(LanguageAlgorithm):
                 functools.partial(_branch, engine=self.engine, part=part, prefixes=prefixes[part :: len(ids)], count=count)
                 for part in range(len(ids))
             ],
-            remote_worker_ids=ids, local_env_runner=False, timeout_seconds=self.config.sample_timeout_s,
-        )  # fmt: skip
+            remote_worker_ids=ids,
+            local_env_runner=False,
+            timeout_seconds=self.config.sample_timeout_s,
+        )
         for part, played, _, state in answers:
             if isinstance(played, Failure):
                 raise played.raised(f"EnvRunner {ids[part]}")
@@ -133,10 +135,15 @@ class RolloutCritic(LanguageAlgorithm):
             weight = 1.0 / len(critic)
             sequences.append(
                 TrainingSequence(
-                    self.stages.predict_ids(target.transition), answer.token_ids, CRITIC, 0, 0, weight,
+                    self.stages.predict_ids(target.transition),
+                    answer.token_ids,
+                    CRITIC,
+                    0,
+                    0,
+                    weight,
                     origin=f"turn {target.transition.id} of a rollout",
                 )
-            )  # fmt: skip
+            )
         for refinement, answer in policy:
             ids, weight = refinement.transition.generation.prompt_ids, config.policy_loss_coeff / len(policy)
             origin = f"turn {refinement.transition.id} of a judged episode"
@@ -146,7 +153,7 @@ class RolloutCritic(LanguageAlgorithm):
 
 def _branch(
     runner: TextEnvRunner, engine: Engine, part: int, prefixes: list[tuple[SingleAgentEpisode, int]], count: int
-) -> tuple[int, Any, Any, dict[str, Any]]:  # fmt: skip
+) -> tuple[int, Any, Any, dict[str, Any]]:
     try:
         with runner.lent(engine):
             return part, runner.branch(prefixes, count), runner.get_metrics(), runner.get_state()

@@ -62,9 +62,12 @@ class StockConfig(LanguageConfig):
     def _text_to_tokens(self, *spaces: Any) -> TextToTokens:
         chat = self.make_chat()
         return TextToTokens(
-            *spaces, chat=chat, max_prompt_tokens=chat.max_context, max_action_tokens=self.manners.max_action_tokens,
+            *spaces,
+            chat=chat,
+            max_prompt_tokens=chat.max_context,
+            max_action_tokens=self.manners.max_action_tokens,
             history_turns=self.history_turns,
-        )  # fmt: skip
+        )
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
@@ -73,8 +76,11 @@ class StockConfig(LanguageConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        self._check(self.num_engines == 0, "num_engines",
-                    "must be 0: under RLlib's own algorithms each EnvRunner has its engine; raise num_env_runners")  # fmt: skip
+        self._check(
+            self.num_engines == 0,
+            "num_engines",
+            "must be 0: under RLlib's own algorithms each EnvRunner has its engine; raise num_env_runners",
+        )
 
 
 class TextPPOConfig(StockConfig, PPOConfig):

@@ -181,7 +181,7 @@ class TextToTokens(ConnectorV2):
 
     def __init__(
         self, *args: Any, chat: Chat, max_prompt_tokens: int, max_action_tokens: int, history_turns: int | None, **kwargs: Any
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._chat, self._history_turns = chat, history_turns
         self._widths = (max_prompt_tokens, max_action_tokens)

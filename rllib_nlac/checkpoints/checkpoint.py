@@ -34,9 +34,15 @@ from rllib_nlac.checkpoints.scratch import LOCK, ScratchFolder, dead, leftovers
 from rllib_nlac.engine.chat import Chat
 
 __all__ = [
-    "FORMAT", "MANIFEST", "CheckpointError", "DamagedCheckpoint", "UnfinishedCheckpoint", "VerifiedFolder", "render",
+    "FORMAT",
+    "MANIFEST",
+    "CheckpointError",
+    "DamagedCheckpoint",
+    "UnfinishedCheckpoint",
+    "VerifiedFolder",
+    "render",
     "write_manifest",
-]  # fmt: skip
+]
 
 MODULE_STATE = "learner_group/learner/rl_module/default_policy/module_state.pkl"
 CONSTRUCTOR = "class_and_ctor_args.pkl"

@@ -18,9 +18,20 @@ TUNES_LOGGERS = ("ray.tune.execution.experiment_state", "ray.tune.execution.tune
 LAST_COPY_FAILED = "Last sync command failed"
 ADVICE = "Make room or mend the folder, and go on with --resume; or give another --storage-path"
 STORAGE_ERRORS = {
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO, errno.ENOTDIR, errno.EISDIR,
-    errno.EEXIST, errno.ENOENT, errno.ESTALE, errno.ENAMETOOLONG,
-}  # fmt: skip
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOENT,
+    errno.ESTALE,
+    errno.ENAMETOOLONG,
+}
 
 
 class StorageError(RuntimeError):

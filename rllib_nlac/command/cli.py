@@ -148,9 +148,16 @@ def export(
 
 
 def _train(
-    experiments: list[Any], stop: str | None, storage_path: str | None, resume: bool, restore: Path | None,
-    num_samples: int | None, dry_run: bool, verbose: bool, waiting: Waiting,
-) -> None:  # fmt: skip
+    experiments: list[Any],
+    stop: str | None,
+    storage_path: str | None,
+    resume: bool,
+    restore: Path | None,
+    num_samples: int | None,
+    dry_run: bool,
+    verbose: bool,
+    waiting: Waiting,
+) -> None:
     from rllib_nlac.command.experiment import describe, tune_arguments
     from rllib_nlac.command.interrupts import EXIT_CODE, Interrupts
     from rllib_nlac.command.resume import how_to_go_on
@@ -198,9 +205,7 @@ def _waiting(dry_run: bool, verbose: bool) -> Iterator[Waiting]:
         yield waiting
 
 
-def _run(
-    experiment: Any, resume: bool, restore: Path | None, verbose: bool, interrupts: Any, waiting: Waiting
-) -> bool:  # fmt: skip
+def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, interrupts: Any, waiting: Waiting) -> bool:
     """Runs one experiment through Tune; returns whether every trial ended well."""
     import ray
     from ray import tune
@@ -236,12 +241,16 @@ def _run(
         check_resources(experiment, ray.cluster_resources())
         with watched(folder):
             analysis = tune.run(
-                trainable_of(experiment), name=experiment.name,
+                trainable_of(experiment),
+                name=experiment.name,
                 # What the algorithm itself writes, such as one transition an iteration, follows the results.
                 sync_config=tune.SyncConfig(sync_artifacts=True),
-                verbose=0, raise_on_failed_trial=False, resume="AUTO+ERRORED" if resume else None,
-                restore=str(restore.absolute()) if restore else None, **options,
-            )  # fmt: skip
+                verbose=0,
+                raise_on_failed_trial=False,
+                resume="AUTO+ERRORED" if resume else None,
+                restore=str(restore.absolute()) if restore else None,
+                **options,
+            )
             errors = {trial: _error_of(trial) for trial in analysis.trials if trial.status != "TERMINATED"}
     except tune.TuneError:
         if metrics.problem is None:

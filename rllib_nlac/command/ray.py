@@ -19,9 +19,12 @@ def start_ray(verbose: bool) -> None:
         ours.addHandler(VisibleHandler(terminal))
     logging.getLogger(AUTHENTICATION).addFilter(_is_news)
     ray.init(
-        include_dashboard=False, log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR,
-        ignore_reinit_error=True, configure_logging=verbose,
-    )  # fmt: skip
+        include_dashboard=False,
+        log_to_driver=verbose,
+        logging_level=logging.INFO if verbose else logging.ERROR,
+        ignore_reinit_error=True,
+        configure_logging=verbose,
+    )
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -79,7 +79,9 @@ def how_to_go_on(experiment: Experiment) -> list[str]:
     if "://" not in storage and not any(folder.glob("experiment_state-*.json")):
         return ["Interrupted before anything was begun: there is nothing to go on with."]
     has_whole = any(last_whole(trial) for trial in folder.glob("*/"))
-    since = "from the last checkpoint of each trial" if has_whole or "://" in storage else (
-        "from the beginning, as no checkpoint was written yet (checkpoint_config: {checkpoint_frequency: 1})"
-    )  # fmt: skip
+    since = (
+        "from the last checkpoint of each trial"
+        if has_whole or "://" in storage
+        else ("from the beginning, as no checkpoint was written yet (checkpoint_config: {checkpoint_frequency: 1})")
+    )
     return [f"Interrupted. Go on by: {command_to_resume()}", f"                       {since}; all is in {folder}"]

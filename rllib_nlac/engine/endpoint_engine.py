@@ -73,9 +73,13 @@ class EndpointEngine:
     def _ask(self, request: Request) -> Generation:
         try:
             answer = self._endpoint.ask(
-                [message._asdict() for message in request.messages], may_be_empty=True, max_tokens=request.max_tokens,
-                temperature=request.temperature, top_p=request.top_p, seed=request.seed,
-            )  # fmt: skip
+                [message._asdict() for message in request.messages],
+                may_be_empty=True,
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                seed=request.seed,
+            )
         except EndpointError as error:
             raise EngineError(str(error)) from None
         ids = self._chat.encode(readable(answer.text)[0])

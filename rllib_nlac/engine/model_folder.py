@@ -16,9 +16,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 # A tokenizer has one of these; without any Transformers makes up one that knows next to nothing.
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "*.tiktoken",
+    "tekken.json",
+    "spiece.model",
     "sentencepiece.bpe.model",
-)  # fmt: skip
+)
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "embeddings.weight")
 INDEX = "model.safetensors.index.json"
 

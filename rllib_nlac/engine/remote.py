@@ -57,9 +57,7 @@ class EngineActor:
         """
         return self._hand_over("generate", (list(requests), weights, number))
 
-    def set_weights(
-        self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]
-    ) -> tuple[int, int]:  # fmt: skip
+    def set_weights(self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]) -> tuple[int, int]:
         """Takes weights, unless it has these or newer ones; returns their checksum and the process id."""
         return self._hand_over("set_weights", (weights, version, number, state)), os.getpid()
 
@@ -143,9 +141,12 @@ class RemoteEngines:
     MAX_REFUSALS = 10  # in a row; an engine that is lost again and again is not lost by accident
 
     def __init__(
-        self, actors: Sequence[Any], timeout_s: float, announced: Mapping[Weights, Announced] | None = None,
+        self,
+        actors: Sequence[Any],
+        timeout_s: float,
+        announced: Mapping[Weights, Announced] | None = None,
         pids: Mapping[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._actors = list(actors)
         self._timeout_s = timeout_s
         self._announced = dict(announced or {})

@@ -52,9 +52,14 @@ class MathReasoning(TextEnv[Problem]):
     }
 
     def __init__(
-        self, level: int | Sequence[int] | None = None, files: str | Sequence[str] | None = None,
-        held_out: str | Sequence[str] | None = None, grader: str = "exact", split: str = "train", max_turns: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        level: int | Sequence[int] | None = None,
+        files: str | Sequence[str] | None = None,
+        held_out: str | Sequence[str] | None = None,
+        grader: str = "exact",
+        split: str = "train",
+        max_turns: int = 1,
+    ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         if grader not in GRADERS:
             raise ValueError(f"grader is {grader!r}; MathReasoning knows {', '.join(map(repr, GRADERS))}")

@@ -79,11 +79,18 @@ class TaskSet(TextEnv[TaskRow]):
     """
 
     def __init__(
-        self, train_files: str | Sequence[str] = (), val_files: str | Sequence[str] = (), prompt_key: str = "prompt",
-        env_key: str = "env_str", reward_style: str | None = None, reward_config: Mapping[str, Any] | None = None,
-        environments: Mapping[str, Mapping[str, Any]] | None = None, trusted: bool = False, max_turns: int = 30,
+        self,
+        train_files: str | Sequence[str] = (),
+        val_files: str | Sequence[str] = (),
+        prompt_key: str = "prompt",
+        env_key: str = "env_str",
+        reward_style: str | None = None,
+        reward_config: Mapping[str, Any] | None = None,
+        environments: Mapping[str, Mapping[str, Any]] | None = None,
+        trusted: bool = False,
+        max_turns: int = 30,
         split: str = "train",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         if split not in ("train", "eval"):
             raise ValueError(f"split is {split!r}; TaskSet knows 'train' and 'eval'")

@@ -22,22 +22,55 @@ MATERIALS = ("oak", "iron", "stone", "brass")
 TREASURES = ("crown", "map", "pearl", "book")
 # How the house speaks: in sentences, or in as few words as a very small model can get right.
 FULL = {
-    "goal": "Find the {}.", "room": "You are in the {}. Here: {}.", "chest": "the {} chest", "key": "the {} key",
+    "goal": "Find the {}.",
+    "room": "You are in the {}. Here: {}.",
+    "chest": "the {} chest",
+    "key": "the {} key",
     "opened": "the open {} chest",
-    "thing": "the {}", "nothing": "nothing", "taken": "You have the {} key now.", "held": "You have the {} key already.",
-    "no key": "There is no {} key here.", "not held": "You do not have the {} key.", "no chest": "There is no {} chest here.",
-    "open": "The {} chest is open already.", "locked": "The {} key does not fit the {} chest.",
-    "opens": "The {} chest opens. You take {}.", "one": "One chest and one key at a time.", "what": "That is no command.",
-    "memory": "{} Keys: {}. Opened: {}. Failed here: {}.", "try": "{} on {}", "none": "none",
-    "go": "go to the {}", "take": "take the {} key", "use": "open the {1} chest with the {0} key",
-}  # fmt: skip
+    "thing": "the {}",
+    "nothing": "nothing",
+    "taken": "You have the {} key now.",
+    "held": "You have the {} key already.",
+    "no key": "There is no {} key here.",
+    "not held": "You do not have the {} key.",
+    "no chest": "There is no {} chest here.",
+    "open": "The {} chest is open already.",
+    "locked": "The {} key does not fit the {} chest.",
+    "opens": "The {} chest opens. You take {}.",
+    "one": "One chest and one key at a time.",
+    "what": "That is no command.",
+    "memory": "{} Keys: {}. Opened: {}. Failed here: {}.",
+    "try": "{} on {}",
+    "none": "none",
+    "go": "go to the {}",
+    "take": "take the {} key",
+    "use": "open the {1} chest with the {0} key",
+}
 BRIEF = {
-    "goal": "Find {}.", "room": "{}: {}.", "chest": "{} chest", "key": "{} key", "thing": "{}", "nothing": "nothing",
-    "opened": "open {} chest", "taken": "{} taken.", "held": "held.", "no key": "no key.", "not held": "no key.",
-    "no chest": "no chest.", "open": "open.", "locked": "locked.", "opens": "{} opens: {}.", "one": "what.", "what": "what.",
-    "memory": "{} keys {}. open {}. tried {}.", "try": "{} {}", "none": "none",
-    "go": "go {}", "take": "take {}", "use": "try {} {}",
-}  # fmt: skip
+    "goal": "Find {}.",
+    "room": "{}: {}.",
+    "chest": "{} chest",
+    "key": "{} key",
+    "thing": "{}",
+    "nothing": "nothing",
+    "opened": "open {} chest",
+    "taken": "{} taken.",
+    "held": "held.",
+    "no key": "no key.",
+    "not held": "no key.",
+    "no chest": "no chest.",
+    "open": "open.",
+    "locked": "locked.",
+    "opens": "{} opens: {}.",
+    "one": "what.",
+    "what": "what.",
+    "memory": "{} keys {}. open {}. tried {}.",
+    "try": "{} {}",
+    "none": "none",
+    "go": "go {}",
+    "take": "take {}",
+    "use": "try {} {}",
+}
 
 
 @dataclass(frozen=True)
@@ -142,9 +175,16 @@ class TextHouse(TextEnv[HouseTask]):
     }
 
     def __init__(
-        self, depth: int = 2, house: int | None = None, vary_goal: bool = False, memory: bool = False, brief: bool = False,
-        bonus: float = 0.0, max_turns: int = 30, split: str = "train",
-    ) -> None:  # fmt: skip
+        self,
+        depth: int = 2,
+        house: int | None = None,
+        vary_goal: bool = False,
+        memory: bool = False,
+        brief: bool = False,
+        bonus: float = 0.0,
+        max_turns: int = 30,
+        split: str = "train",
+    ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         if not 1 <= depth <= len(MATERIALS):
             raise ValueError(f"depth is {depth}, and a house has 1 to {len(MATERIALS)} locks")

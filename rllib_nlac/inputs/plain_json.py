@@ -17,9 +17,7 @@ def loads(text: str) -> Any:
         ValueError: It is not JSON, too deep, has a number that is not finite or too long, or the same key twice in an object.
     """
     try:
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int
-        )  # fmt: skip
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:

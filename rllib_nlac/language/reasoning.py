@@ -63,9 +63,12 @@ def target_thought(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> Tho
 
 
 def action_thought(
-    prompts: PromptSet, state: Sequence[Message], answer: tuple[Generation, str] | None, critiques: Sequence[Critique],
+    prompts: PromptSet,
+    state: Sequence[Message],
+    answer: tuple[Generation, str] | None,
+    critiques: Sequence[Critique],
     chat: Chat,
-) -> Thought | None:  # fmt: skip
+) -> Thought | None:
     """The reasoning of a refined action; None where there is none or a ReAct thought is clean.
 
     It saw the critique of its round, and with the turn that was refined perhaps what that had quoted of a former one.

@@ -65,8 +65,9 @@ def backup_stage(
         steps = [chains[i][-1 - depth] for i in due]
         answers = yield Ask(
             [backup.target_prompt(prompts[i], step, later[i]) for i, step in zip(due, steps, strict=True)],
-            settings.backup, settings.backup_weights,
-        )  # fmt: skip
+            settings.backup,
+            settings.backup_weights,
+        )
         for i, step, answer in zip(due, steps, answers, strict=True):
             targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i])
             later[i] = targets[i].future
@@ -105,16 +106,21 @@ def _continuation(
     actions = [answer[1] if answer else None for answer in answers]
     answers = yield Ask(
         [backup.next_future_prompt(p, t, a) for (p, t), a in zip(states, actions, strict=True)],
-        settings.future, variant.next_future_weights,
-    )  # fmt: skip
+        settings.future,
+        variant.next_future_weights,
+    )
     futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
     report.note("future", answers, futures)
     if count == 1:
         return actions, futures
     verdicts = yield from _critiques(
-        [p for p, _ in states], [t.next_state for _, t in states], actions, [(d,) if d else () for d in futures],
-        settings, report,
-    )  # fmt: skip
+        [p for p, _ in states],
+        [t.next_state for _, t in states],
+        actions,
+        [(d,) if d else () for d in futures],
+        settings,
+        report,
+    )
     chosen = []
     for start in range(0, len(states), count):
         known = [i for i in range(start, start + count) if futures[i]] or [start]
@@ -123,15 +129,22 @@ def _continuation(
 
 
 def _critiques(
-    prompts: Sequence[PromptSet], states: Sequence[tuple[Message, ...]], actions: Sequence[str | None],
-    futures: Sequence[Sequence[Future]], settings: StageSettings, report: StageReport,
-) -> Stage[list[Critique | None]]:  # fmt: skip
+    prompts: Sequence[PromptSet],
+    states: Sequence[tuple[Message, ...]],
+    actions: Sequence[str | None],
+    futures: Sequence[Sequence[Future]],
+    settings: StageSettings,
+    report: StageReport,
+) -> Stage[list[Critique | None]]:
     """What the evaluator says of each action, given its futures; None where there is no action or no future."""
     answers = yield Ask(
-        [critique.evaluate_prompt(p, s, a, d) if a is not None else None
-         for p, s, a, d in zip(prompts, states, actions, futures, strict=True)],
-        settings.critique, settings.judge_weights,
-    )  # fmt: skip
+        [
+            critique.evaluate_prompt(p, s, a, d) if a is not None else None
+            for p, s, a, d in zip(prompts, states, actions, futures, strict=True)
+        ],
+        settings.critique,
+        settings.judge_weights,
+    )
     critiques = [critique.read_critique(answer) for answer in answers]
     report.note("critique", answers, critiques)
     return critiques

@@ -90,7 +90,8 @@ def _steps(sequences: Sequence[TrainingSequence], table: np.ndarray) -> Iterator
             f"{s.origin} ({'critic' if s.role == CRITIC else 'policy'})": broken.get((s.item, s.role), 0.0) for s in members
         }
         yield StoppedStep(
-            int(minibatch), norm,
+            int(minibatch),
+            norm,
             tuple(f"{name}, loss {loss}" for name, loss in named.items() if not math.isfinite(loss)),
             tuple(name for name, loss in named.items() if math.isfinite(loss)),
-        )  # fmt: skip
+        )

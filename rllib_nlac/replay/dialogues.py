@@ -109,11 +109,16 @@ def parse_dialogue(row: Row) -> Dialogue:
         raise ValueError(f"{row.place}: an episode is either terminated or truncated, and this one is both")
     task = id_field(row, "task_id")
     return Dialogue(
-        system, tuple(observations), tuple(actions), _rewards(row, fields, len(actions)), terminated or not truncated,
+        system,
+        tuple(observations),
+        tuple(actions),
+        _rewards(row, fields, len(actions)),
+        terminated or not truncated,
         truncated,
-        None if flags["success"] is None else bool(flags["success"]), None if task is None else readable(task)[0],
+        None if flags["success"] is None else bool(flags["success"]),
+        None if task is None else readable(task)[0],
         num_replaced,
-    )  # fmt: skip
+    )
 
 
 def _rewards(row: Row, fields: Mapping[str, Any], count: int) -> tuple[float, ...]:
@@ -163,11 +168,14 @@ def to_episode(
         last = t == len(dialogue.actions) - 1
         # The last observation is in no prompt of these; what no prompt could hold of it would only fill the buffer.
         episode.add_env_step(
-            observation[: chat.max_characters], action, dialogue.rewards[t],
+            observation[: chat.max_characters],
+            action,
+            dialogue.rewards[t],
             {**info, "success": dialogue.success} if last else info,
-            terminated=last and dialogue.terminated, truncated=last and dialogue.truncated,
+            terminated=last and dialogue.terminated,
+            truncated=last and dialogue.truncated,
             extra_model_outputs=step_outputs(generation, messages),
-        )  # fmt: skip
+        )
         messages = dialogue_after(messages, action, observation, history_turns)
     return episode
 
@@ -218,9 +226,14 @@ class DialogueData(OfflineData):
             self.num_replaced += dialogue.num_replaced
             try:
                 episode = to_episode(
-                    dialogue, f"{INPUT}-{number:010d}", chat, prompts, self.config.action_format,
-                    self.config.max_action_tokens, self.config.history_turns,
-                )  # fmt: skip
+                    dialogue,
+                    f"{INPUT}-{number:010d}",
+                    chat,
+                    prompts,
+                    self.config.action_format,
+                    self.config.max_action_tokens,
+                    self.config.history_turns,
+                )
                 episodes.append(episode)
             except PromptTooLong as error:
                 self.num_too_long += 1
@@ -230,8 +243,10 @@ class DialogueData(OfflineData):
         if self.num_too_long or self.num_replaced:
             logger.warning(
                 "config.input_: %d dialogues exceed the context and are left out; %d characters that no tokenizer reads were "
-                "replaced", self.num_too_long, self.num_replaced,
-            )  # fmt: skip
+                "replaced",
+                self.num_too_long,
+                self.num_replaced,
+            )
         return episodes
 
 

@@ -75,9 +75,13 @@ class MathVerify:
         kept = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         # Unbuffered, so that what has not been read can be waited for.
         self._process = worker = subprocess.Popen(
-            [sys.executable, "-P", __file__, sandbox_child.__file__], bufsize=0, env={"LANG": "C.UTF-8", **kept},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-P", __file__, sandbox_child.__file__],
+            bufsize=0,
+            env={"LANG": "C.UTF-8", **kept},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         atexit.register(self.stop)
         if self._line(time.monotonic() + START_TIMEOUT_S) != "ready":
             self.stop()

@@ -88,18 +88,29 @@ def run_python(
         (base / "program.py").write_text(program, encoding="utf-8", errors="replace")
         (base / "stdin").write_text(stdin, encoding="utf-8", errors="replace")
         settings = {
-            "program": str(base / "program.py"), "call": call, "folder": str(folder), "state": str(state),
-            "parent": os.getpid(), "memory_bytes": limits.memory_mb << 20, "cpu_s": int(limits.seconds) + 1,
+            "program": str(base / "program.py"),
+            "call": call,
+            "folder": str(folder),
+            "state": str(state),
+            "parent": os.getpid(),
+            "memory_bytes": limits.memory_mb << 20,
+            "cpu_s": int(limits.seconds) + 1,
             "file_bytes": limits.file_mb << 20,
-        }  # fmt: skip
+        }
         (base / "settings.json").write_text(json.dumps(settings))
         command = [sys.executable, "-I", "-S", sandbox_child.__file__, str(base / "settings.json")]
         # Into files, whose size is limited: a pipe would let a program fill the memory of whoever reads it.
         with (base / "stdin").open() as given, (base / "out").open("wb") as out, (base / "err").open("wb") as err:
             process = subprocess.Popen(
-                command, stdin=given, stdout=out, stderr=err, cwd=folder, start_new_session=True, close_fds=True,
+                command,
+                stdin=given,
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                start_new_session=True,
+                close_fds=True,
                 env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
-            )  # fmt: skip
+            )
             try:
                 passed_limit = _watch(process, folder, state, limits)
             finally:

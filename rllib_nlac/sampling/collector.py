@@ -125,9 +125,7 @@ class Rounds:
         timeout_key: The configuration's name for it.
     """
 
-    def __init__(
-        self, group: EnvRunnerGroup, restore: Callable[[], Any], timeout_s: float | None, timeout_key: str
-    ) -> None:  # fmt: skip
+    def __init__(self, group: EnvRunnerGroup, restore: Callable[[], Any], timeout_s: float | None, timeout_key: str) -> None:
         self._group = group
         self._restore = restore
         self._timeout_s = timeout_s
@@ -241,9 +239,14 @@ class Collector(Rounds):
     """
 
     def __init__(
-        self, group: EnvRunnerGroup, engine: Engine, restore: Callable[[], Any], shares: list[int | None],
-        max_staleness: int, timeout_s: float | None,
-    ) -> None:  # fmt: skip
+        self,
+        group: EnvRunnerGroup,
+        engine: Engine,
+        restore: Callable[[], Any],
+        shares: list[int | None],
+        max_staleness: int,
+        timeout_s: float | None,
+    ) -> None:
         super().__init__(group, restore, timeout_s, "sample_timeout_s")
         self._engine = engine
         self._shares = shares

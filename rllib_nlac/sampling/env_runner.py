@@ -121,9 +121,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _call_back(self, which: str, **arguments: Any) -> None:
         """One of RLlib's callbacks, where the user has given any."""
         make_callback(
-            which, self._callbacks, getattr(self.config, f"callbacks_{which}"),
+            which,
+            self._callbacks,
+            getattr(self.config, f"callbacks_{which}"),
             kwargs={"env_runner": self, "metrics_logger": self.metrics, **arguments},
-        )  # fmt: skip
+        )
 
     @override(EnvRunner)
     def sample(
@@ -208,9 +210,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return [[e for e in found[i : i + count] if e is not None] for i in range(0, len(found), count)]
 
     def _play(
-        self, next_start: Callable[[], Start], num_episodes: int | None, num_timesteps: int, are_branches: bool = False,
-        replace_lost: bool = True, refined: bool = False,
-    ) -> list[SingleAgentEpisode]:  # fmt: skip
+        self,
+        next_start: Callable[[], Start],
+        num_episodes: int | None,
+        num_timesteps: int,
+        are_branches: bool = False,
+        replace_lost: bool = True,
+        refined: bool = False,
+    ) -> list[SingleAgentEpisode]:
         if self.engine is None:
             raise RuntimeError("this EnvRunner has no engine yet: call attach(engine) before sample()")
         self.player.speaker = self._refining(self.engine) if refined else self.engine

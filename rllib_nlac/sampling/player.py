@@ -177,9 +177,14 @@ class TextPlayer:
         if self._config.truncation_ends:
             terminated, truncated = terminated or truncated, False
         slot.episode.add_env_step(
-            observation, turn, outcome.reward, info, terminated=terminated, truncated=truncated,
+            observation,
+            turn,
+            outcome.reward,
+            info,
+            terminated=terminated,
+            truncated=truncated,
             extra_model_outputs=step_outputs(generation, state),
-        )  # fmt: skip
+        )
         self._tell("on_episode_step", slot)
         if terminated or truncated:
             self._discarded_in_a_row = 0

@@ -52,11 +52,20 @@ class RefiningPolicy:
         turns = self._engine.generate(requests)
         transitions = [
             Transition(
-                id=ticket, env=self._env, state=request.messages, action=self._chat.decode(turn.token_ids), generation=turn,
-                observation="", reward=0.0, terminated=False, truncated=False, episode_success=False, returns_to_go=0.0,
+                id=ticket,
+                env=self._env,
+                state=request.messages,
+                action=self._chat.decode(turn.token_ids),
+                generation=turn,
+                observation="",
+                reward=0.0,
+                terminated=False,
+                truncated=False,
+                episode_success=False,
+                returns_to_go=0.0,
             )
             for ticket, request, turn in zip(tickets, requests, turns, strict=True)
-        ]  # fmt: skip
+        ]
         # Seeded by the turns' own seeds, so that a task is answered alike whoever plays it, beside whatever others.
         seeds = [request.seed or 0 for request in requests]
         improvement = self._stages.improvement(transitions, report := StageReport())

@@ -46,9 +46,15 @@ class Rollout:
     """
 
     def __init__(
-        self, player: Player, slots: Sequence[Slot], next_start: Callable[[], Start], num_episodes: int | None,
-        num_timesteps: int, replace_lost: bool, threads: EnvThreads | None,
-    ) -> None:  # fmt: skip
+        self,
+        player: Player,
+        slots: Sequence[Slot],
+        next_start: Callable[[], Start],
+        num_episodes: int | None,
+        num_timesteps: int,
+        replace_lost: bool,
+        threads: EnvThreads | None,
+    ) -> None:
         self._player, self._slots, self._next_start = player, slots, next_start
         self._num_episodes, self._num_timesteps, self._replace_lost = num_episodes, num_timesteps, replace_lost
         self._threads = threads

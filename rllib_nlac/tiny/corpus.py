@@ -126,11 +126,18 @@ class Corpus(abc.ABC, Generic[State, Move, Played]):
 
     def transition(self, state: State, move: Move | None, played: Played) -> Transition:
         return Transition(
-            id=0, env=self.ENV, state=self.messages(state), action=self.say(move),
-            generation=NOT_GENERATED, observation=played.reply, reward=float(played.won),
-            terminated=played.won, truncated=played.ended and not played.won, episode_success=played.won,
+            id=0,
+            env=self.ENV,
+            state=self.messages(state),
+            action=self.say(move),
+            generation=NOT_GENERATED,
+            observation=played.reply,
+            reward=float(played.won),
+            terminated=played.won,
+            truncated=played.ended and not played.won,
+            episode_success=played.won,
             returns_to_go=float(played.won),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def fix_of(critique: str) -> str:

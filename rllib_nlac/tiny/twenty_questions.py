@@ -52,9 +52,7 @@ class TwentyQuestionsCorpus(Corpus[State, Move, Played]):
     ROLES = {"policy": 0.05, "predict": 0.13, "backup": 0.26, "evaluate": 0.40, "refine": 0.05, "fact": 0.02, "left": 0.09}
     ENV = "TwentyQuestions"
 
-    def __init__(
-        self, env: TwentyQuestions, prompts: PromptSet, seed: int, advice: str = "strong", sense: float = 0.0
-    ) -> None:  # fmt: skip
+    def __init__(self, env: TwentyQuestions, prompts: PromptSet, seed: int, advice: str = "strong", sense: float = 0.0) -> None:
         super().__init__(prompts, seed)
         self.env, self.advice, self.sense = env, advice, sense
         self.table: ObjectTable = env.table

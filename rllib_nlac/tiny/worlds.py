@@ -57,18 +57,32 @@ class World:
 
 
 TWENTY_QUESTIONS = World(
-    "twenty_questions", "TwentyQuestions", {"num_objects": 16, "num_attributes": 8, "max_turns": 6}, None,
-    TwentyQuestions, TwentyQuestionsCorpus, HERE / "model",
-)  # fmt: skip
+    "twenty_questions",
+    "TwentyQuestions",
+    {"num_objects": 16, "num_attributes": 8, "max_turns": 6},
+    None,
+    TwentyQuestions,
+    TwentyQuestionsCorpus,
+    HERE / "model",
+)
 TEXT_HOUSE = World(
-    "text_house", "TextHouse", {"depth": 2, "brief": True, "memory": True, "max_turns": 30}, 1,
-    TextHouse, TextHouseCorpus, HERE / "house_model", advice_is_random=True,
-)  # fmt: skip
+    "text_house",
+    "TextHouse",
+    {"depth": 2, "brief": True, "memory": True, "max_turns": 30},
+    1,
+    TextHouse,
+    TextHouseCorpus,
+    HERE / "house_model",
+    advice_is_random=True,
+)
 
 # The same game with other knowledge; their models go on from the shipped one, benchmarks/compare.yaml says how.
 VARIANTS = [
     replace(
-        TWENTY_QUESTIONS, name=f"twenty_questions_{name}", folder=None, advice_is_random="advice" in changes,
+        TWENTY_QUESTIONS,
+        name=f"twenty_questions_{name}",
+        folder=None,
+        advice_is_random="advice" in changes,
         make_corpus=functools.partial(TwentyQuestionsCorpus, **changes),
     )
     for name, changes in (
@@ -76,7 +90,7 @@ VARIANTS = [
         ("random_advice", {"advice": "random"}),
         ("some_sense", {"sense": 0.3}),
     )
-]  # fmt: skip
+]
 # The last lesson of the house's model.
 BY_HEART = replace(TEXT_HOUSE, name="text_house_by_heart", folder=None, make_corpus=HousesByHeart)
 WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE, BY_HEART, *VARIANTS)}

@@ -88,9 +88,10 @@ def adam(stage: int, dtype: str, **settings) -> DeepSpeedTrainer:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).to(DTYPES[dtype])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     return DeepSpeedTrainer(
-        model, optimizer,
+        model,
+        optimizer,
         {"zero_optimization": {"stage": stage}, "bf16": {"enabled": dtype == "bfloat16"}, "gradient_clipping": 1.0} | settings,
-    )  # fmt: skip
+    )
 
 
 def all_weights(trainer: DeepSpeedTrainer) -> list[float]:

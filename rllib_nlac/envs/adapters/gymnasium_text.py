@@ -30,9 +30,15 @@ class GymnasiumText(gym.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
-        self, id: str, kwargs: Mapping[str, Any] | None = None, system_prompt: str = "", observation_key: str | None = None,
-        actions: Sequence[str] | None = None, max_turns: int = 200, success_return: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        id: str,
+        kwargs: Mapping[str, Any] | None = None,
+        system_prompt: str = "",
+        observation_key: str | None = None,
+        actions: Sequence[str] | None = None,
+        max_turns: int = 200,
+        success_return: float = 1.0,
+    ) -> None:
         try:
             self.inner = gym.make(id, **dict(kwargs or {}))
         except (gym.error.Error, ImportError, TypeError) as error:

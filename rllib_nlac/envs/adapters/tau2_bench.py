@@ -25,9 +25,13 @@ class Tau2Bench(TextEnv[str]):
     """
 
     def __init__(
-        self, domain: str = "retail", task_split: str = "train", user_llm: str | None = None,
-        user_llm_args: Mapping[str, Any] | None = None, max_turns: int = 50,
-    ) -> None:  # fmt: skip
+        self,
+        domain: str = "retail",
+        task_split: str = "train",
+        user_llm: str | None = None,
+        user_llm_args: Mapping[str, Any] | None = None,
+        max_turns: int = 50,
+    ) -> None:
         super().__init__(max_turns=max_turns, split=task_split)
         try:
             from tau2.gym.gym_agent import AgentGymEnv

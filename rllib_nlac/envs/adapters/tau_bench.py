@@ -34,9 +34,14 @@ class TauBench(TextEnv[int]):
     """
 
     def __init__(
-        self, domain: str = "retail", task_split: str = "train", user_model: str = "gpt-4o", user_provider: str = "openai",
-        user_strategy: str = "llm", max_turns: int = 30,
-    ) -> None:  # fmt: skip
+        self,
+        domain: str = "retail",
+        task_split: str = "train",
+        user_model: str = "gpt-4o",
+        user_provider: str = "openai",
+        user_strategy: str = "llm",
+        max_turns: int = 30,
+    ) -> None:
         super().__init__(max_turns=max_turns, split=task_split)
         try:
             from tau_bench.envs import get_env
@@ -46,9 +51,13 @@ class TauBench(TextEnv[int]):
         self._action_type = Action
         # The first task is fixed, or τ-bench would draw one from the global random state and ask the user model here.
         self._inner = get_env(
-            domain, user_strategy=user_strategy, user_model=user_model, user_provider=user_provider, task_split=task_split,
+            domain,
+            user_strategy=user_strategy,
+            user_model=user_model,
+            user_provider=user_provider,
+            task_split=task_split,
             task_index=0,
-        )  # fmt: skip
+        )
 
     @property
     def system_prompt(self) -> str:

@@ -49,10 +49,15 @@ class TextArena(TextEnv[int]):
     }
 
     def __init__(
-        self, game: str = "GuessTheNumber-v0", num_players: int = 1, player: int = 0,
-        opponents: Mapping[str, Any] | None = None, max_turns: int = 50, split: str = "train",
+        self,
+        game: str = "GuessTheNumber-v0",
+        num_players: int = 1,
+        player: int = 0,
+        opponents: Mapping[str, Any] | None = None,
+        max_turns: int = 50,
+        split: str = "train",
         game_config: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         try:
             import textarena

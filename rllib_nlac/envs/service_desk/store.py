@@ -17,9 +17,22 @@ LAST_NAMES = ("Abel", "Brandt", "Costa", "Dupont", "Evans", "Fischer", "Garcia",
 STREETS = ("Mill Lane", "Park Road", "Station Street", "Harbour Way", "Garden Row", "Church Hill", "Bridge Street", "Lake View")
 CITIES = ("Oxford", "Lyon", "Graz", "Porto", "Bergen", "Gent", "Turin", "Cork")
 PRODUCTS = (
-    "kettle", "lamp", "backpack", "desk chair", "headphones", "jacket", "water bottle", "keyboard", "blanket", "running shoes",
-    "camera", "toaster", "notebook", "umbrella", "bicycle helmet",
-)  # fmt: skip
+    "kettle",
+    "lamp",
+    "backpack",
+    "desk chair",
+    "headphones",
+    "jacket",
+    "water bottle",
+    "keyboard",
+    "blanket",
+    "running shoes",
+    "camera",
+    "toaster",
+    "notebook",
+    "umbrella",
+    "bicycle helmet",
+)
 COLOURS = ("black", "white", "red", "blue", "green")
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 PENDING, DELIVERED, CANCELLED = "pending", "delivered", "cancelled"
@@ -126,14 +139,19 @@ TOOLS: list[dict[str, Any]] = [
     _tool("cancel_order", "Cancels a pending order.", order_id=_TEXT, reason={"type": "string", "enum": list(CANCEL_REASONS)}),
     _tool("change_address", "Changes the delivery address of a pending order.", order_id=_TEXT, address=_TEXT),
     _tool(
-        "return_items", "Requests the return of items of a delivered order.", order_id=_TEXT,
+        "return_items",
+        "Requests the return of items of a delivered order.",
+        order_id=_TEXT,
         item_ids={"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 10},
     ),
     _tool(
-        "exchange_item", "Exchanges an item of a delivered order for another variant of the same product.", order_id=_TEXT,
-        item_id=_TEXT, new_item_id=_TEXT,
+        "exchange_item",
+        "Exchanges an item of a delivered order for another variant of the same product.",
+        order_id=_TEXT,
+        item_id=_TEXT,
+        new_item_id=_TEXT,
     ),
-]  # fmt: skip
+]
 SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 
 
@@ -207,9 +225,11 @@ def make_store(seed: int = 0) -> Store:
             store.products[name]["variants"][f"{100 + number}-{colours[2]}"]["available"] = False
     for number, (first, last) in enumerate(zip(FIRST_NAMES, LAST_NAMES, strict=True)):
         store.users[f"user_{number + 1}"] = {
-            "name": f"{first} {last}", "email": f"{first}.{last}@example.com".lower(), "address": draw_address(rng),
+            "name": f"{first} {last}",
+            "email": f"{first}.{last}@example.com".lower(),
+            "address": draw_address(rng),
             "orders": [],
-        }  # fmt: skip
+        }
     for number in range(40):
         user_id = f"user_{number % len(store.users) + 1}"
         order_id = f"W{1001 + number}"
@@ -227,10 +247,12 @@ def make_store(seed: int = 0) -> Store:
                 }
             )
         store.orders[order_id] = {
-            "user_id": user_id, "status": (PENDING, DELIVERED)[number // len(store.users) % 2],
-            "address": store.users[user_id]["address"], "payment": str(rng.choice(["credit card", "gift card"])),
+            "user_id": user_id,
+            "status": (PENDING, DELIVERED)[number // len(store.users) % 2],
+            "address": store.users[user_id]["address"],
+            "payment": str(rng.choice(["credit card", "gift card"])),
             "items": items,
-        }  # fmt: skip
+        }
         store.users[user_id]["orders"].append(order_id)
     return store
 

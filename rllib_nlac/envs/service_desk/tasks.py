@@ -52,8 +52,18 @@ def make_tasks(seed: int = 0) -> dict[str, dict[str, DeskTask]]:
     """The tasks of both splits by their ids, "train" and "eval"; no task of one has the requests of a task of the other."""
     store = make_store(seed)
     rng = np.random.default_rng((seed, 11))
-    plans = (("cancel",), ("return",), ("exchange",), ("address",), ("price", "cancel"), ("refused",),
-             ("return", "refused_again"), ("address", "return"), ("exchange", "price"), ("cancel", "cancel"))  # fmt: skip
+    plans = (
+        ("cancel",),
+        ("return",),
+        ("exchange",),
+        ("address",),
+        ("price", "cancel"),
+        ("refused",),
+        ("return", "refused_again"),
+        ("address", "return"),
+        ("exchange", "price"),
+        ("cancel", "cancel"),
+    )
     tasks: list[DeskTask] = []
     seen: set[str] = set()
     while len(tasks) < NUM_TRAIN + NUM_EVAL:
@@ -94,19 +104,24 @@ def _cancel(store: Store, order_id: str, rng: np.random.Generator) -> Request:
     reason = str(rng.choice(CANCEL_REASONS))
     refund = f"{total(store.orders[order_id]['items']):.2f}"
     return Request(
-        "cancel", "I want to cancel an order.", order_id,
+        "cancel",
+        "I want to cancel an order.",
+        order_id,
         {"order": f"It is order {order_id}.", "reason": f"The reason is: {reason}."},
-        ("cancel_order", {"order_id": order_id, "reason": reason}), fact=refund,
-    )  # fmt: skip
+        ("cancel_order", {"order_id": order_id, "reason": reason}),
+        fact=refund,
+    )
 
 
 def _address(store: Store, order_id: str, rng: np.random.Generator) -> Request:
     address = draw_address(rng)
     return Request(
-        "address", "An order of mine should go to another address.", order_id,
+        "address",
+        "An order of mine should go to another address.",
+        order_id,
         {"order": f"It is order {order_id}.", "address": f"The new address is: {address}."},
         ("change_address", {"order_id": order_id, "address": address}),
-    )  # fmt: skip
+    )
 
 
 def _return(store: Store, order_id: str, rng: np.random.Generator) -> Request:
@@ -114,10 +129,13 @@ def _return(store: Store, order_id: str, rng: np.random.Generator) -> Request:
     chosen = items[: int(rng.integers(1, len(items) + 1))]
     names = " and the ".join(item["product"] for item in chosen)
     return Request(
-        "return", "I want to send something back.", order_id,
+        "return",
+        "I want to send something back.",
+        order_id,
         {"order": f"It is order {order_id}.", "item": f"I want to return the {names}, nothing else."},
-        ("return_items", {"order_id": order_id, "item_ids": [item["item_id"] for item in chosen]}), fact=f"{total(chosen):.2f}",
-    )  # fmt: skip
+        ("return_items", {"order_id": order_id, "item_ids": [item["item_id"] for item in chosen]}),
+        fact=f"{total(chosen):.2f}",
+    )
 
 
 def _exchange(store: Store, order_id: str, rng: np.random.Generator) -> Request | None:
@@ -128,23 +146,36 @@ def _exchange(store: Store, order_id: str, rng: np.random.Generator) -> Request 
         return None
     new = str(rng.choice(others))
     return Request(
-        "exchange", "I want another colour of something that I bought.", order_id,
-        {"order": f"It is order {order_id}.", "item": f"It is the {item['product']}.",
-         "colour": f"I want it in {variants[new]['colour']}."},
-        ("exchange_item", {"order_id": order_id, "item_id": item["item_id"], "new_item_id": new}), look_up=item["product"],
-    )  # fmt: skip
+        "exchange",
+        "I want another colour of something that I bought.",
+        order_id,
+        {
+            "order": f"It is order {order_id}.",
+            "item": f"It is the {item['product']}.",
+            "colour": f"I want it in {variants[new]['colour']}.",
+        },
+        ("exchange_item", {"order_id": order_id, "item_id": item["item_id"], "new_item_id": new}),
+        look_up=item["product"],
+    )
 
 
 def _price(store: Store, order_id: str, rng: np.random.Generator) -> Request:
     return Request(
-        "price", "What did I pay for one of my orders, all items together?", order_id, {"order": f"It is order {order_id}."},
+        "price",
+        "What did I pay for one of my orders, all items together?",
+        order_id,
+        {"order": f"It is order {order_id}."},
         fact=f"{total(store.orders[order_id]['items']):.2f}",
-    )  # fmt: skip
+    )
 
 
 def _refused(store: Store, order_id: str, rng: np.random.Generator) -> Request:
-    return Request("refused", "I want to cancel an order.", order_id,
-                   {"order": f"It is order {order_id}.", "reason": f"The reason is: {CANCEL_REASONS[0]}."})  # fmt: skip
+    return Request(
+        "refused",
+        "I want to cancel an order.",
+        order_id,
+        {"order": f"It is order {order_id}.", "reason": f"The reason is: {CANCEL_REASONS[0]}."},
+    )
 
 
 def _second_write(store: Store, first: Request) -> Request:
@@ -153,5 +184,10 @@ def _second_write(store: Store, first: Request) -> Request:
 
 
 _MAKERS: dict[str, Callable[[Store, str, np.random.Generator], Request | None]] = {
-    "cancel": _cancel, "address": _address, "return": _return, "exchange": _exchange, "price": _price, "refused": _refused,
-}  # fmt: skip
+    "cancel": _cancel,
+    "address": _address,
+    "return": _return,
+    "exchange": _exchange,
+    "price": _price,
+    "refused": _refused,
+}
