@@ -72,7 +72,7 @@ EXPECTED_METRICS = {
     ),
     "replay_buffer": ("num_transitions", "num_bytes", "priority_mean", "importance_weight_mean", "staleness_mean"),
     "sync": ("time_s", "num_bytes"),
-    "timers": ("env_runner_sampling_timer", "language_stages_timer", "learner_update_timer", "synch_weights"),
+    "seconds": ("play", "replay", "waves", "logprob_gap", "learner", "sync"),
 }
 
 

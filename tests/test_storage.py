@@ -280,7 +280,8 @@ class TestCommand:
     def test_a_file_in_the_way_is_said_before_ray_starts(self, tmp_path, commands):
         (tmp_path / "results").write_text("")
         output = self.failed(commands.train(tmp_path, SMALL, storage=tmp_path / "results"))
-        assert output.startswith("Error: cannot write to the storage folder") and len(output.splitlines()) == 1
+        *waiting, error = output.splitlines()
+        assert error.startswith("Error: cannot write to the storage folder") and waiting == ["loading the libraries ..."]
 
     @pytest.mark.parametrize("trouble", ["full", "read_only"])
     def test_in_the_middle_of_a_run(self, tmp_path, disk, trouble, commands, ray_session):
@@ -294,5 +295,5 @@ class TestCommand:
         (trial,) = mounted.glob("small/*/")
         whole = checkpoint.last_whole(trial)
         reason = "No space left on device" if trouble == "full" else "Read-only file system"
-        assert f"cannot write a checkpoint to {trial}/checkpoint_" in output and reason in output
+        assert f"cannot write a checkpoint to {trial}/checkpoint_" in output and reason in output, output
         assert f"The last whole checkpoint is {whole}" in output and f"rllib evaluate {whole} --render" in output

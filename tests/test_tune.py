@@ -162,7 +162,7 @@ def test_a_value_that_pbt_changed_is_in_force_after_it(ray_session, tmp_path):
         assert (found["num_futures"], found["num_refinements"], found["batch"]) == (3, 2, 48)
         assert found["action_temperature"] == found["runner_temperature"] == 0.9 and found["prompt"].startswith("Judge.")
     untouched = [r["in_force"] for r in results if r["config"]["lr"] == 0.001]
-    assert untouched and all(found["lr"] == 0.001 and found["num_futures"] == 1 for found in untouched)
+    assert untouched and all((found["lr"], found["tau"], found["alpha"]) == (0.001, 0.01, 0.6) for found in untouched)
 
 
 def test_tuner_restore_goes_on_from_the_last_checkpoint(ray_session, config, tmp_path):

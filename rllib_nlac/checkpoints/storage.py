@@ -80,24 +80,21 @@ class StorageWatch(logging.Filter):
 
     Attributes:
         error: The last one, as the operating system put it.
-        is_explained: Whether a trial ended by it, which is printed with the trial.
+        is_explained: Whether a trial ended by it, which is printed with the trial. The command says so.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         super().__init__()
         self.folder = folder
         self.error: OSError | None = None
         self.is_explained = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """False for errors of the storage; the trial's own are printed when it ends."""
+        """False for errors of the storage that were said before."""
         if record.getMessage().startswith(LAST_COPY_FAILED):  # it comes as a text, with its traceback
             self.error = self.error or OSError(errno.EIO, os.strerror(errno.EIO))
             return False
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, StorageError):
-            self.is_explained = True
-            return False
         if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
             first, self.error = self.error is None, error
             if not first:
@@ -107,7 +104,7 @@ class StorageWatch(logging.Filter):
 
 
 @contextmanager
-def watched(folder: Path | None) -> Iterator[None]:
+def watched(folder: Path | None) -> Iterator[StorageWatch]:
     """While Tune runs: files of its own that cannot be written are said once, and end in one message.
 
     Args:
@@ -116,14 +113,14 @@ def watched(folder: Path | None) -> Iterator[None]:
     Raises:
         StorageError: Tune cannot do without a file, or the folder still cannot be written when the run has ended.
     """
-    if folder is None:
-        yield
-        return
     watch = StorageWatch(folder)
+    if folder is None:
+        yield watch
+        return
     for name in TUNES_LOGGERS:
         logging.getLogger(name).addFilter(watch)
     try:
-        yield
+        yield watch
         if watch.error is not None and not watch.is_explained:
             check_storage(folder)
     except OSError as error:

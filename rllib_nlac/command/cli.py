@@ -211,7 +211,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from ray import tune
 
     from rllib_nlac.checkpoints.checkpoint import read_manifest
-    from rllib_nlac.checkpoints.storage import check_storage, watched
+    from rllib_nlac.checkpoints.storage import StorageError, check_storage, watched
     from rllib_nlac.command.experiment import ExperimentError, check_resources, trainable_of, tune_arguments
     from rllib_nlac.command.metric_check import MetricCheck
     from rllib_nlac.command.progress import ProgressLines
@@ -239,7 +239,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
         waiting.turn_to("")
         interrupts.listen()
         check_resources(experiment, ray.cluster_resources())
-        with watched(folder):
+        with watched(folder) as watch:
             analysis = tune.run(
                 trainable_of(experiment),
                 name=experiment.name,
@@ -252,6 +252,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
                 **options,
             )
             errors = {trial: _error_of(trial) for trial in analysis.trials if trial.status != "TERMINATED"}
+            watch.is_explained = any(StorageError.__name__ in error for error in errors.values())
     except tune.TuneError:
         if metrics.problem is None:
             raise
