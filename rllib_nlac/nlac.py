@@ -64,7 +64,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         config = (
             NLACConfig()
             .environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
-            .language(language_model="tiny", prompts="compact", max_action_tokens=12)
+            .language(language_model="tiny")
             .training(lr=1e-3, episodes_per_iteration=64)
         )
         algorithm = config.build_algo()
@@ -75,12 +75,8 @@ class NLACConfig(ReplayConfig, RolesConfig):
         "num_futures": ranges.COUNT,
         "num_next_actions": ranges.COUNT,
         "num_refinements": ranges.WHOLE_NOT_NEGATIVE,
-        "fresh_actions": ranges.FLAG,
-        "verify_refinements": ranges.FLAG,
         "rejected_weight": ranges.SHARE,
         "judged_fraction": ranges.Range(0, 1, above=True),
-        "num_policy_epochs": ranges.Range(0, whole=True, optional=True),
-        "self_imitation": ranges.FLAG,
     }
 
     def __init__(self, algo_class: type | None = None) -> None:

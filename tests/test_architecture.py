@@ -9,23 +9,9 @@ from pathlib import Path
 
 import grimp
 import pytest
+from rooms import FLOORS
 
 TESTS = Path(__file__).parent
-# From the ground up. A room may import from the floors below it and from nothing else.
-FLOORS = (
-    ("activity", "names", "types", "version"),
-    ("episode", "inputs"),
-    ("engine", "rewards"),
-    ("envs", "language", "learner"),
-    ("checkpoints", "sampling", "sync", "tiny"),
-    ("replay",),
-    ("algorithm",),
-    ("nlac",),
-    ("ablations", "baselines"),
-    ("algorithms",),
-    ("",),  # the package's own page
-    ("command",),
-)
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import typer.main
 import yaml
-from test_architecture import FLOORS
+from rooms import FLOORS
 
 from benchmarks.compare import Plan, read_rows, summary
 from rllib_nlac.ablations import ABLATIONS

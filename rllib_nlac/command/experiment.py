@@ -48,6 +48,21 @@ RENAMED = {
 }
 
 
+# Keys of former versions, and what does their work now.
+REMOVED = {
+    "verify_refinements": "rejected_weight below 1 has refined actions judged",
+    "backup_weights": "judge_weights governs the backup too",
+    "fresh_actions": "run: NLAC_FreshActions",
+    "self_imitation": "run: NLAC_SelfImitation",
+    "future_weights": "run: NLAC_FrozenCritic",
+    "critic_loss_coeff": "run: NLAC_FrozenCritic for a critic that does not learn",
+    "correct_reasoning": "max_reasoning_tokens: 0 is without reasoning",
+    "weight_decay": "optimizer: {weight_decay: ...}",
+    "adam_epsilon": "optimizer: {eps: ...}",
+    "zero_stage": "deepspeed_config: {zero_optimization: {stage: ...}}",
+}
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One experiment, ready for Tune.
@@ -348,4 +363,6 @@ def _plain(value: Any) -> bool:
 def _unknown(key: Any, known: set[str]) -> str:
     if key in RENAMED:
         return f"unknown key {key!r}; it is called {RENAMED[key]!r} now"
+    if key in REMOVED:
+        return f"unknown key {key!r}, removed: {REMOVED[key]}"
     return unknown_key(key, known)

@@ -1,0 +1,17 @@
+"""The rooms of the package, and the floors on which they stand."""
+
+# From the ground up. A room may import from the floors below it and from nothing else.
+FLOORS = (
+    ("activity", "names", "types", "version"),
+    ("episode", "inputs"),
+    ("engine", "rewards"),
+    ("envs", "language", "learner"),
+    ("checkpoints", "sampling", "sync", "tiny"),
+    ("replay",),
+    ("algorithm",),
+    ("nlac",),
+    ("ablations", "baselines"),
+    ("algorithms",),
+    ("",),  # the package's own page
+    ("command",),
+)
