@@ -132,10 +132,11 @@ class _TaskRounds(Rounds):
         """Its halves: a task that ends the process of whoever plays it is soon alone."""
         tasks = share.content
         if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:
+            what = getattr(tasks[0], "name", tasks[0])
             raise CollectionError(
                 f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played evaluation "
-                f"task {getattr(tasks[0], 'name', tasks[0])}. Its environment ends the process (os._exit, a crash of native code), "
-                "or memory is short: see the system's log"
+                f"task {what}. Its environment ends the process (os._exit, a crash of native code), or memory is short: "
+                "see the system's log"
             )
         half = (len(tasks) + 1) // 2
         return [replace(share, content=part) for part in (tasks[:half], tasks[half:]) if part]
