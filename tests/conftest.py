@@ -213,9 +213,9 @@ def base_weights(model_path: str) -> dict[str, torch.Tensor]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rllib_nlac.learner.rl_module import trainable_state
+    from rllib_nlac.learner.rl_module import served_state
 
-    return trainable_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
+    return served_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
 
 
 @pytest.fixture()

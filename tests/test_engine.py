@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Message, Request, Weights
 
 DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it alive?"), Message("user", "Yes."))
@@ -28,7 +28,7 @@ def states(model_path: str) -> dict[Weights, dict[str, torch.Tensor]]:
     for which, seed in ((Weights.POLICY, 1), (Weights.TARGET, 2)):
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
         generator = torch.Generator().manual_seed(seed)
-        state = {name: tensor.clone() for name, tensor in trainable_state(model).items()}
+        state = {name: tensor.clone() for name, tensor in served_state(model).items()}
         result[which] = {name: t + 0.05 * t.std() * torch.randn(t.shape, generator=generator) for name, t in state.items()}
     return result
 
@@ -180,7 +180,7 @@ def test_requests_larger_than_one_batch(engine, chat):
 def shipped_weights_again(engine, model_path):
     """Leaves the session's engine with the shipped weights."""
     yield
-    state = trainable_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
+    state = served_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
     for which in (Weights.TARGET, Weights.POLICY):
         engine.set_weights(which, 0, {name: tensor.clone() for name, tensor in state.items()})
 

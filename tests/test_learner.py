@@ -20,7 +20,7 @@ from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES, LanguageLearner
 from rllib_nlac.learner.losses import answer_logprobs, priorities, refinement_loss, successor_loss
-from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
 
@@ -218,7 +218,7 @@ class TestGradientStep:
         optimizer.step()
         results = update(learner)
         assert float(results[DEFAULT_MODULE_ID]["gradient_norm"].peek()) == pytest.approx(float(norm), rel=1e-4)
-        assert_same_step(before, weights_of(learner), trainable_state(model))
+        assert_same_step(before, weights_of(learner), served_state(model))
 
     def test_per_sequence_losses_come_back_in_order(self, make_learner):
         learner = make_learner()

@@ -19,7 +19,7 @@ from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.remote import EngineActor, RemoteEngines
 from rllib_nlac.engine.vllm_engine import VLLMSettings
-from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights
 
 
@@ -71,7 +71,7 @@ def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, f
     config = AutoConfig.from_pretrained(folder)
     models = {Weights.TARGET: random_model(config, seed=1), Weights.POLICY: random_model(config, seed=2)}
     for which, model in models.items():
-        engines.set_weights(which, 5, trainable_state(model))
+        engines.set_weights(which, 5, served_state(model))
     requests = [Request(tuple(range(10, 30 + i)), 8, seed=i) for i in range(4)]
     for which in (Weights.TARGET, Weights.POLICY, Weights.TARGET):
         for generation in engines.generate(requests, which):
@@ -86,7 +86,7 @@ def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, f
 @pytest.mark.parametrize("lost", ["mlp.down_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight"])
 def test_weights_that_did_not_reach_the_workers_are_found(engines, folder, lost):
     """Of what is divided between the workers as of what both hold whole."""
-    state = dict(trainable_state(random_model(AutoConfig.from_pretrained(folder), seed=3)))
+    state = dict(served_state(random_model(AutoConfig.from_pretrained(folder), seed=3)))
     engines.set_weights(Weights.POLICY, 6, state)
     del state[f"model.layers.1.{lost}"]
     with pytest.raises(EngineError, match="does not serve the policy weights that it was given"):

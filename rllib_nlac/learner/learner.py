@@ -15,9 +15,11 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 
 from rllib_nlac.activity import STEPS, activity
+from rllib_nlac.learner.adapter import served_names, with_dropout
 from rllib_nlac.learner.batch import CRITIC, POLICY, micro_batches
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
 from rllib_nlac.learner.losses import answer_logprobs, refinement_loss, successor_loss
+from rllib_nlac.learner.rl_module import own_entries
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
 
@@ -37,7 +39,7 @@ class LanguageLearner(TorchLearner):
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         model = self.module[module_id].trained.to(self._device)
-        parameters = list(model.parameters())
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), **_adam(config))
         self.trainer = DeepSpeedTrainer(model, optimizer, config.deepspeed_settings)
         # With a scheduler of DeepSpeed's own in the configuration, RLlib's schedule must not overrule it.
@@ -48,6 +50,7 @@ class LanguageLearner(TorchLearner):
         self.target: TargetWeights | None = None
         if config.tau is not None:
             num_shares = self.trainer.world_size if self.trainer.is_sharded and self.divides_target else 1
+            # With an adapter θ̄ averages A and B, whose product is not the average of the products.
             self.target = TargetWeights(self.trainer.parts(), config.tau, num_shares, self.trainer.rank)
 
     @staticmethod
@@ -66,7 +69,8 @@ class LanguageLearner(TorchLearner):
         steps: list[float] = []
         for minibatch in rows["minibatch"].unique().tolist():
             members = (rows["minibatch"] == minibatch).nonzero().squeeze(-1)
-            steps.append(self._gradient_step(rows, members, losses))
+            with with_dropout(self.lm):
+                steps.append(self._gradient_step(rows, members, losses))
             activity.advance(STEPS)
             norms[members.cpu()] = steps[-1]
         self._log(rows, losses, norms, steps, time.perf_counter() - started)
@@ -148,11 +152,12 @@ class LanguageLearner(TorchLearner):
         return results
 
     def export_weights(self) -> dict[Weights, dict[str, torch.Tensor]]:
-        """Copies of θ and, where there is one, θ̄ by their Hugging Face names, in the model's own precision.
+        """Copies of θ and, where there is one, θ̄ by the names that engines know, in the model's own precision.
 
         All learners must take part, and all but the first get nothing.
         """
-        names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
+        served = served_names(self.lm)
+        names = {id(parameter): served[name] for name, parameter in self.lm.named_parameters() if name in served}
         states: dict[Weights, dict[str, torch.Tensor]] = {Weights.POLICY: {}}
         if self.target is not None:
             states[Weights.TARGET] = {}
@@ -215,7 +220,7 @@ class LanguageLearner(TorchLearner):
                 if self._learner_index == 0:
                     copies.update({id(parameter): parameter.detach().to("cpu", copy=True) for parameter in part.values()})
             if self._learner_index == 0:  # with buffers, and with the second name of a parameter that has two
-                entries = self.trained.state_dict(keep_vars=True)
+                entries = own_entries(self.trained)
                 self._whole_state = {name: copies.get(id(entry), entry.detach().cpu()) for name, entry in entries.items()}
 
     @override(Learner)
