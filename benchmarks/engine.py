@@ -125,7 +125,7 @@ def main() -> None:
         seconds.append(time.perf_counter() - started)
         started = time.perf_counter()
         for which in (Weights.TARGET, Weights.POLICY):
-            engine.generate([], which)
+            engine.generate([Request((5, 6, 7), 1, weights=which)])
         swaps.append((time.perf_counter() - started) / 2)
     size = sum(tensor.numel() for tensor in state.values())
     print(f"weight sync, both weight sets of {size:,} parameters, verified")

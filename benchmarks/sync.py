@@ -55,12 +55,12 @@ def main() -> None:
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         algorithm = config.language(language_model=str(folder)).build_algo()
         block = torch.zeros(size)
-        ask = [Request((5, 6, 7), 1, seed=0)]
+        ask = [Request((5, 6, 7), 1, seed=0, weights=Weights.TARGET)]
         syncs, swaps, copies = [], [], []
         for _ in range(arguments.rounds):
             syncs.append(seconds(algorithm.sync_weights))
-            changed = seconds(lambda: algorithm.engine.generate(ask, Weights.TARGET))
-            swaps.append(changed - seconds(lambda: algorithm.engine.generate(ask, Weights.TARGET)))
+            changed = seconds(lambda: algorithm.engine.generate(ask))
+            swaps.append(changed - seconds(lambda: algorithm.engine.generate(ask)))
             copies.append(seconds(block.clone))
         algorithm.stop()
     ray.shutdown()

@@ -53,7 +53,7 @@ def loaded(engine, model_path):
 def test_logprobs_equal_the_trainers_after_a_sync_for_both_weight_sets(engine, chat, model_path, loaded):
     """Fails where any layer keeps its former weights, as an output layer tied to the embedding does under oneDNN."""
     for which in (Weights.TARGET, Weights.POLICY, Weights.TARGET):
-        for generation in engine.generate(requests(chat), which):
+        for generation in engine.generate(requests(chat, weights=which)):
             expected = reference_logprobs(model_path, loaded[which], generation)
             np.testing.assert_allclose(generation.logprobs, expected, atol=1e-3)
             assert generation.weights is which and generation.weight_version == 5
@@ -99,7 +99,7 @@ def test_what_a_swap_brings_is_the_latest_that_was_given(engine, chat, model_pat
     former, latest = loaded[Weights.TARGET], loaded[Weights.POLICY]
     engine.set_weights(Weights.TARGET, 6, latest)
     engine.set_weights(Weights.POLICY, 6, former)
-    for generation in engine.generate(requests(chat, 2), Weights.TARGET):
+    for generation in engine.generate(requests(chat, 2, weights=Weights.TARGET)):
         np.testing.assert_allclose(generation.logprobs, reference_logprobs(model_path, latest, generation), atol=1e-3)
 
 
@@ -109,7 +109,7 @@ def test_a_swap_that_brings_other_weights_is_found(engine, chat, model_path, loa
     engine._llm.collective_rpc(_damage_kept, args=(Weights.TARGET,))
     for _ in range(2):
         with pytest.raises(EngineError, match="does not serve the target weights that it was given"):
-            engine.generate(requests(chat, 1), Weights.TARGET)
+            engine.generate(requests(chat, 1, weights=Weights.TARGET))
     (generation,) = engine.generate(requests(chat, 1))
     expected = reference_logprobs(model_path, loaded[Weights.POLICY], generation)
     np.testing.assert_allclose(generation.logprobs, expected, atol=1e-3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.remote import EngineActor, RemoteEngines
-from rllib_nlac.engine.vllm_engine import VLLMSettings
+from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights
 
@@ -60,7 +62,8 @@ def engines(folder, chat, ray_session):
     inside = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)}
     settings = VLLMSettings(tensor_parallel_size=2, cpu_kv_cache_gib=0.25)
     actor = ray.remote(num_cpus=1, max_concurrency=10, **inside)(EngineActor)
-    engines = RemoteEngines([actor.remote(str(folder), chat.max_context, [chat.end_id], settings, 0)], timeout_s=300)
+    make = partial(VLLMEngine, str(folder), chat.max_context, [chat.end_id], settings, 0)
+    engines = RemoteEngines([actor.remote(make)], timeout_s=300)
     yield engines
     engines.stop()
     remove_placement_group(group)
@@ -74,7 +77,7 @@ def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, f
         engines.set_weights(which, 5, served_state(model))
     requests = [Request(tuple(range(10, 30 + i)), 8, seed=i) for i in range(4)]
     for which in (Weights.TARGET, Weights.POLICY, Weights.TARGET):
-        for generation in engines.generate(requests, which):
+        for generation in engines.generate([replace(request, weights=which) for request in requests]):
             ids = torch.tensor([[*generation.prompt_ids, *generation.token_ids]])
             with torch.no_grad():
                 logits = models[which](input_ids=ids).logits[0, len(generation.prompt_ids) - 1 : -1].log_softmax(-1)

@@ -133,10 +133,11 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         """The waves of generation of an algorithm whose critic speaks.
 
         Where a role is answered by the initial weights the engine is given them here: before anything is learned or restored.
+        The base of an adapter is in the engine anyway.
         """
         settings = self.config.stage_settings
         asked = (settings.judge_weights, settings.backup_weights, variant.future_weights, variant.next_future_weights)
-        if Weights.INITIAL in asked:
+        if Weights.INITIAL in asked and self.config.lora is None:
             self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
         prompts_for = functools.cache(self.config.prompts_for)
         return kind(self.engine, self.chat, prompts_for, settings, self.config.seed or 0, variant)

@@ -87,11 +87,18 @@ def pairs(adapter: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, 
     }
 
 
+def as_served(adapter: Mapping[str, torch.Tensor], scale: float, dtype: torch.dtype) -> list[torch.Tensor]:
+    """An adapter's tensors as an engine keeps them: in its precision, and each B times the scale."""
+    return [tensor.to(dtype) * scale if ".lora_B." in name else tensor.to(dtype) for name, tensor in adapter.items()]
+
+
 @torch.no_grad()
-def merged(base: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    """W + scale B A for every layer that has an adapter, in the base's precision, and the base's own tensors else."""
+def merged(
+    base: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor], scale: float, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """W + scale B A in a precision for every layer that has an adapter, and else the base's own tensors as they are."""
     state = dict(base)
     for name, (a, b) in pairs(adapter).items():
         delta = (b.float() @ a.float()).mul_(scale)
-        state[name] = delta.add_(base[name].float()).to(base[name].dtype)
+        state[name] = delta.add_(base[name].float()).to(dtype)
     return state
