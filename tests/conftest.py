@@ -38,7 +38,7 @@ WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 
 # What a test needs is said by its fixtures, and by a mark only where none of them tells.
 NEEDS = {
-    "vllm": ("session_engine",),
+    "vllm": ("session_engine", "adapters", "merging"),
     "ray": ("ray_session",),
     "process": ("commands", "disk", "real_server", "source", "trained"),
 }

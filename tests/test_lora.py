@@ -141,8 +141,8 @@ class TestModel:
 
 
 @pytest.fixture(scope="module")
-def adapters(model_path, chat, session_engine) -> Iterator:
-    """Real vLLM that serves adapters. (With the session's engine before it, so that the test is marked for vLLM.)"""
+def adapters(model_path, chat) -> Iterator:
+    """Real vLLM that serves adapters."""
     from rllib_nlac.engine.vllm_engine import VLLMEngine
 
     engine = VLLMEngine(model_path, chat.max_context, [chat.end_id], lora=SETTINGS)
@@ -151,7 +151,7 @@ def adapters(model_path, chat, session_engine) -> Iterator:
 
 
 @pytest.fixture(scope="module")
-def merging(model_path, chat, session_engine) -> Iterator:
+def merging(model_path, chat) -> Iterator:
     """Real vLLM that puts adapters into the model."""
     from rllib_nlac.engine.vllm_engine import VLLMEngine
 
