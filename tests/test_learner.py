@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
-from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES, LanguageLearner
 from rllib_nlac.learner.losses import answer_logprobs, priorities, refinement_loss, successor_loss
@@ -157,22 +156,6 @@ class TestTarget:
             for target in targets:
                 whole = target.whole(name, like=tensor)
                 assert whole.dtype is tensor.dtype and whole.shape == tensor.shape and torch.equal(whole, tensor)
-
-
-@pytest.fixture()
-def make_learner(config):
-    def make(**settings) -> LanguageLearner:
-        own = config.copy(copy_frozen=False)
-        own.lr = 1e-3
-        for key, value in settings.items():
-            setattr(own, key, value)
-        spec = own.get_default_rl_module_spec()
-        spec.observation_space = spec.action_space = TextSpace()
-        learner = LanguageLearner(config=own, module_spec=spec)
-        learner.build()
-        return learner
-
-    return make
 
 
 def update(learner: LanguageLearner, sequences=SEQUENCES) -> dict:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.lora import LoRASettings, adapter_name, as_served, merged, pairs
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.learner.adapter import add_adapter, as_base, check_targets, has_adapter
+from rllib_nlac.learner.adapter import add_adapter, as_base, check_targets, has_adapter, with_dropout
+from rllib_nlac.learner.batch import POLICY, TrainingSequence, to_multi_agent_batch
+from rllib_nlac.learner.losses import mean_kl
 from rllib_nlac.learner.rl_module import load_own_entries, own_entries, served_state
 from rllib_nlac.types import Message, Request, Weights
 
@@ -270,3 +275,210 @@ def test_a_served_b_is_scaled_in_the_engines_precision():
     a, b = as_served(adapter, 2.0, torch.bfloat16)
     assert torch.equal(a, adapter["x.lora_A.weight"].bfloat16())
     assert torch.equal(b, adapter["x.lora_B.weight"].bfloat16() * 2)
+
+
+@pytest.fixture()
+def small(config):
+    """A configuration with an adapter whose iteration takes a second or two."""
+    config.language(lora={"rank": 8})
+    config.training(episodes_per_iteration=16, train_batch_size_per_learner=48, minibatch_size=24, lr=1e-2, tau=0.5)
+    config.num_envs_per_env_runner = 16
+    return config
+
+
+@pytest.fixture()
+def lent(adapters, lend_any) -> Iterator[None]:
+    with lend_any(adapters):
+        yield
+
+
+class TestRun:
+    def test_an_iteration_trains_the_adapter_alone_and_engines_follow(self, small, ray_session, lent, model_path):
+        algorithm = small.build_algo()
+        learner = algorithm.learner_group._learner
+        base = {n: p.detach().clone() for n, p in learner.lm.named_parameters() if not p.requires_grad}
+        for _ in range(2):
+            result = algorithm.train()
+            assert result["logprob_gap"] < 1e-3 or np.isnan(result["logprob_gap"])
+        states = learner.export_weights()
+        assert all(torch.equal(p, base[n]) for n, p in learner.lm.named_parameters() if n in base)
+        assert any(states[Weights.POLICY][n].abs().max() > 0 for n in states[Weights.POLICY] if "lora_B" in n)
+        whole = sum(p.numel() for p in base.values()) * 4 * 2
+        assert result["sync"]["num_bytes"] < whole / 5
+        assert 0 < result["kl_to_base"] < 10
+        algorithm.stop()
+
+    def test_a_checkpoint_resumes_exactly_and_is_exported_for_peft(self, small, ray_session, lent, tmp_path, chat):
+        from peft import PeftModel
+
+        from rllib_nlac.checkpoints.checkpoint import CheckpointError, check_lora, export_model, read_manifest
+
+        algorithm = small.build_algo()
+        algorithm.train()
+        path = Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
+        expected = algorithm.train()["learners"]["default_policy"]["critic_loss"]
+        again = small.copy(copy_frozen=False).build_algo()
+        again.restore_from_path(str(path))
+        assert again.train()["learners"]["default_policy"]["critic_loss"] == expected
+        again.restore_from_path(str(path))
+
+        adapter = export_model(path, tmp_path / "adapter")
+        whole = export_model(path, tmp_path / "whole", merge=True)
+        base = AutoModelForCausalLM.from_pretrained(small.model_path, dtype=torch.float32)
+        by_peft = PeftModel.from_pretrained(base, str(adapter))
+        by_transformers = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+        ids = torch.tensor([chat.prompt_ids(DIALOGUE)])
+        learner = again.learner_group._learner
+        with torch.no_grad():
+            expected = learner.lm(ids).logits
+            torch.testing.assert_close(by_peft(ids).logits, expected, rtol=1e-5, atol=1e-4)
+            torch.testing.assert_close(by_transformers(ids).logits, expected, rtol=1e-5, atol=1e-4)
+        algorithm.stop()
+        again.stop()
+
+        manifest = read_manifest(path)
+        check_lora("it", manifest, small)
+        for lora in ({"rank": 4}, {"rank": 8, "alpha": 8}, {"rank": 8, "target_modules": ["q_proj"]}, None):
+            other = small.copy(copy_frozen=False).language(lora=lora)
+            with pytest.raises(CheckpointError, match=r"it was written with config\.lora \{'rank': 8.*set lora to the former"):
+                check_lora("it", manifest, other)
+        house = small.copy(copy_frozen=False).language(language_model="tiny_house")
+        with pytest.raises(CheckpointError, match="an adapter of another base than 'tiny_house': set language_model to 'tiny'"):
+            check_lora("it", manifest, house)
+
+    @pytest.mark.parametrize("tau", [0.0, 1.0])
+    def test_the_target_keeps_its_adapter_or_takes_the_policys(self, small, ray_session, lent, tau):
+        algorithm = small.training(tau=tau).build_algo()
+        before = algorithm.learner_group._learner.export_weights()
+        algorithm.train()
+        after = algorithm.learner_group._learner.export_weights()
+        expected = before[Weights.TARGET] if tau == 0 else after[Weights.POLICY]
+        assert all(torch.equal(after[Weights.TARGET][n], expected[n]) for n in expected)
+        assert any(not torch.equal(after[Weights.POLICY][n], before[Weights.POLICY][n]) for n in expected)
+        algorithm.stop()
+
+
+@pytest.mark.parametrize("name", ["PPO", "APPO"])
+def test_rllibs_own_algorithms_train_an_adapter(name, small, ray_session, adapters, monkeypatch):
+    from rllib_nlac.algorithms import STOCK_ON_TEXT
+
+    monkeypatch.setattr("rllib_nlac.baselines.stock_runner.local_engine", lambda config, chat: adapters)
+    config = STOCK_ON_TEXT[name].get_default_config()
+    config.environment("TwentyQuestions", env_config=dict(small.env_config)).debugging(seed=0)
+    config.language(language_model="tiny", lora={"rank": 8}).env_runners(num_env_runners=0, num_envs_per_env_runner=16)
+    config.learners(num_learners=0).training(lr=1e-2, train_batch_size_per_learner=64)
+    if name == "PPO":
+        config.training(minibatch_size=32, num_epochs=1)
+    else:
+        config.env_runners(rollout_fragment_length=4).reporting(min_time_s_per_iteration=0)
+    algorithm = config.build_algo()
+    module = algorithm.learner_group._learner.module["default_policy"]
+    served = {n: t.clone() for n, t in served_state(module.lm).items()}
+    base = {n: p.detach().clone() for n, p in module.lm.named_parameters() if not p.requires_grad}
+    for _ in range(10):
+        algorithm.train()
+        if moved := any(not torch.equal(tensor, served[n]) for n, tensor in served_state(module.lm).items()):
+            break
+    assert moved and all(torch.equal(p, base[n]) for n, p in module.lm.named_parameters() if n in base)
+    algorithm.train()
+    assert algorithm.env_runner._weights.keys() == served.keys()  # what RLlib's sync brings is the adapter
+    algorithm.stop()
+
+
+def test_a_head_is_trained_beside_the_adapter(small, ray_session, adapters, lend_any):
+    """The scalar critic's target holds both, and answers with both."""
+    from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
+
+    config = ScalarCriticConfig().environment("TwentyQuestions", env_config=dict(small.env_config)).debugging(seed=0)
+    config.language(language_model="tiny", lora={"rank": 8}).env_runners(num_envs_per_env_runner=16)
+    config.training(episodes_per_iteration=16, train_batch_size_per_learner=48, minibatch_size=24, lr=1e-2, tau=1.0)
+    with lend_any(adapters):
+        algorithm = config.build_algo()
+    learner = algorithm.learner_group._learner
+    algorithm.train()
+    names = {name for name in learner.target.state if "lora_" not in name}
+    assert names == {"head.weight", "head.bias"} and learner.target.state["head.weight"].abs().max() > 0
+    sequence = (5, 6, 7, 8)
+    assert learner.q_values([sequence], target=True) == pytest.approx(learner.q_values([sequence], target=False), abs=1e-6)
+    algorithm.stop()
+
+
+class TestKL:
+    @given(st.lists(st.lists(st.floats(-5, 5), min_size=6, max_size=6), min_size=2, max_size=2))
+    def test_it_is_what_the_definition_says(self, logits):
+        own, base = torch.tensor(logits[0]), torch.tensor(logits[1])
+        p, q = own.softmax(-1).double(), base.softmax(-1).double()
+        expected = float((p * (p / q).log()).sum())
+        both = torch.stack([own, base]), torch.stack([base, base])
+        mask = torch.tensor([[1.0, 0.0]])
+        found = mean_kl(both[0][None], both[1][None], mask)
+        assert float(found) == pytest.approx(expected, abs=1e-4) and found.shape == (1,)
+
+    @pytest.mark.parametrize("lora", [None, {"rank": 8}])
+    def test_its_gradient_draws_the_policy_to_its_base(self, make_learner, lora):
+        """Fails where the base is not the model as it was loaded, or critic sequences are drawn too."""
+        distances = []
+        for coefficient in (0.0, 20.0):
+            learner = make_learner(lr=1e-3, kl_to_base_coeff=coefficient, lora=lora)
+            assert learner.knows_base
+            prompt, answer = [(3, 10, 11)], [(20, 21, 1)]
+            base = learner.base_logprobs_of(prompt, answer)[0]
+            np.testing.assert_allclose(learner.logprobs_of(prompt, answer)[0], base, atol=1e-6)
+            sequences = [TrainingSequence(prompt[0], answer[0], POLICY, 0, 0, 1.0)]
+            for number in range(8):
+                learner.update(batch=to_multi_agent_batch(sequences, 1), timesteps={"num_env_steps_sampled_lifetime": number})
+            np.testing.assert_allclose(learner.base_logprobs_of(prompt, answer)[0], base, atol=1e-6)
+            distances.append(float(np.abs(learner.logprobs_of(prompt, answer)[0] - base).sum()))
+        assert distances[1] < 0.5 * distances[0]
+
+    def test_without_a_coefficient_a_whole_model_keeps_no_copy(self, make_learner):
+        assert not make_learner().knows_base
+
+
+def sequences() -> list[TrainingSequence]:
+    made = [((3, 10, 11), (20, 21, 1)), ((3, 12), (22, 1)), ((3, 13, 14, 15), (23, 24, 25, 1))]
+    return [TrainingSequence(prompt, answer, i % 2, i, 0, 1 / 3) for i, (prompt, answer) in enumerate(made)]
+
+
+class TestLearner:
+    def test_zero_stages_agree_and_move_the_adapter_alone(self, make_learner):
+        found = []
+        for stage in range(4):
+            learner = make_learner(lora={"rank": 8}, deepspeed_config={"zero_optimization": {"stage": stage}}, tau=0.5)
+            for number in range(3):
+                steps = {"num_env_steps_sampled_lifetime": number}
+                learner.update(batch=to_multi_agent_batch(sequences(), 3), timesteps=steps)
+            learner.prepare_for_saving()
+            state = learner.get_state()["rl_module"]["default_policy"]
+            assert state and all("lora_" in name for name in state)
+            found.append(learner.export_weights())
+        for other in found[1:]:
+            for which in (Weights.POLICY, Weights.TARGET):
+                for name, tensor in found[0][which].items():
+                    torch.testing.assert_close(other[which][name], tensor, rtol=0, atol=2e-4)
+
+    def test_gradient_checkpointing_changes_nothing(self, make_learner):
+        found = []
+        for checkpointing in (False, True):
+            learner = make_learner(lora={"rank": 8}, gradient_checkpointing=checkpointing)
+            learner.update(batch=to_multi_agent_batch(sequences(), 3), timesteps={"num_env_steps_sampled_lifetime": 0})
+            found.append(learner.export_weights()[Weights.POLICY])
+        assert any(tensor.abs().max() > 0 for name, tensor in found[0].items() if "lora_B" in name)
+        for name in found[0]:
+            torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=1e-6)
+
+    def test_dropout_is_at_work_in_gradient_steps_alone(self, make_learner):
+        """Else the engine, which has none, and the learner would not agree."""
+        learner = make_learner(lora={"rank": 8, "dropout": 0.5}, lr=1e-2)
+        losses = []
+        for number in range(4):
+            learner.update(batch=to_multi_agent_batch(sequences(), 3), timesteps={"num_env_steps_sampled_lifetime": number})
+        first, second = (learner.logprobs_of([(3, 10, 11)], [(20, 21, 1)])[0] for _ in range(2))
+        np.testing.assert_array_equal(first, second)
+        rows = {
+            name: torch.as_tensor(column) for name, column in to_multi_agent_batch(sequences(), 3)["default_policy"].items()
+        }
+        for _ in range(2):
+            with with_dropout(learner.lm):
+                losses.append(learner._sequence_losses(rows).detach())
+        assert not torch.equal(*losses)

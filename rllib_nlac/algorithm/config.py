@@ -320,6 +320,7 @@ class LanguageConfig(AlgorithmConfig):
         return {
             "model": self.model_path,
             "lora": self.lora,
+            "seed": self.seed or 0,
             "dtype": self.learner_dtype,
             "attn_implementation": self.attn_implementation,
             "gradient_checkpointing": self.gradient_checkpointing,
@@ -425,6 +426,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         "learner_timeout_s": ranges.POSITIVE,
         "learner_snapshot_interval": ranges.WHOLE_NOT_NEGATIVE,
         "tau": ranges.Range(0, 1, optional=True),
+        "kl_to_base_coeff": ranges.Range(0, optional=True),
     }
     NESTED_RANGES = {
         "optimizer": {
@@ -447,6 +449,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.learner_timeout_s = 1800.0
         self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
         self.tau: float | None = None
+        self.kl_to_base_coeff: float | None = None
         self.optimizer: dict[str, float] = {}
         # deepspeed(...)
         self.deepspeed_config: dict[str, Any] = {}
@@ -457,6 +460,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         *,
         episodes_per_iteration: int | None = NotProvided,
         tau: float | None = NotProvided,
+        kl_to_base_coeff: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
@@ -467,6 +471,8 @@ class LanguageAlgorithmConfig(LanguageConfig):
             episodes_per_iteration: Episodes collected before each round of updates.
             tau: Step of the target weights towards the policy's after each gradient step; 0 freezes, 1 copies, None
                 keeps none, for algorithms that need none.
+            kl_to_base_coeff: Weight of KL(π_θ || π_base) in the policy's loss, π_base being the model as it was loaded. At 0 it
+                is measured only, as ``kl_to_base``, which with ``lora`` it is anyway; without, it takes a copy of the weights.
 
         Returns:
             This updated config.

@@ -11,11 +11,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rllib_nlac.engine.lora import LoRASettings, adapter_name
 
 
-def add_adapter(lm: torch.nn.Module, settings: LoRASettings) -> None:
-    """Puts an adapter into a Hugging Face model, B at zero, so that the model is still its base; all else is frozen."""
+def add_adapter(lm: torch.nn.Module, settings: LoRASettings, seed: int = 0) -> None:
+    """Puts an adapter into a Hugging Face model, B at zero, so that the model is still its base; all else is frozen.
+
+    A is random, and by its seed the same in every learner.
+    """
     from peft import LoraConfig
 
-    lm.add_adapter(LoraConfig(task_type="CAUSAL_LM", **settings.for_peft()))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lm.add_adapter(LoraConfig(task_type="CAUSAL_LM", **settings.for_peft()))
     for name, parameter in lm.named_parameters():
         parameter.requires_grad_(_is_adapters(name))
 

@@ -20,7 +20,7 @@ class CausalLMModule(TorchRLModule):
     """Holds the trained model; generation happens in the engines, never here.
 
     ``model_config``: ``model`` (a folder or name), ``dtype`` ("float32", "bfloat16"), ``gradient_checkpointing``,
-    ``attn_implementation``, ``lora`` (as ``config.lora``, None without an adapter).
+    ``attn_implementation``, ``lora`` (as ``config.lora``, None without an adapter) and its ``seed``.
     """
 
     def setup(self) -> None:
@@ -36,7 +36,7 @@ class CausalLMModule(TorchRLModule):
             attn_implementation=config.get("attn_implementation"),
         )
         if config.get("lora") is not None:
-            add_adapter(lm, LoRASettings.of(config["lora"]))
+            add_adapter(lm, LoRASettings.of(config["lora"]), config.get("seed", 0))
         if config.get("gradient_checkpointing"):
             if (
                 config.get("lora") is not None
