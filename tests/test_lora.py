@@ -77,7 +77,7 @@ class TestSettings:
             config.language(lora=lora).validate()
 
     def test_a_serving_that_does_not_exist(self, config):
-        with pytest.raises(ValueError, match=r"config.lora_serving is 'both' and must be one of adapter, merged"):
+        with pytest.raises(ValueError, match=r"config.lora_serving is 'both' and must be one of auto, adapter, merged"):
             config.language(lora={}, lora_serving="both").validate()
 
 
@@ -150,7 +150,7 @@ def adapters(model_path, chat) -> Iterator:
     """Real vLLM that serves adapters."""
     from rllib_nlac.engine.vllm_engine import VLLMEngine
 
-    engine = VLLMEngine(model_path, chat.max_context, [chat.end_id], lora=SETTINGS)
+    engine = VLLMEngine(model_path, chat.max_context, [chat.end_id], lora=SETTINGS, merges_lora=False)
     yield engine
     engine.stop()
 

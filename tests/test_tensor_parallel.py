@@ -64,7 +64,7 @@ def engines(request, folder, chat, ray_session):
     inside = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)}
     settings = VLLMSettings(tensor_parallel_size=2, cpu_kv_cache_gib=0.25)
     actor = ray.remote(num_cpus=1, max_concurrency=10, **inside)(EngineActor)
-    make = partial(VLLMEngine, str(folder), chat.max_context, [chat.end_id], settings, 0, request.param)
+    make = partial(VLLMEngine, str(folder), chat.max_context, [chat.end_id], settings, 0, request.param, False)
     engines = RemoteEngines([actor.remote(make)], timeout_s=300)
     yield engines
     engines.stop()

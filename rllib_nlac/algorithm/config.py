@@ -117,7 +117,7 @@ class LanguageConfig(AlgorithmConfig):
         # language(...)
         self.language_model = "tiny"
         self.lora: dict[str, Any] | None = None
-        self.lora_serving = "adapter"
+        self.lora_serving = "auto"
         self.max_context: int | None = None
         self.prompts: str | dict[str, Any] | None = None
         self.action_format = "plain"
@@ -163,7 +163,7 @@ class LanguageConfig(AlgorithmConfig):
             lora: The fields of ``LoRASettings`` (rank, alpha, dropout, target_modules): the model is a base that stays as it
                 is, and an adapter is trained; policy, target and initial weights differ in it alone. None trains all weights.
             lora_serving: "adapter", engines keep the base and an adapter for each weight set, and answer all sets in one batch;
-                or "merged", they put each set into the model, which decodes faster and swaps sets.
+                "merged", they put each set into the model, which decodes faster and swaps sets; "auto" merges on a CPU alone.
             max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
             prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping; None is the shipped model's own,
                 or "default".
@@ -306,7 +306,7 @@ class LanguageConfig(AlgorithmConfig):
             self.num_gpus_per_engine,
             self.engine_timeout_s,
             lora=self.lora_settings,
-            merges_lora=self.lora_serving == "merged",
+            merges_lora={"adapter": False, "merged": True}.get(self.lora_serving),
         )
 
     @property
@@ -369,7 +369,7 @@ class LanguageConfig(AlgorithmConfig):
         )
         self._check_choice("action_format", "plain", "react")
         self._check_choice("learner_dtype", "float32", "bfloat16")
-        self._check_choice("lora_serving", "adapter", "merged")
+        self._check_choice("lora_serving", "auto", "adapter", "merged")
         kind = self.engine_config.get("engine", "vllm")
         if kind not in ENGINES:
             raise ValueError(f"config.engine_config['engine']: {unknown_key(kind, ENGINES)}")

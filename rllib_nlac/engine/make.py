@@ -38,7 +38,7 @@ class EngineSpec:
         num_gpus_per_engine: GPUs of each actor.
         timeout_s: After so long without an answer an actor counts as stalled.
         lora: What the adapters are; None where weight sets are whole models.
-        merges_lora: Whether an adapter is put into the model's own weights.
+        merges_lora: Whether an adapter is put into the model's own weights; None leaves it to the engine.
         endpoint: Arguments of ``EndpointEngine``, which then answers in the place of all this.
     """
 
@@ -50,7 +50,7 @@ class EngineSpec:
     num_gpus_per_engine: float = 0
     timeout_s: float = 600.0
     lora: LoRASettings | None = None
-    merges_lora: bool = False
+    merges_lora: bool | None = None
     endpoint: Mapping[str, Any] = field(default_factory=dict)
 
     def maker(self, chat: Chat) -> partial[LocalEngine]:

@@ -50,7 +50,7 @@ class LocalEngine(Engine, Protocol):
     """An engine in this process, built as ``LocalEngine(model, max_context, end_ids, settings, seed)``.
 
     With LoRA it is given two arguments more: ``lora``, what the adapters are, and ``merges_lora``, whether they are put into
-    the model's own weights.
+    the model's own weights, or None where that is left to the engine.
 
     Attributes:
         Settings: The dataclass of its settings; its fields are the keys of ``engine_config``.

@@ -60,7 +60,8 @@ class VLLMEngine:
         settings: How vLLM is started.
         seed: Seeds the requests that bring none of their own.
         lora: What the adapters are; None where a set is a whole model.
-        merges_lora: Whether an adapter is put into the model's own weights, and its set then serves as a whole one.
+        merges_lora: Whether an adapter is put into the model's own weights, and its set then serves as a whole one; None does
+            so on a CPU, where adapters decode at a sixth of the speed.
 
     Raises:
         FileNotFoundError: The model folder does not exist.
@@ -77,7 +78,7 @@ class VLLMEngine:
         settings: VLLMSettings | None = None,
         seed: int = 0,
         lora: LoRASettings | None = None,
-        merges_lora: bool = False,
+        merges_lora: bool | None = None,
     ) -> None:
         check_model_path(model)
         settings = settings or VLLMSettings()
@@ -97,6 +98,8 @@ class VLLMEngine:
             extra.setdefault("enable_chunked_prefill", False)
             extra.setdefault("max_num_batched_tokens", max(8192, max_context))
         self._lora = lora
+        if merges_lora is None:
+            merges_lora = not on_gpu
         self.mixes_sets = lora is not None and not merges_lora
         if self.mixes_sets:
             assert lora is not None
