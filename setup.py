@@ -40,6 +40,7 @@ setup(
         "ray[data,rllib]>=2.60,<2.61",
         "torch>=2.11",
         "transformers>=5.16,<5.20",
+        "peft>=0.19,<0.22",
         "deepspeed>=0.19.8,<0.20",
         "gymnasium>=1.1",
         "tensorboard>=2.16",

@@ -35,11 +35,16 @@ def futures_of(algorithm: NLAC, transitions: Sequence[Transition], k: int, weigh
     prompts = algorithm.stages.prompts_for(str(algorithm.config.env))
     room = algorithm.config.max_future_tokens
     requests = [
-        Request(algorithm.chat.prompt_ids(future_prompt(prompts, t.state, t.action), room=room), room, seed=number * k + i)
+        Request(
+            algorithm.chat.prompt_ids(future_prompt(prompts, t.state, t.action), room=room),
+            room,
+            seed=number * k + i,
+            weights=weights,
+        )
         for number, t in enumerate(transitions)
         for i in range(k)
     ]
-    said = [(g, algorithm.chat.decode(g.token_ids)) for g in algorithm.engine.generate(requests, weights)]
+    said = [(g, algorithm.chat.decode(g.token_ids)) for g in algorithm.engine.generate(requests)]
     return [read_futures(said[i : i + k]) for i in range(0, len(said), k)]
 
 

@@ -20,7 +20,7 @@ from rllib_nlac import NLACConfig
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.episode import GENERATION
-from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Generation, Request, Weights
@@ -116,7 +116,7 @@ def main() -> None:
         )
 
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=torch.float32)
-    state = {name: tensor.clone() for name, tensor in trainable_state(model).items()}
+    state = {name: tensor.clone() for name, tensor in served_state(model).items()}
     seconds, swaps = [], []
     for version in range(20):
         started = time.perf_counter()
@@ -125,7 +125,7 @@ def main() -> None:
         seconds.append(time.perf_counter() - started)
         started = time.perf_counter()
         for which in (Weights.TARGET, Weights.POLICY):
-            engine.generate([], which)
+            engine.generate([Request((5, 6, 7), 1, weights=which)])
         swaps.append((time.perf_counter() - started) / 2)
     size = sum(tensor.numel() for tensor in state.values())
     print(f"weight sync, both weight sets of {size:,} parameters, verified")

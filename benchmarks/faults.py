@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def wrong_weights(algorithm: LanguageAlgorithm) -> str:
     prompt = algorithm.chat.prompt_ids((Message("user", "Guess my object."),))
     requests = [Request(prompt, 4, seed=seed) for seed in range(4)]  # some for each engine
     for weights in (Weights.TARGET, Weights.POLICY):
-        answers = algorithm.engine.generate(requests, weights)
+        answers = algorithm.engine.generate([replace(request, weights=weights) for request in requests])
         versions = {answer.weight_version for answer in answers}
         if versions != {algorithm.weight_version} or {answer.weights for answer in answers} != {weights}:
             return f"versions {versions} of the {weights} weights instead of {algorithm.weight_version}"

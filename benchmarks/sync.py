@@ -1,5 +1,7 @@
 """What a weight sync and a swap cost across processes: ``python -m benchmarks.sync [--hidden 1024] [--layers 8]``.
 
+Once with all weights and once with adapters over one base (``--rank 16``; 0 leaves them out).
+
 A learner and a vLLM engine, each an actor of its own, and a model of random weights between the small one that is shipped and
 those that people train. Beside them, in the same run, one plain copy of the same bytes in memory. Nothing is asserted.
 """
@@ -39,6 +41,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rank", type=int, default=16)
     arguments = parser.parse_args()
     config = (
         NLACConfig()
@@ -53,24 +56,33 @@ def main() -> None:
         folder = Path(temporary) / "model"
         size = build(config.model_path, folder, arguments.hidden, arguments.layers)
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-        algorithm = config.language(language_model=str(folder)).build_algo()
-        block = torch.zeros(size)
-        ask = [Request((5, 6, 7), 1, seed=0)]
-        syncs, swaps, copies = [], [], []
-        for _ in range(arguments.rounds):
-            syncs.append(seconds(algorithm.sync_weights))
-            changed = seconds(lambda: algorithm.engine.generate(ask, Weights.TARGET))
-            swaps.append(changed - seconds(lambda: algorithm.engine.generate(ask, Weights.TARGET)))
-            copies.append(seconds(block.clone))
-        algorithm.stop()
+        config.language(language_model=str(folder))
+        print(f"{size:,} parameters in float32, {4 * size / 2**30:.2f} GiB, learner and engine in processes of their own")
+        for lora in (None, {"rank": arguments.rank})[: 2 if arguments.rank else 1]:
+            print(f"with adapters of rank {arguments.rank}" if lora else "with all weights")
+            measure(config.copy(copy_frozen=False).language(lora=lora), size, arguments.rounds)
     ray.shutdown()
-    print(f"{size:,} parameters in float32, {4 * size / 2**30:.2f} GiB, learner and engine in processes of their own")
+
+
+def measure(config: NLACConfig, size: int, rounds: int) -> None:
+    """Prints the seconds of a sync and a swap of one configuration, and of a copy of as many bytes as the model has."""
+    algorithm = config.build_algo()
+    block = torch.zeros(size)
+    ask = [Request((5, 6, 7), 1, seed=0, weights=Weights.TARGET)]
+    syncs, swaps, copies = [], [], []
+    for _ in range(rounds):
+        syncs.append(seconds(algorithm.sync_weights))
+        changed = seconds(lambda: algorithm.engine.generate(ask))
+        swaps.append(changed - seconds(lambda: algorithm.engine.generate(ask)))
+        copies.append(seconds(block.clone))
+    print(f"  {algorithm.metrics.peek(('sync', 'num_bytes')) / 2**20:.1f} MiB a sync")
+    algorithm.stop()
     for name, values in (
         ("sync of policy and target, verified", syncs),
-        ("swap of one for the other, verified", swaps),
-        ("one copy of as many bytes in memory", copies),
+        ("one set after the other, verified  ", swaps),
+        ("one copy of the model in memory    ", copies),
     ):
-        print(f"  {name}   {statistics.median(values):7.3f} s   ({min(values):.3f} to {max(values):.3f})")
+        print(f"  {name}   {statistics.median(values):7.3f} s   ({min(values):.3f} to {max(values):.3f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ class Request:
         seed: Makes this request's sampling reproducible; None leaves it to the engine.
         messages: The same prompt as messages, for an engine behind an endpoint that takes no token ids.
         logprobs: Whether the answer's log-probabilities are wanted, which cost an engine up to a third of its speed.
+        weights: Which weights answer.
     """
 
     prompt_ids: tuple[int, ...]
@@ -70,6 +71,7 @@ class Request:
     seed: int | None = None
     messages: tuple[Message, ...] = ()
     logprobs: bool = True
+    weights: Weights = Weights.POLICY
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Generation:
             shape (0,) where the request wanted none, and NaN where nobody knows them, as of logged turns.
         finished: False where ``max_tokens`` cut the generation off.
         weight_version: Version of the weights that answered.
-        weights: Whether those were the policy's or the target's.
+        weights: Which they were.
     """
 
     prompt_ids: tuple[int, ...]

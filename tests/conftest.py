@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -38,7 +39,7 @@ WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 
 # What a test needs is said by its fixtures, and by a mark only where none of them tells.
 NEEDS = {
-    "vllm": ("session_engine",),
+    "vllm": ("session_engine", "adapters", "merging"),
     "ray": ("ray_session",),
     "process": ("commands", "disk", "real_server", "source", "trained"),
 }
@@ -213,9 +214,9 @@ def base_weights(model_path: str) -> dict[str, torch.Tensor]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rllib_nlac.learner.rl_module import trainable_state
+    from rllib_nlac.learner.rl_module import served_state
 
-    return trainable_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
+    return served_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
 
 
 @pytest.fixture()
@@ -242,16 +243,22 @@ class Borrowed:
 
 
 @pytest.fixture(scope="session")
-def lend(session_engine):
-    """While it is entered, algorithms take the session's engine instead of starting their own."""
+def lend_any():
+    """While it is entered with an engine, algorithms take that one instead of starting their own."""
 
     @contextlib.contextmanager
-    def lend():
+    def lend(engine):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rllib_nlac.algorithm.algorithm.make_engine", lambda config, chat: Borrowed(session_engine))
+            patch.setattr("rllib_nlac.algorithm.algorithm.make_engine", lambda config, chat: Borrowed(engine))
             yield
 
     return lend
+
+
+@pytest.fixture(scope="session")
+def lend(session_engine, lend_any):
+    """The same with the session's engine."""
+    return functools.partial(lend_any, session_engine)
 
 
 @pytest.fixture()
@@ -283,3 +290,23 @@ def quick_start() -> NLACConfig:
         .training(lr=1e-3)
         .debugging(seed=0)
     )
+
+
+@pytest.fixture()
+def make_learner(config):
+    """Builds a learner in this process, by keys that differ from the small configuration's."""
+    from rllib_nlac.envs.spaces import TextSpace
+    from rllib_nlac.learner.learner import LanguageLearner
+
+    def make(**settings) -> LanguageLearner:
+        own = config.copy(copy_frozen=False)
+        own.lr = 1e-3
+        for key, value in settings.items():
+            setattr(own, key, value)
+        spec = own.get_default_rl_module_spec()
+        spec.observation_space = spec.action_space = TextSpace()
+        learner = LanguageLearner(config=own, module_spec=spec)
+        learner.build()
+        return learner
+
+    return make

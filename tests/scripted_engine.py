@@ -25,9 +25,10 @@ class ScriptedEngine:
         self._queue: list[tuple[int, Request]] = []
         self._next = 0
 
-    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
-        self.calls.append((weights, [self.text(request) for request in requests]))
-        return [self._generation(request, weights) for request in requests]
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        for weights in sorted({request.weights for request in requests}):
+            self.calls.append((weights, [self.text(request) for request in requests if request.weights is weights]))
+        return [self._generation(request, request.weights) for request in requests]
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
         tickets = list(range(self._next, self._next + len(requests)))

@@ -110,7 +110,7 @@ class TestManifest:
             ({"files": {"/etc/passwd": {"size": 2, "sha256": "0" * 64}}}, "names '/etc/passwd', which is no file within"),
             ({"files": {"a/../metadata.json": {"size": 2, "sha256": "0" * 64}}}, "which is no file within"),
             ({"files": {"./metadata.json": {"size": 2, "sha256": "0" * 64}}}, "which is no file within"),
-            ({"format": "3"}, "'format' is '3' instead of 3"),
+            ({"format": "4"}, "'format' is '4' instead of 4"),
             ({"format": 99, "rllib_nlac": "7.0.0"}, r"rllib_nlac 7\.0\.0 in checkpoint format 99"),
             ({"format": 2, "rllib_nlac": "0.1.0"}, r"rllib_nlac 0\.1\.0 in checkpoint format 2"),
         ],

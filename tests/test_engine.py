@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Message, Request, Weights
 
 DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it alive?"), Message("user", "Yes."))
@@ -28,7 +28,7 @@ def states(model_path: str) -> dict[Weights, dict[str, torch.Tensor]]:
     for which, seed in ((Weights.POLICY, 1), (Weights.TARGET, 2)):
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
         generator = torch.Generator().manual_seed(seed)
-        state = {name: tensor.clone() for name, tensor in trainable_state(model).items()}
+        state = {name: tensor.clone() for name, tensor in served_state(model).items()}
         result[which] = {name: t + 0.05 * t.std() * torch.randn(t.shape, generator=generator) for name, t in state.items()}
     return result
 
@@ -53,7 +53,7 @@ def loaded(engine, model_path):
 def test_logprobs_equal_the_trainers_after_a_sync_for_both_weight_sets(engine, chat, model_path, loaded):
     """Fails where any layer keeps its former weights, as an output layer tied to the embedding does under oneDNN."""
     for which in (Weights.TARGET, Weights.POLICY, Weights.TARGET):
-        for generation in engine.generate(requests(chat), which):
+        for generation in engine.generate(requests(chat, weights=which)):
             expected = reference_logprobs(model_path, loaded[which], generation)
             np.testing.assert_allclose(generation.logprobs, expected, atol=1e-3)
             assert generation.weights is which and generation.weight_version == 5
@@ -99,7 +99,7 @@ def test_what_a_swap_brings_is_the_latest_that_was_given(engine, chat, model_pat
     former, latest = loaded[Weights.TARGET], loaded[Weights.POLICY]
     engine.set_weights(Weights.TARGET, 6, latest)
     engine.set_weights(Weights.POLICY, 6, former)
-    for generation in engine.generate(requests(chat, 2), Weights.TARGET):
+    for generation in engine.generate(requests(chat, 2, weights=Weights.TARGET)):
         np.testing.assert_allclose(generation.logprobs, reference_logprobs(model_path, latest, generation), atol=1e-3)
 
 
@@ -109,7 +109,7 @@ def test_a_swap_that_brings_other_weights_is_found(engine, chat, model_path, loa
     engine._llm.collective_rpc(_damage_kept, args=(Weights.TARGET,))
     for _ in range(2):
         with pytest.raises(EngineError, match="does not serve the target weights that it was given"):
-            engine.generate(requests(chat, 1), Weights.TARGET)
+            engine.generate(requests(chat, 1, weights=Weights.TARGET))
     (generation,) = engine.generate(requests(chat, 1))
     expected = reference_logprobs(model_path, loaded[Weights.POLICY], generation)
     np.testing.assert_allclose(generation.logprobs, expected, atol=1e-3)
@@ -180,7 +180,7 @@ def test_requests_larger_than_one_batch(engine, chat):
 def shipped_weights_again(engine, model_path):
     """Leaves the session's engine with the shipped weights."""
     yield
-    state = trainable_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
+    state = served_state(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32))
     for which in (Weights.TARGET, Weights.POLICY):
         engine.set_weights(which, 0, {name: tensor.clone() for name, tensor in state.items()})
 

@@ -93,8 +93,9 @@ def test_engines_lost_together_serve_the_current_weights_or_refuse(algorithm, fi
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     for weights in Weights.TARGET, Weights.POLICY:
+        ask, numbers = [Request((3, 4, 5), 2, weights=weights)], {weights: engines._announced[weights].number}
         with pytest.raises(WeightsMissing, match=f"has started again without the {weights} weights"):
-            ray.get(engines._actors[0].generate.remote([Request((3, 4, 5), 2)], weights, engines._announced[weights].number))
+            ray.get(engines._actors[0].generate.remote(ask, numbers))
     assert not wrong_weights(algorithm)
     assert engines.num_restarts == restarts + 2
 

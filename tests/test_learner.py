@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
-from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES, LanguageLearner
 from rllib_nlac.learner.losses import answer_logprobs, priorities, refinement_loss, successor_loss
-from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
 
@@ -159,22 +158,6 @@ class TestTarget:
                 assert whole.dtype is tensor.dtype and whole.shape == tensor.shape and torch.equal(whole, tensor)
 
 
-@pytest.fixture()
-def make_learner(config):
-    def make(**settings) -> LanguageLearner:
-        own = config.copy(copy_frozen=False)
-        own.lr = 1e-3
-        for key, value in settings.items():
-            setattr(own, key, value)
-        spec = own.get_default_rl_module_spec()
-        spec.observation_space = spec.action_space = TextSpace()
-        learner = LanguageLearner(config=own, module_spec=spec)
-        learner.build()
-        return learner
-
-    return make
-
-
 def update(learner: LanguageLearner, sequences=SEQUENCES) -> dict:
     return learner.update(batch=to_multi_agent_batch(sequences, env_steps=3), timesteps={"num_env_steps_sampled_lifetime": 0})
 
@@ -218,7 +201,7 @@ class TestGradientStep:
         optimizer.step()
         results = update(learner)
         assert float(results[DEFAULT_MODULE_ID]["gradient_norm"].peek()) == pytest.approx(float(norm), rel=1e-4)
-        assert_same_step(before, weights_of(learner), trainable_state(model))
+        assert_same_step(before, weights_of(learner), served_state(model))
 
     def test_per_sequence_losses_come_back_in_order(self, make_learner):
         learner = make_learner()

@@ -238,8 +238,10 @@ def test_state_pickles(algorithm):
 
 
 class TestRemote:
-    @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-    def test_two_learners_give_the_update_of_one(self, small, ray_session, stage):
+    @pytest.mark.parametrize(
+        ("stage", "lora"), [(0, None), (1, None), (2, None), (3, None), (1, {"rank": 8}), (3, {"rank": 8})]
+    )
+    def test_two_learners_give_the_update_of_one(self, small, ray_session, stage, lora):
         """To 1e-5 of the step. Adam's usual epsilon turns the rounding of a gradient near 0 into the sign of a full step,
         which would hide everything below 1e-2. With ZeRO each learner holds half of the target weights, too. The second
         gradient step has no sequence for the policy."""
@@ -250,7 +252,7 @@ class TestRemote:
         updated, norms = [], []
         for learners in (0, 2):
             config = small.copy(copy_frozen=False).learners(num_learners=learners)
-            config.language(max_tokens_per_micro_batch=16).deepspeed(
+            config.language(max_tokens_per_micro_batch=16, lora=lora).deepspeed(
                 deepspeed_config={"zero_optimization": {"stage": stage}}
             ).training(optimizer={"eps": 1e-3}, tau=0.5)
             spec = config.get_multi_rl_module_spec(spaces={"default_policy": (TextSpace(), TextSpace())})

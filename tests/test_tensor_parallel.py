@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +18,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllib_nlac.command.experiment import load_experiments
+from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.remote import EngineActor, RemoteEngines
-from rllib_nlac.engine.vllm_engine import VLLMSettings
-from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
+from rllib_nlac.learner.adapter import add_adapter
+from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights
 
 
@@ -53,28 +57,43 @@ def random_model(config, seed: int) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def engines(folder, chat, ray_session):
+def engines(request, folder, chat, ray_session):
     """In a placement group, as in a trial of Tune, which vLLM must not take for its own."""
     group = placement_group([{"CPU": 2}])
     ray.get(group.ready(), timeout=60)
     inside = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)}
     settings = VLLMSettings(tensor_parallel_size=2, cpu_kv_cache_gib=0.25)
     actor = ray.remote(num_cpus=1, max_concurrency=10, **inside)(EngineActor)
-    engines = RemoteEngines([actor.remote(str(folder), chat.max_context, [chat.end_id], settings, 0)], timeout_s=300)
+    make = partial(VLLMEngine, str(folder), chat.max_context, [chat.end_id], settings, 0, request.param, False)
+    engines = RemoteEngines([actor.remote(make)], timeout_s=300)
     yield engines
     engines.stop()
     remove_placement_group(group)
 
 
-def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, folder):
+def add_random_adapter(model: torch.nn.Module, lora: LoRASettings, seed: int) -> None:
+    add_adapter(model, lora)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.05 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("engines", [LoRASettings(rank=8), None], indirect=True, ids=["adapters", "whole"])
+def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, folder, request):
     """Fails where a worker keeps former weights, or a copy of them that was packed before."""
-    config = AutoConfig.from_pretrained(folder)
+    config, lora = AutoConfig.from_pretrained(folder), request.node.callspec.params["engines"]
     models = {Weights.TARGET: random_model(config, seed=1), Weights.POLICY: random_model(config, seed=2)}
+    if lora is not None:
+        models = {which: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for which in models}
+        for seed, model in enumerate(models.values()):
+            add_random_adapter(model, lora, seed)
     for which, model in models.items():
-        engines.set_weights(which, 5, trainable_state(model))
+        engines.set_weights(which, 5, served_state(model))
     requests = [Request(tuple(range(10, 30 + i)), 8, seed=i) for i in range(4)]
     for which in (Weights.TARGET, Weights.POLICY, Weights.TARGET):
-        for generation in engines.generate(requests, which):
+        for generation in engines.generate([replace(request, weights=which) for request in requests]):
             ids = torch.tensor([[*generation.prompt_ids, *generation.token_ids]])
             with torch.no_grad():
                 logits = models[which](input_ids=ids).logits[0, len(generation.prompt_ids) - 1 : -1].log_softmax(-1)
@@ -83,10 +102,11 @@ def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, f
             assert generation.weights is which
 
 
+@pytest.mark.parametrize("engines", [None], indirect=True, ids=["whole"])
 @pytest.mark.parametrize("lost", ["mlp.down_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight"])
 def test_weights_that_did_not_reach_the_workers_are_found(engines, folder, lost):
     """Of what is divided between the workers as of what both hold whole."""
-    state = dict(trainable_state(random_model(AutoConfig.from_pretrained(folder), seed=3)))
+    state = dict(served_state(random_model(AutoConfig.from_pretrained(folder), seed=3)))
     engines.set_weights(Weights.POLICY, 6, state)
     del state[f"model.layers.1.{lost}"]
     with pytest.raises(EngineError, match="does not serve the policy weights that it was given"):

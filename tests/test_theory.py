@@ -275,7 +275,7 @@ def check_both_branches_survive(world: World) -> None:
     assert min(np.exp(logprobs)) > 0.35
     world.engine.set_weights(Weights.POLICY, 1000, learner.export_weights()[Weights.POLICY])
     requests = [stages.Request(prompt, 24, temperature=1.0, seed=seed) for seed in range(200)]
-    sampled = Counter(generation.token_ids for generation in world.engine.generate(requests, Weights.POLICY))
+    sampled = Counter(generation.token_ids for generation in world.engine.generate(requests))
     assert all(60 <= sampled[y] <= 140 for y in branches)
 
 

@@ -27,7 +27,7 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from rllib_nlac.activity import EPISODES, STEPS, activity
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.metrics import log_collection, log_faults, log_sync, logprob_gap, stage
+from rllib_nlac.algorithm.metrics import kl_to_base, log_collection, log_faults, log_sync, logprob_gap, stage
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
@@ -133,10 +133,11 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         """The waves of generation of an algorithm whose critic speaks.
 
         Where a role is answered by the initial weights the engine is given them here: before anything is learned or restored.
+        The base of an adapter is in the engine anyway.
         """
         settings = self.config.stage_settings
         asked = (settings.judge_weights, settings.backup_weights, variant.future_weights, variant.next_future_weights)
-        if Weights.INITIAL in asked:
+        if Weights.INITIAL in asked and self.config.lora is None:
             self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
         prompts_for = functools.cache(self.config.prompts_for)
         return kind(self.engine, self.chat, prompts_for, settings, self.config.seed or 0, variant)
@@ -154,7 +155,10 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             sampling = self.config.action_sampling
             with stage(self.metrics, "logprob_gap", "comparing engine and learner"):
                 gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version, sampling))
+                moved = self._with_learners(lambda: kl_to_base(self.learner_group, episodes, self.weight_version, sampling))
             self.metrics.log_value("logprob_gap", gap, window=1)
+            if moved is not None:
+                self.metrics.log_value("kl_to_base", moved, window=1)
         log_collection(self.metrics, episodes, self.weight_version)
         if self.config.output:
             write_dialogues(Path(self.config.output) / f"episodes_{self.iteration + 1:08d}.jsonl", episodes)

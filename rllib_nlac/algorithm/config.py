@@ -15,11 +15,13 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.evaluation import evaluate_tasks
 from rllib_nlac.engine.chat import Chat, check_model_path
+from rllib_nlac.engine.lora import SERVED_RANKS, LoRASettings
 from rllib_nlac.engine.make import ENGINES, EngineSpec
 from rllib_nlac.engine.model_folder import check_weights
 from rllib_nlac.envs import registry
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.settings import Sampling
+from rllib_nlac.learner.adapter import check_targets
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.rl_module import CausalLMModule
 from rllib_nlac.names import unknown_key
@@ -93,7 +95,12 @@ class LanguageConfig(AlgorithmConfig):
             "cpu_kv_cache_gib": ranges.POSITIVE,
             "enforce_eager": ranges.FLAG,
             "enable_prefix_caching": ranges.FLAG,
-        }
+        },
+        "lora": {
+            "rank": ranges.Range(1, SERVED_RANKS[-1], whole=True, why="vLLM serves adapters of no higher rank"),
+            "alpha": ranges.Range(0, above=True, optional=True),
+            "dropout": ranges.Range(0, 0.9),
+        },
     }
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -113,6 +120,8 @@ class LanguageConfig(AlgorithmConfig):
         self.evaluation_sample_timeout_s = 1800.0
         # language(...)
         self.language_model = "tiny"
+        self.lora: dict[str, Any] | None = None
+        self.lora_serving = "auto"
         self.max_context: int | None = None
         self.prompts: str | dict[str, Any] | None = None
         self.action_format = "plain"
@@ -135,6 +144,8 @@ class LanguageConfig(AlgorithmConfig):
         self,
         *,
         language_model: str | None = NotProvided,
+        lora: dict[str, Any] | None = NotProvided,
+        lora_serving: str | None = NotProvided,
         max_context: int | None = NotProvided,
         prompts: str | dict[str, Any] | None = NotProvided,
         action_format: str | None = NotProvided,
@@ -153,6 +164,10 @@ class LanguageConfig(AlgorithmConfig):
         Args:
             language_model: A Hugging Face folder or name, or one of the models shipped with this package, "tiny" (twenty
                 questions) and "tiny_house" (the text house).
+            lora: The fields of ``LoRASettings`` (rank, alpha, dropout, target_modules): the model is a base that stays as it
+                is, and an adapter is trained; policy, target and initial weights differ in it alone. None trains all weights.
+            lora_serving: "adapter", engines keep the base and an adapter for each weight set, and answer all sets in one batch;
+                "merged", they put each set into the model, which decodes faster and swaps sets; "auto" merges on a CPU alone.
             max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
             prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping; None is the shipped model's own,
                 or "default".
@@ -308,13 +323,22 @@ class LanguageConfig(AlgorithmConfig):
             self.num_engines,
             self.num_gpus_per_engine,
             self.engine_timeout_s,
+            lora=self.lora_settings,
+            merges_lora={"adapter": False, "merged": True}.get(self.lora_serving),
         )
+
+    @property
+    def lora_settings(self) -> LoRASettings | None:
+        """What the adapter is; None where all weights are trained."""
+        return None if self.lora is None else LoRASettings.of(self.lora)
 
     @property
     def model_settings(self) -> dict[str, Any]:
         """What the RLModules around the language model need to know."""
         return {
             "model": self.model_path,
+            "lora": self.lora,
+            "seed": self.seed or 0,
             "dtype": self.learner_dtype,
             "attn_implementation": self.attn_implementation,
             "gradient_checkpointing": self.gradient_checkpointing,
@@ -363,6 +387,7 @@ class LanguageConfig(AlgorithmConfig):
         )
         self._check_choice("action_format", "plain", "react")
         self._check_choice("learner_dtype", "float32", "bfloat16")
+        self._check_choice("lora_serving", "auto", "adapter", "merged")
         kind = self.engine_config.get("engine", "vllm")
         if kind not in ENGINES:
             raise ValueError(f"config.engine_config['engine']: {unknown_key(kind, ENGINES)}")
@@ -375,6 +400,8 @@ class LanguageConfig(AlgorithmConfig):
         )
         self.prompts_for(self.env if isinstance(self.env, str) else None)
         check_model_path(self.model_path)
+        if (lora := self.lora_settings) is not None:
+            check_targets(self.model_path, lora)
         if Path(self.model_path).is_dir():  # a hub's name is left to the hub
             self.make_chat()
             if not self.engine_spec.endpoint:  # behind an endpoint are weights of their own
@@ -389,6 +416,8 @@ class LanguageConfig(AlgorithmConfig):
         values = {key: getattr(self, key) for key in ranges_of_all if hasattr(self, key)}
         ranges.check(ranges_of_all, values, "config.{key}")
         for key, inner in nested.items():
+            if getattr(self, key) is None:
+                continue
             self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
             ranges.check(inner, getattr(self, key), f"config.{key}[{{key!r}}]")
 
@@ -415,6 +444,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         "learner_timeout_s": ranges.POSITIVE,
         "learner_snapshot_interval": ranges.WHOLE_NOT_NEGATIVE,
         "tau": ranges.Range(0, 1, optional=True),
+        "kl_to_base_coeff": ranges.Range(0, optional=True),
     }
     NESTED_RANGES = {
         "optimizer": {
@@ -437,6 +467,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.learner_timeout_s = 1800.0
         self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
         self.tau: float | None = None
+        self.kl_to_base_coeff: float | None = None
         self.optimizer: dict[str, float] = {}
         # deepspeed(...)
         self.deepspeed_config: dict[str, Any] = {}
@@ -447,6 +478,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         *,
         episodes_per_iteration: int | None = NotProvided,
         tau: float | None = NotProvided,
+        kl_to_base_coeff: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
@@ -457,6 +489,8 @@ class LanguageAlgorithmConfig(LanguageConfig):
             episodes_per_iteration: Episodes collected before each round of updates.
             tau: Step of the target weights towards the policy's after each gradient step; 0 freezes, 1 copies, None
                 keeps none, for algorithms that need none.
+            kl_to_base_coeff: Weight of KL(π_θ || π_base) in the policy's loss, π_base being the model as it was loaded. At 0 it
+                is measured only, as ``kl_to_base``, which with ``lora`` it is anyway; without, it takes a copy of the weights.
 
         Returns:
             This updated config.

@@ -141,12 +141,7 @@ def logprob_gap(
             at most; only what lies beyond counts.
         generations: So many turns are compared.
     """
-    current: list[Generation] = [
-        generation
-        for episode in episodes[:generations]
-        for generation in generations_of(episode)[:1]
-        if generation.weight_version == version and generation.token_ids
-    ]
+    current = _current(episodes, version, generations)
     if not current:
         return float("nan")
     prompts, answers = [g.prompt_ids for g in current], [g.token_ids for g in current]
@@ -155,6 +150,48 @@ def logprob_gap(
     own = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers, temperature))[0]
     excess = np.concatenate([g.sampled_logprobs - mine for mine, g in zip(own, current, strict=True)])
     return float(np.maximum(-excess, excess + np.log(top_p)).max())
+
+
+def kl_to_base(
+    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, sampling: Sampling, generations: int = 32
+) -> float | None:
+    """KL(π_θ || π_base) in nats a token, by the turns that the current weights generated; None where nobody knows the base.
+
+    Args:
+        learner_group: Computes both probabilities.
+        episodes: Just collected.
+        version: Of the current weights.
+        sampling: How the turns were sampled.
+        generations: So many turns are looked at.
+
+    Source: the estimator k3, never negative, J. Schulman, "Approximating KL divergence", 2020.
+    """
+    current = _current(episodes, version, generations)
+    if not current:
+        return None
+    prompts, answers = [g.prompt_ids for g in current], [g.token_ids for g in current]
+    temperature = sampling.temperature or 1.0
+
+    def both(learner: Any) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+        if not learner.knows_base:
+            return None
+        return tuple(ask(prompts, answers, temperature) for ask in (learner.logprobs_of, learner.base_logprobs_of))  # type: ignore[return-value]
+
+    found = on_every_learner(learner_group, both)[0]
+    if found is None:
+        return None
+    ratio = np.concatenate(found[1]) - np.concatenate(found[0])
+    return float(np.mean(np.expm1(ratio) - ratio))
+
+
+def _current(episodes: Sequence[SingleAgentEpisode], version: int, count: int) -> list[Generation]:
+    """The first turns of a few episodes that the current weights generated."""
+    return [
+        generation
+        for episode in episodes[:count]
+        for generation in generations_of(episode)[:1]
+        if generation.weight_version == version and generation.token_ids
+    ]
 
 
 class TransitionWriter:

@@ -75,11 +75,10 @@ class PolicyGradientLearner(LanguageLearner):
 
     @override(LanguageLearner)
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        logprobs, mask, _ = self._answer_logprobs(
-            rows["ids"], rows["prompt_length"], rows["length"], self.config.action_temperature
-        )
+        temperature = self.config.action_temperature
+        logprobs, mask, _, kl = self._answers(rows["ids"], rows["prompt_length"], rows["length"], temperature)
         behaviour = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
-        return clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param)
+        return clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param) + kl
 
 
 class GRPO(LanguageAlgorithm):

@@ -105,13 +105,13 @@ class ScalarCriticLearner(PolicyGradientLearner):
 
     @override(LanguageLearner)
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        logprobs, mask, values = self._answer_logprobs(
+        logprobs, mask, values, kl = self._answers(
             rows["ids"], rows["prompt_length"], rows["length"], self.config.action_temperature
         )
         assert values is not None
         behaviour = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
         policy = clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param)
-        return torch.where(rows["role"] == CRITIC, (values - rows["scalar"]).square(), policy)
+        return torch.where(rows["role"] == CRITIC, (values - rows["scalar"]).square(), policy + kl)
 
     @torch.no_grad()
     def q_values(self, sequences: Sequence[tuple[int, ...]], target: bool) -> np.ndarray:

@@ -23,7 +23,7 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.episode import generation_at, generations_of, messages_at
 from rllib_nlac.learner.batch import micro_batches
-from rllib_nlac.learner.rl_module import trainable_state
+from rllib_nlac.learner.rl_module import copied, load_own_entries, own_entries, served_state
 from rllib_nlac.learner.value_head import ValueHeadModel, ValueHeadModule
 from rllib_nlac.types import dialogue_after
 
@@ -102,12 +102,11 @@ class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """All weights as CPU tensors; for inference the language model's alone, by their Hugging Face names."""
-        state = trainable_state(self.lm) if inference_only else self.state_dict()
-        return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+        return copied(served_state(self.lm) if inference_only else own_entries(self))
 
     @override(ValueHeadModule)
     def set_state(self, state: Any) -> None:
-        self.load_state_dict(state)
+        load_own_entries(self, state)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.ACTION_DIST_INPUTS: self._forward_train(batch)[Columns.ACTION_DIST_INPUTS]}

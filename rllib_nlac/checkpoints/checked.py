@@ -62,6 +62,7 @@ class CheckedCheckpoints(Algorithm):
             "algorithm": type(self).__name__,
             "language_model": self.config.language_model,
             "model": checkpoint.fingerprint(self.config.model_path, chat),
+            "lora": checkpoint.lora_facts(self.config),
             "shards": None,
             "iteration": self.iteration,
         }

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import tempfile
 import time
@@ -32,6 +33,9 @@ from rllib_nlac.checkpoints.manifest import (
 )
 from rllib_nlac.checkpoints.scratch import LOCK, ScratchFolder, dead, leftovers
 from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.lora import merged
+from rllib_nlac.learner.adapter import add_adapter
+from rllib_nlac.learner.rl_module import load_own_entries, own_entries, served_state
 
 __all__ = [
     "FORMAT",
@@ -252,11 +256,62 @@ def check(verified: VerifiedFolder, facts: Mapping[str, Any]) -> None:
             f"{facts['language_model']!r}, which has another {part}: restore it with the former, or set language_model to a "
             "folder that `rllib export` makes of the checkpoint"
         )
+    _check_lora(name, manifest["lora"], facts["lora"])
     if manifest["shards"] and manifest["shards"] != facts["shards"]:
         raise CheckpointError(
             f"{name} holds the optimizer in shards of {_learners(manifest['shards'])}, and this algorithm has "
             f"{_learners(facts['shards'])}: restore it with those, or export the model and start from that"
         )
+
+
+def check_lora(name: str, manifest: Mapping[str, Any], config: Any) -> None:
+    """Refuses a checkpoint whose adapter is not the one that ``config.lora`` describes; before anything is started.
+
+    Raises:
+        CheckpointError: It has another rank, scale, set of layers or base, or only one of both has an adapter.
+    """
+    _check_lora(name, manifest.get("lora"), lora_facts(config))
+
+
+def _check_lora(name: str, had: Any, lora: Any) -> None:
+    if had and lora and had["base"] != lora["base"]:
+        raise CheckpointError(
+            f"{name} holds an adapter of another base than {lora['model']!r}: set language_model to {had['model']!r} as it was"
+        )
+    names = ("rank", "alpha", "target_modules")
+    was, now = ({key: each[key] for key in names} if each else None for each in (had, lora))
+    if was == now:
+        return
+    raise CheckpointError(
+        f"{name} was written with config.lora {was}, and this run has {now}: set lora to the former, or export the model "
+        "(rllib export --merge) and start from that"
+    )
+
+
+def lora_facts(config: Any) -> dict[str, Any] | None:
+    """What an adapter of a checkpoint must fit: its shape, its scale and its base; None without an adapter."""
+    settings = getattr(config, "lora_settings", None)
+    if settings is None:
+        return None
+    targets = settings.target_modules
+    return {
+        "rank": settings.rank,
+        "alpha": settings.scale * settings.rank,
+        "target_modules": targets if isinstance(targets, str) else sorted(targets),
+        "model": config.language_model,
+        "base": _weights_digest(config.model_path),
+    }
+
+
+def _weights_digest(model: str) -> str:
+    """Tells the weights of two folders from each other by their files' sizes, heads and tails; of a hub's name, the name."""
+    parts: list[Any] = []
+    for file in sorted(Path(model).glob("*.safetensors")):
+        with file.open("rb") as opened:
+            head = opened.read(1 << 16)
+            opened.seek(max(file.stat().st_size - (1 << 16), 0))
+            parts.append((file.name, file.stat().st_size, head.hex(), opened.read().hex()))
+    return _digest(parts or model)
 
 
 def holder(path: str | os.PathLike) -> Path | None:
@@ -285,15 +340,16 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def export_model(checkpoint: Path, folder: Path) -> Path:
-    """Writes a checkpoint's policy as a plain Hugging Face folder, for Transformers, ``vllm serve`` or another run.
+def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
+    """Writes a checkpoint's policy as a Hugging Face folder, for Transformers, ``vllm serve`` or another run.
 
-    Neither engines nor environments are started. The tokenizer's files are copied as they are: saving a loaded one may
-    change how it splits text.
+    With LoRA that is an adapter in PEFT's format, whose base is the run's language model. Neither engines nor environments are
+    started. The tokenizer's files are copied as they are: saving a loaded one may change how it splits text.
 
     Args:
         checkpoint: A checkpoint of any algorithm of this package, RLlib's own on text included.
         folder: Where to write; must not exist, or be empty.
+        merge: Whether an adapter is put into its base, and the whole model written.
 
     Raises:
         CheckpointError, FileNotFoundError: The checkpoint or its model cannot be read.
@@ -307,13 +363,20 @@ def export_model(checkpoint: Path, folder: Path) -> Path:
         with verified.open(verified.folder / CONSTRUCTOR) as file:
             info = pickle.load(file)
         with verified.open(verified.folder / MODULE_STATE) as file:
-            state = {name.removeprefix("lm."): tensor for name, tensor in pickle.load(file).items()}
+            state = {re.sub(r"^(model\.)?lm\.", "", name): tensor for name, tensor in pickle.load(file).items()}
     config = info["class"].get_default_config().update_from_dict(info["ctor_args_and_kwargs"][0][0])
     if not hasattr(config, "model_path"):
         raise CheckpointError(f"{checkpoint} is of {info['class'].__name__} without a language model")
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.learner_dtype)
-    own = model.state_dict()
-    model.load_state_dict({name: tensor for name, tensor in state.items() if name in own}, strict=True)
+    if (lora := config.lora_settings) is not None:
+        add_adapter(model, lora)
+    own = own_entries(model)
+    load_own_entries(model, {name: tensor for name, tensor in state.items() if name in own})
+    if lora is not None and merge:
+        adapter = served_state(model)
+        model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.learner_dtype)
+        whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        model.load_state_dict(merged(whole, adapter, lora.scale, model.dtype), strict=False)
     with written_at_once(folder) as target:
         model.save_pretrained(target)
         _copy_tokenizer(config.model_path, target)

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rllib_nlac.version import __version__
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "rllib_nlac.json"
 UNREAD = {".metadata.json"}  # Ray's ``Checkpoint.set_metadata`` adds it later, and nothing here ever opens it
 CHUNK = 1 << 20

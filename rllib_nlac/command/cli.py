@@ -138,12 +138,13 @@ def evaluate(
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
     folder: Annotated[Path, typer.Argument(help="Where to write the model; must not exist, or be empty.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Of a LoRA run: the whole model, and not the adapter alone.")] = False,
 ) -> None:
     """Write a checkpoint's policy as a Hugging Face folder, for Transformers, vllm serve, or language_model of another run."""
     with clear_errors():
         from rllib_nlac.checkpoints.checkpoint import export_model
 
-        export_model(checkpoint, folder)
+        export_model(checkpoint, folder, merge)
         terminal.say(f"Model:       {folder}")
 
 
@@ -210,9 +211,9 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     import ray
     from ray import tune
 
-    from rllib_nlac.checkpoints.checkpoint import read_manifest
+    from rllib_nlac.checkpoints.checkpoint import check_lora, read_manifest
     from rllib_nlac.checkpoints.storage import StorageError, check_storage, watched
-    from rllib_nlac.command.experiment import ExperimentError, check_resources, trainable_of, tune_arguments
+    from rllib_nlac.command.experiment import ExperimentError, check_resources, resolve, trainable_of, tune_arguments
     from rllib_nlac.command.metric_check import MetricCheck
     from rllib_nlac.command.progress import ProgressLines
     from rllib_nlac.command.ray import start_ray
@@ -225,7 +226,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     if folder is not None:
         check_storage(folder)
     if restore is not None:
-        read_manifest(restore)
+        check_lora(str(restore), read_manifest(restore), resolve(experiment))
     if resume:
         for line in make_resumable(folder_of(experiment)):
             terminal.say(line)

@@ -47,7 +47,7 @@ class EndpointEngine:
         self._waiting: dict[Future[Generation], int] = {}
         self._next_ticket = 0
 
-    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
         return list(self._threads.map(self._ask, requests))
 
     def submit(self, requests: Sequence[Request]) -> list[int]:

@@ -16,6 +16,7 @@ import ray
 
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import EndpointEngine
+from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.protocol import Engine, LocalEngine
 from rllib_nlac.engine.remote import EngineActor, RemoteEngines
 from rllib_nlac.engine.vllm_engine import VLLMEngine
@@ -36,6 +37,8 @@ class EngineSpec:
         num_engines: 0 for one in this process, otherwise so many Ray actors.
         num_gpus_per_engine: GPUs of each actor.
         timeout_s: After so long without an answer an actor counts as stalled.
+        lora: What the adapters are; None where weight sets are whole models.
+        merges_lora: Whether an adapter is put into the model's own weights; None leaves it to the engine.
         endpoint: Arguments of ``EndpointEngine``, which then answers in the place of all this.
     """
 
@@ -46,11 +49,14 @@ class EngineSpec:
     num_engines: int = 0
     num_gpus_per_engine: float = 0
     timeout_s: float = 600.0
+    lora: LoRASettings | None = None
+    merges_lora: bool | None = None
     endpoint: Mapping[str, Any] = field(default_factory=dict)
 
     def maker(self, chat: Chat) -> partial[LocalEngine]:
         """What builds one engine, in whichever process it is called."""
-        return partial(ENGINES[self.kind], self.model, chat.max_context, [chat.end_id], self.settings, self.seed)
+        make = partial(ENGINES[self.kind], self.model, chat.max_context, [chat.end_id], self.settings, self.seed)
+        return make if self.lora is None else partial(make, lora=self.lora, merges_lora=self.merges_lora)
 
 
 def local_engine(spec: EngineSpec, chat: Chat) -> LocalEngine:
@@ -58,7 +64,7 @@ def local_engine(spec: EngineSpec, chat: Chat) -> LocalEngine:
 
     Whoever is about to generate asks ``holds`` first: another may have put its own weights in.
     """
-    name = repr((spec.kind, spec.model, chat.max_context, chat.end_id, spec.settings))
+    name = repr((spec.kind, spec.model, chat.max_context, chat.end_id, spec.settings, spec.lora, spec.merges_lora))
     engine = _shared.get(name)
     if engine is None:
         _shared[name] = engine = spec.maker(chat)()

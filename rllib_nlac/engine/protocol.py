@@ -27,8 +27,8 @@ class Engine(Protocol):
 
     num_restarts: int
 
-    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
-        """Answers all requests, in their order."""
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Answers all requests, in their order, each under the weights that it names."""
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
         """Queues requests for the policy's weights and returns their tickets."""
@@ -40,7 +40,7 @@ class Engine(Protocol):
         """
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
-        """Takes new weights, under their Hugging Face names, and returns the checksum of what now serves."""
+        """Takes new weights, under their names in a checkpoint, and returns the checksum of what was taken."""
 
     def stop(self) -> None:
         """Frees what the engine holds."""
@@ -49,11 +49,16 @@ class Engine(Protocol):
 class LocalEngine(Engine, Protocol):
     """An engine in this process, built as ``LocalEngine(model, max_context, end_ids, settings, seed)``.
 
+    With LoRA it is given two arguments more: ``lora``, what the adapters are, and ``merges_lora``, whether they are put into
+    the model's own weights, or None where that is left to the engine.
+
     Attributes:
         Settings: The dataclass of its settings; its fields are the keys of ``engine_config``.
+        mixes_sets: Whether requests under different weights may run at the same time.
     """
 
     Settings: ClassVar[type]
+    mixes_sets: bool
 
     def __init__(self, model: str, max_context: int, end_ids: list[int], settings: Any, seed: int) -> None: ...
 

@@ -37,9 +37,9 @@ class Announced:
 class EngineActor:
     """One engine in a process of its own, answering many callers with continuous batching.
 
-    One thread owns the engine; calls wait for it. Requests for the other set of weights wait until the running ones are
-    answered, in the order of their arrival. Each call says which announcement it rests on: an engine that has started again
-    and knows an older one, or none, refuses until it is given the weights.
+    One thread owns the engine; calls wait for it. Where the engine does not mix weight sets, requests for another set than the
+    policy's wait until the running ones are answered, in the order of their arrival. Each call says which announcements it
+    rests on: an engine that has started again and knows an older one, or none, refuses until it is given the weights.
     """
 
     def __init__(self, make: Callable[[], LocalEngine]) -> None:
@@ -49,13 +49,13 @@ class EngineActor:
         self._arrived = threading.Condition()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def generate(self, requests: Sequence[Request], weights: Weights, number: int) -> list[Generation]:
-        """Answers under announcement ``number`` or a newer one.
+    def generate(self, requests: Sequence[Request], numbers: Mapping[Weights, int]) -> list[Generation]:
+        """Answers each request under the announcement of its weights' number, or a newer one.
 
         Raises:
             WeightsMissing: This engine was never given those.
         """
-        return self._hand_over("generate", (list(requests), weights, number))
+        return self._hand_over("generate", (list(requests), numbers))
 
     def set_weights(self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]) -> tuple[int, int]:
         """Takes weights, unless it has these or newer ones; returns their checksum and the process id."""
@@ -74,10 +74,11 @@ class EngineActor:
             self._given[weights] = (number, self._engine.set_weights(weights, version, state))
         return self._given[weights][1]
 
-    def _require(self, weights: Weights, number: int) -> None:
-        given = self._given.get(weights, (0, 0))[0]
-        if given < number:
-            raise WeightsMissing(f"this engine has started again without the {weights} weights ({given} of {number})")
+    def _require(self, numbers: Mapping[Weights, int]) -> None:
+        for weights, number in numbers.items():
+            given = self._given.get(weights, (0, 0))[0]
+            if given < number:
+                raise WeightsMissing(f"this engine has started again without the {weights} weights ({given} of {number})")
 
     def _work(self) -> None:
         running: dict[int, tuple[list, dict[int, int], Future]] = {}
@@ -91,10 +92,10 @@ class EngineActor:
                     if call == "set_weights":
                         future.set_result(self._take_weights(*arguments))
                         continue
-                    requests, weights, number = arguments
-                    self._require(weights, number)
-                    if weights is not Weights.POLICY or not requests:
-                        future.set_result(self._engine.generate(requests, weights))
+                    requests, numbers = arguments
+                    self._require(numbers)
+                    if not requests or self._stands_alone(call, arguments):
+                        future.set_result(self._engine.generate(requests))
                         continue
                     tickets = self._engine.submit(requests)
                     job = ([None] * len(requests), {ticket: i for i, ticket in enumerate(tickets)}, future)
@@ -115,16 +116,22 @@ class EngineActor:
                     future.set_result(answers)
 
     def _take(self, busy: bool) -> Any:
-        """What may start now: while requests run, only further ones for the policy's weights."""
+        """What may start now: while requests run, only further ones that the engine can answer beside them."""
         while self._inbox:
             call, arguments, _ = self._inbox[0]
-            exclusive = call == "set_weights" or arguments[1] is not Weights.POLICY
-            if exclusive and busy:
+            stands_alone = self._stands_alone(call, arguments)
+            if stands_alone and busy:
                 return
             yield self._inbox.popleft()
-            if exclusive:
+            if stands_alone:
                 return
             busy = True
+
+    def _stands_alone(self, call: str, arguments: tuple) -> bool:
+        """Whether nothing else may run beside a call."""
+        if call == "set_weights" or self._engine.mixes_sets:
+            return call == "set_weights"
+        return any(request.weights is not Weights.POLICY for request in arguments[0])
 
 
 class RemoteEngines:
@@ -158,15 +165,15 @@ class RemoteEngines:
     def __reduce__(self) -> tuple:
         return RemoteEngines, (self._actors, self._timeout_s, self._announced, self._pids)
 
-    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
         shares = {i: list(requests[i :: len(self._actors)]) for i in range(len(self._actors)) if len(requests) > i}
         answers: list[Generation | None] = [None] * len(requests)
         todo = dict(shares)
         while todo:
-            asked = {self._ask(engine, share, weights): engine for engine, share in todo.items()}
+            asked = {self._ask(engine, share): engine for engine, share in todo.items()}
             for engine, answer in self._answers(asked, "generate"):
                 if answer is not None:
-                    answers[engine :: len(self._actors)] = self._checked(answer, weights)
+                    answers[engine :: len(self._actors)] = self._checked(answer, todo[engine])
                     del todo[engine]
         return answers  # type: ignore[return-value]
 
@@ -174,7 +181,7 @@ class RemoteEngines:
         tickets = []
         for request in requests:
             engine = self._next_ticket % len(self._actors)
-            self._waiting[self._ask(engine, [request], Weights.POLICY)] = (self._next_ticket, engine, request)
+            self._waiting[self._ask(engine, [request])] = (self._next_ticket, engine, request)
             tickets.append(self._next_ticket)
             self._next_ticket += 1
         return tickets
@@ -195,9 +202,9 @@ class RemoteEngines:
             answers = self._answers({r: engine for r, (_, engine, _) in zip(ready, asked, strict=True)}, "generate")
             for (ticket, engine, request), (_, answer) in zip(asked, answers, strict=True):
                 if answer is None:
-                    self._waiting[self._ask(engine, [request], Weights.POLICY)] = (ticket, engine, request)
+                    self._waiting[self._ask(engine, [request])] = (ticket, engine, request)
                 else:
-                    finished.append((ticket, self._checked(answer, Weights.POLICY)[0]))
+                    finished.append((ticket, self._checked(answer, [request])[0]))
         return finished
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
@@ -213,14 +220,16 @@ class RemoteEngines:
         for actor in self._actors:
             ray.kill(actor)
 
-    def _ask(self, engine: int, requests: list[Request], weights: Weights) -> Any:
-        announced = self._announced.get(weights)
-        return self._actors[engine].generate.remote(requests, weights, announced.number if announced else 0)
+    def _ask(self, engine: int, requests: list[Request]) -> Any:
+        asked = {request.weights for request in requests}
+        numbers = {weights: known.number for weights, known in self._announced.items() if weights in asked}
+        return self._actors[engine].generate.remote(requests, numbers)
 
-    def _checked(self, answers: list[Generation], weights: Weights) -> list[Generation]:
-        """Refuses what older weights than the announced ones have answered."""
-        announced = self._announced.get(weights)
-        for answer in answers:
+    def _checked(self, answers: list[Generation], requests: list[Request]) -> list[Generation]:
+        """Refuses what other or older weights than the announced ones have answered."""
+        for answer, request in zip(answers, requests, strict=True):
+            weights = request.weights
+            announced = self._announced.get(weights)
             if answer.weights is not weights or (announced and answer.weight_version < announced.version):
                 raise EngineError(
                     f"an engine answered with version {answer.weight_version} of the {answer.weights} weights, and "

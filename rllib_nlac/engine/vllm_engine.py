@@ -11,12 +11,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 from rllib_nlac.activity import ANSWERS, activity
 from rllib_nlac.engine.chat import check_model_path
+from rllib_nlac.engine.lora import LoRASettings, as_served, merged
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.types import Generation, Request, Weights
+
+ADAPTERS = {Weights.POLICY: 1, Weights.TARGET: 2}  # vLLM's numbers of them; the initial weights are the base
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ class VLLMSettings:
 
 
 class VLLMEngine:
-    """An in-process vLLM engine with two sets of weights, of which one serves at a time.
+    """An in-process vLLM engine with several sets of weights.
+
+    Of whole sets one serves at a time. Adapters over one base answer in one batch, and the base itself is the initial set.
 
     Args:
         model: A Hugging Face folder or name.
@@ -53,6 +59,9 @@ class VLLMEngine:
         end_ids: Token ids that end a turn.
         settings: How vLLM is started.
         seed: Seeds the requests that bring none of their own.
+        lora: What the adapters are; None where a set is a whole model.
+        merges_lora: Whether an adapter is put into the model's own weights, and its set then serves as a whole one; None does
+            so on a CPU, where adapters decode at a sixth of the speed.
 
     Raises:
         FileNotFoundError: The model folder does not exist.
@@ -62,7 +71,14 @@ class VLLMEngine:
     num_restarts: int = 0
 
     def __init__(
-        self, model: str, max_context: int, end_ids: Sequence[int], settings: VLLMSettings | None = None, seed: int = 0
+        self,
+        model: str,
+        max_context: int,
+        end_ids: Sequence[int],
+        settings: VLLMSettings | None = None,
+        seed: int = 0,
+        lora: LoRASettings | None = None,
+        merges_lora: bool | None = None,
     ) -> None:
         check_model_path(model)
         settings = settings or VLLMSettings()
@@ -81,6 +97,16 @@ class VLLMEngine:
             # A seeded request whose prefill is cut in two makes vLLM rewind its generator, which a CPU's cannot.
             extra.setdefault("enable_chunked_prefill", False)
             extra.setdefault("max_num_batched_tokens", max(8192, max_context))
+        self._lora = lora
+        if merges_lora is None:
+            merges_lora = not on_gpu
+        self.mixes_sets = lora is not None and not merges_lora
+        if self.mixes_sets:
+            assert lora is not None
+            # An adapter that had to make room for another would be looked for on the disk. On a CPU a request without one
+            # reads the last slot when its batch has others with one, so that slot stays empty.
+            slots = len(ADAPTERS) + (not on_gpu)
+            extra |= {"enable_lora": True, "max_lora_rank": lora.served_rank, "max_loras": slots, "max_cpu_loras": slots}
         from vllm import EngineArgs, LLMEngine
 
         threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
@@ -104,29 +130,34 @@ class VLLMEngine:
         # The CPU worker replaces torch.set_num_threads by a function that does nothing.
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
+        self._base: dict[str, torch.Tensor] = _parameters(model) if lora is not None and merges_lora else {}
         self._end_ids = list(end_ids)
         kv_heads = self._llm.vllm_config.model_config.get_total_num_kv_heads()
         self._verifiable = settings.tensor_parallel_size <= max(kv_heads, 1)
         self._policy_state: Mapping[str, torch.Tensor] | None = None
         self._checksums: dict[Weights, int] = {}  # of what vLLM's model serves, in its own precision
-        self._versions = {Weights.POLICY: 0, Weights.TARGET: 0}
-        self._serving: Weights | None = Weights.POLICY  # None: nobody's, since a change of weights failed
+        self._versions = dict.fromkeys(Weights, 0)
+        # Of whole sets the one that serves; None: nobody's, since a change of weights failed.
+        self._serving: Weights | None = None if self.mixes_sets else Weights.POLICY
         self._pending: dict[str, Request] = {}
         self._next_ticket = 0
 
-    def generate(self, requests: Sequence[Request], weights: Weights = Weights.POLICY) -> list[Generation]:
-        self._serve(weights)
-        order = {ticket: place for place, ticket in enumerate(self._enqueue(requests))}
-        answers: list[Generation | None] = [None] * len(requests)
-        while any(answer is None for answer in answers):
-            finished = self.poll()
-            activity.advance(ANSWERS, len(finished))
-            for ticket, generation in finished:
-                answers[order[ticket]] = generation
-        return [answer for answer in answers if answer is not None]
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        answers: dict[int, Generation] = {}
+        for weights in [None] if self.mixes_sets else sorted({request.weights for request in requests}):
+            places = [i for i, request in enumerate(requests) if weights in (None, request.weights)]
+            tickets = self.submit([requests[i] for i in places])
+            place_of = dict(zip(tickets, places, strict=True))
+            while place_of:
+                finished = self.poll()
+                activity.advance(ANSWERS, len(finished))
+                answers |= {place_of.pop(ticket): generation for ticket, generation in finished}
+        return [answers[i] for i in range(len(requests))]
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
-        self._serve(Weights.POLICY)
+        """Queues requests and returns their tickets; of whole weight sets all must name the same."""
+        for weights in {request.weights for request in requests}:
+            self._serve(weights)
         return self._enqueue(requests)
 
     def poll(self) -> list[tuple[int, Generation]]:
@@ -145,21 +176,19 @@ class VLLMEngine:
             EngineError: Requests are under way, or the model does not serve the new weights afterwards.
         """
         self._require_idle()
-        self._serving = None
         if weights is Weights.POLICY:
             self._policy_state = None
+        self._checksums.pop(weights, None)  # should it fail, neither the former nor the new ones serve
         self._versions[weights] = version
-        self._llm.collective_rpc("take_weights", args=(weights, state))
-        served, dtype = self._served()
-        received = checksum(state.values())
-        if self._verifiable:
-            is_as_served = all(tensor.dtype is dtype for tensor in state.values())
-            _compare(weights, served, received if is_as_served else checksum(tensor.to(dtype) for tensor in state.values()))
-        self._checksums[weights] = served
-        self._begin(weights)
+        if self.mixes_sets:
+            self._take_adapter(weights, state)
+        else:
+            dtype = self._llm.vllm_config.model_config.dtype
+            whole = state if self._lora is None else merged(self._base, state, self._lora.scale, dtype)
+            self._take_whole(weights, whole)
         if weights is Weights.POLICY:
             self._policy_state = state
-        return received
+        return checksum(state.values())
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these very ones."""
@@ -172,16 +201,41 @@ class VLLMEngine:
         self._llm = self._policy_state = None
         gc.collect()
 
+    def _take_whole(self, weights: Weights, state: Mapping[str, torch.Tensor]) -> None:
+        self._serving = None
+        self._llm.collective_rpc("take_weights", args=(weights, state))
+        served, dtype = self._served("weight_checksums")
+        if self._verifiable:
+            _compare(weights, served, checksum(tensor.to(dtype) for tensor in state.values()))
+        self._checksums[weights] = served
+        self._begin(weights)
+
+    def _take_adapter(self, weights: Weights, state: Mapping[str, torch.Tensor]) -> None:
+        assert self._lora is not None
+        if weights not in ADAPTERS:
+            raise EngineError(f"the {weights} weights are the base, which an adapter cannot be put in the place of")
+        self._llm.collective_rpc("take_adapter", args=(ADAPTERS[weights], self._lora.for_peft(), state))
+        served, dtype = self._served("adapter_checksums", ADAPTERS[weights])
+        if self._verifiable:
+            _compare(weights, served, checksum(as_served(state, self._lora.scale, dtype)))
+        self._checksums[weights] = served
+
     def _serve(self, weights: Weights) -> None:
-        """Swaps in the weights that shall answer next; nothing happens where they already do."""
-        if weights is self._serving:
+        """Sees that these weights answer next; of whole sets it swaps them in where they do not yet."""
+        if weights is self._serving or (self.mixes_sets and weights is Weights.INITIAL):
             return
-        self._require_idle()
+        if weights is Weights.INITIAL and self._base and weights not in self._checksums:
+            self._require_idle()
+            self._take_whole(weights, self._base)
+            return
         if weights not in self._checksums:
             raise EngineError(f"the engine was never given the {weights} weights: call set_weights first")
+        if self.mixes_sets:
+            return
+        self._require_idle()
         self._serving = None
         self._llm.collective_rpc("serve_weights", args=(weights,))
-        _compare(weights, self._served()[0], self._checksums[weights])
+        _compare(weights, self._served("weight_checksums")[0], self._checksums[weights])
         self._begin(weights)
 
     def _begin(self, weights: Weights) -> None:
@@ -190,12 +244,12 @@ class VLLMEngine:
             raise EngineError("vLLM kept its prefix cache across a change of weights")
         self._serving = weights
 
-    def _served(self) -> tuple[int, torch.dtype]:
-        """Checksum and precision of the parameters inside vLLM's model, fused, split and padded as they are there.
+    def _served(self, call: str, *arguments: Any) -> tuple[int, torch.dtype]:
+        """Checksum and precision of what serves inside vLLM's workers, fused, split and padded as it is there.
 
         Where tensor parallelism gives some workers the same key-value heads it is not that of what was given.
         """
-        checksums, dtypes = zip(*self._llm.collective_rpc("weight_checksums"), strict=True)
+        checksums, dtypes = zip(*self._llm.collective_rpc(call, args=arguments), strict=True)
         # What is equal everywhere every worker holds whole; of everything else each has its part.
         served = sum(parts[0] if len(set(parts)) == 1 else sum(parts) for parts in zip(*checksums, strict=True))
         return served, dtypes[0]
@@ -222,16 +276,26 @@ class VLLMEngine:
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params)
+            adapter = self._adapter_for(request.weights)
+            self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter)
             self._pending[str(ticket)] = request
             tickets.append(ticket)
         return tickets
+
+    def _adapter_for(self, weights: Weights) -> Any:
+        """What vLLM calls the adapter that answers; None is the model itself."""
+        if not self.mixes_sets or weights not in ADAPTERS:
+            return None
+        from vllm.lora.request import LoRARequest
+
+        # The prefix cache knows an adapter by its name and path alone, so a new version must be another one.
+        name = f"{weights}@v{self._versions[weights]}"
+        return LoRARequest(lora_name=name, lora_int_id=ADAPTERS[weights], lora_path=name)
 
     def _read(self, output: Any) -> tuple[int, Generation]:
         # vLLM may hand a request back under a name that it made unique with a suffix.
         name = output.request_id if output.request_id in self._pending else output.request_id.rsplit("-", 1)[0]
         request = self._pending.pop(name)
-        assert self._serving is not None  # no request is taken else
         answer = output.outputs[0]
         ids = tuple(answer.token_ids)
         places = zip(answer.logprobs or [], ids, strict=True) if request.logprobs else ()
@@ -241,8 +305,8 @@ class VLLMEngine:
             token_ids=ids,
             logprobs=logprobs,
             finished=answer.finish_reason == "stop",
-            weight_version=self._versions[self._serving],
-            weights=self._serving,
+            weight_version=self._versions[request.weights],
+            weights=request.weights,
         )
         return int(name), generation
 
@@ -250,6 +314,12 @@ class VLLMEngine:
 def _uncompiled() -> AbstractContextManager:
     """On a CPU vLLM's sampler runs as it is written: to compile its few helpers takes half a minute at the first steps."""
     return nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager")
+
+
+def _parameters(model: str) -> dict[str, torch.Tensor]:
+    """A model's parameters in the precision of their files, by their names there."""
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    return {name: parameter.detach() for name, parameter in lm.named_parameters()}
 
 
 def _compare(weights: Weights, served: int, given: int) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import vllm._custom_ops
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 
 from rllib_nlac.engine.shared import checksum
 
@@ -47,6 +49,30 @@ class WorkerExtension:
         """Puts weights that were taken before into the model."""
         for own, parameter in zip(self.kept_weights[which], self._parameters(), strict=True):
             parameter.copy_(own)
+
+    def take_adapter(self, number: int, settings: dict[str, Any], adapter: Mapping[str, torch.Tensor]) -> None:
+        """Puts an adapter, under PEFT's names, in the place of the one that had this number."""
+        manager = self.model_runner.lora_manager
+        mapper = getattr(self.model_runner.get_model(), "hf_to_vllm_mapper", None)
+        loaded = LoRAModel.from_lora_tensors(
+            lora_model_id=number,
+            tensors={name: tensor.clone() for name, tensor in adapter.items()},  # vLLM multiplies them by the scale in place
+            peft_helper=PEFTHelper.from_dict(settings),
+            device="cpu",
+            dtype=manager.lora_config.lora_dtype,
+            model_vocab_size=manager.vocab_size,
+            weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
+        )
+        manager.remove_adapter(number)
+        manager._adapter_manager.add_adapter(loaded)
+        manager._adapter_manager.activate_adapter(number)
+
+    def adapter_checksums(self, number: int) -> tuple[list[int], torch.dtype]:
+        """Of each tensor of an adapter's part in this worker, where the model reads it; and their precision."""
+        adapters = self.model_runner.lora_manager._adapter_manager
+        slot = adapters.lora_index_to_id.index(number)
+        stacks = [s for module in adapters.modules.values() for s in (*module.lora_a_stacked, *module.lora_b_stacked)]
+        return [checksum([stack[slot]]) for stack in stacks], stacks[0].dtype
 
     def weight_checksums(self) -> tuple[list[int], torch.dtype]:
         """Of each parameter of this worker's part of the model, in the order that all parts have; and their precision."""

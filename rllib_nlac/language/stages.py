@@ -416,13 +416,13 @@ class LanguageStages:
     def _wave(
         self, report: StageReport, asks: Sequence[Ask], item_seeds: Sequence[int] | None = None
     ) -> list[list[Answer | None]]:
-        """Answers every prompt that is not None; asks under the same weights go to the engine in one call."""
+        """Answers every prompt that is not None, in one call of the engine; each request names its weights."""
         number = len(report.seconds) + 1
         started, name = time.perf_counter(), f"wave_{number}"
         answers: list[list[Answer | None]] = [[None] * len(ask.prompts) for ask in asks]
+        requests: list[Request] = []
+        places: list[tuple[int, int]] = []
         for weights in sorted({ask.weights for ask in asks}):
-            requests: list[Request] = []
-            places: list[tuple[int, int]] = []
             for part, ask in enumerate(asks):
                 for place, prompt in enumerate(ask.prompts if ask.weights is weights else ()):
                     if prompt is None:
@@ -439,13 +439,12 @@ class LanguageStages:
                         item, place_of_item = divmod(place, len(ask.prompts) // len(item_seeds))
                         seed = hash_seed(item_seeds[item], number, place_of_item)
                     limits = (sampling.max_tokens, sampling.temperature, sampling.top_p)
-                    requests.append(Request(ids, *limits, seed, logprobs=False))
+                    requests.append(Request(ids, *limits, seed, logprobs=False, weights=weights))
                     places.append((part, place))
-            if not requests:
-                continue
+        if requests:
             report.calls += 1
             with activity.stage(f"wave {number}", len(requests), ANSWERS):
-                generations = self.engine.generate(requests, weights)
+                generations = self.engine.generate(requests)
             for (part, place), generation in zip(places, generations, strict=True):
                 answers[part][place] = (generation, self.chat.decode(generation.token_ids))
                 report.tokens[name] += len(generation.token_ids)

@@ -42,7 +42,7 @@ class DeepSpeedTrainer:
         zero = dict(settings.get("zero_optimization", {}))
         self.zero_stage = int(zero.get("stage", 0))
         # ZeRO sets a buffer of this many numbers aside, 2 GB by default, and a small model's gradients need no such room.
-        numbers = sum(parameter.numel() for parameter in lm.parameters())
+        numbers = sum(parameter.numel() for parameter in lm.parameters() if parameter.requires_grad)
         zero.setdefault("reduce_bucket_size", min(LARGEST_BUCKET, numbers))
         self.engine, *_ = deepspeed.initialize(
             model=lm,
@@ -126,7 +126,7 @@ class DeepSpeedTrainer:
         return torch.distributed.get_rank()
 
     def parts(self, size: int = LARGEST_BUCKET) -> Iterator[dict[str, torch.nn.Parameter]]:
-        """All parameters by their names, a part at a time, each whole while it is looked at, also where ZeRO 3 shards them.
+        """All parameters that are trained, by their names, a part at a time; each whole, also where ZeRO 3 shards them.
 
         All learners must take part, to the end.
 
@@ -136,6 +136,8 @@ class DeepSpeedTrainer:
         parts: list[dict[str, torch.nn.Parameter]] = [{}]
         room = size
         for name, parameter in self.engine.module.named_parameters():
+            if not parameter.requires_grad:
+                continue
             numbers = getattr(parameter, "ds_numel", parameter.numel())  # of a shard numel() is 0
             if parts[-1] and numbers > room:
                 parts.append({})

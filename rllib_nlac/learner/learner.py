@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +16,32 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 
 from rllib_nlac.activity import STEPS, activity
+from rllib_nlac.learner.adapter import as_base, has_adapter, served_names, with_dropout
 from rllib_nlac.learner.batch import CRITIC, POLICY, micro_batches
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
-from rllib_nlac.learner.losses import answer_logprobs, refinement_loss, successor_loss
+from rllib_nlac.learner.losses import answer_logprobs, mean_kl, refinement_loss, successor_loss
+from rllib_nlac.learner.rl_module import own_entries
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
 
 SEQUENCE_LOSSES = "sequence_losses"
+
+
+class Answers(NamedTuple):
+    """What the model says of a micro-batch's answers, from the shortest prompt on.
+
+    Attributes:
+        logprobs: Of each token, shape (B, T').
+        mask: Whether a token is the answer's, shape (B, T').
+        values: What a head says of each sequence's end, shape (B,); None without a head.
+        kl: KL(π_θ || π_base) over all tokens there might have been, mean over the answer's places, shape (B,); 0 where it has
+            no weight.
+    """
+
+    logprobs: torch.Tensor
+    mask: torch.Tensor
+    values: torch.Tensor | None
+    kl: torch.Tensor | float
 
 
 class LanguageLearner(TorchLearner):
@@ -37,7 +57,11 @@ class LanguageLearner(TorchLearner):
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         model = self.module[module_id].trained.to(self._device)
-        parameters = list(model.parameters())
+        # What the policy came from: the model without its adapter, or a copy of all weights where it is asked for.
+        self._base = None
+        if config.kl_to_base_coeff is not None and not has_adapter(self.lm):
+            self._base = copy.deepcopy(self.lm).requires_grad_(False)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), **_adam(config))
         self.trainer = DeepSpeedTrainer(model, optimizer, config.deepspeed_settings)
         # With a scheduler of DeepSpeed's own in the configuration, RLlib's schedule must not overrule it.
@@ -48,6 +72,7 @@ class LanguageLearner(TorchLearner):
         self.target: TargetWeights | None = None
         if config.tau is not None:
             num_shares = self.trainer.world_size if self.trainer.is_sharded and self.divides_target else 1
+            # With an adapter θ̄ averages A and B, whose product is not the average of the products.
             self.target = TargetWeights(self.trainer.parts(), config.tau, num_shares, self.trainer.rank)
 
     @staticmethod
@@ -66,7 +91,8 @@ class LanguageLearner(TorchLearner):
         steps: list[float] = []
         for minibatch in rows["minibatch"].unique().tolist():
             members = (rows["minibatch"] == minibatch).nonzero().squeeze(-1)
-            steps.append(self._gradient_step(rows, members, losses))
+            with with_dropout(self.lm):
+                steps.append(self._gradient_step(rows, members, losses))
             activity.advance(STEPS)
             norms[members.cpu()] = steps[-1]
         self._log(rows, losses, norms, steps, time.perf_counter() - started)
@@ -111,13 +137,13 @@ class LanguageLearner(TorchLearner):
 
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         """L1 of each critic sequence and L2 of each policy sequence, shape (B,)."""
-        logprobs, mask, _ = self._answer_logprobs(rows["ids"], rows["prompt_length"], rows["length"])
-        return torch.where(rows["role"] == CRITIC, successor_loss(logprobs, mask), refinement_loss(logprobs, mask))
+        logprobs, mask, _, kl = self._answers(rows["ids"], rows["prompt_length"], rows["length"])
+        return torch.where(rows["role"] == CRITIC, successor_loss(logprobs, mask), refinement_loss(logprobs, mask) + kl)
 
-    def _answer_logprobs(
+    def _answers(
         self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor, temperature: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Log-probabilities of the tokens from the shortest prompt on and the mask of answers, both (B, T'); head's values."""
+    ) -> Answers:
+        """Runs the model on prompts and answers; ``Answers.kl`` holds ``kl_to_base_coeff`` already."""
         longest, shortest_prompt = int(length.max()), int(prompt_length.min())
         ids = ids[:, :longest]
         kept = longest - shortest_prompt
@@ -126,7 +152,18 @@ class LanguageLearner(TorchLearner):
         logits, values = self._run_model(ids, length, kept + 1)
         places = torch.arange(shortest_prompt, longest, device=ids.device)
         mask = (places >= prompt_length[:, None]) & (places < length[:, None])
-        return answer_logprobs(logits[:, :-1], ids[:, -kept:], temperature), mask, values
+        kl: torch.Tensor | float = 0.0
+        if self.config.kl_to_base_coeff and torch.is_grad_enabled():
+            kl = self.config.kl_to_base_coeff * mean_kl(logits[:, :-1], self._base_logits(ids, kept + 1)[:, :-1], mask)
+        return Answers(answer_logprobs(logits[:, :-1], ids[:, -kept:], temperature), mask, values, kl)
+
+    @torch.no_grad()
+    def _base_logits(self, ids: torch.Tensor, logits_to_keep: int) -> torch.Tensor:
+        """Logits of what the policy came from, at the last positions; all learners must take part."""
+        if self._base is not None:
+            return self._base(input_ids=ids, logits_to_keep=logits_to_keep, use_cache=False).logits
+        with as_base(self.lm):
+            return self.lm(input_ids=ids, logits_to_keep=logits_to_keep, use_cache=False).logits
 
     def _run_model(
         self, ids: torch.Tensor, length: torch.Tensor, logits_to_keep: int
@@ -143,16 +180,34 @@ class LanguageLearner(TorchLearner):
         for prompt, answer in zip(prompt_ids, token_ids, strict=True):
             ids = torch.tensor([[*prompt, *answer]], device=self._device)
             start, end = torch.tensor([len(prompt)]), torch.tensor([ids.shape[1]])
-            logprobs, _, _ = self._answer_logprobs(ids, start.to(self._device), end.to(self._device), temperature)
+            logprobs = self._answers(ids, start.to(self._device), end.to(self._device), temperature).logprobs
             results.append(logprobs[0].float().cpu().numpy())
         return results
 
+    @property
+    def knows_base(self) -> bool:
+        """Whether it can say what the model that the policy came from would have said."""
+        return self._base is not None or has_adapter(self.lm)
+
+    @torch.no_grad()
+    def base_logprobs_of(
+        self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]], temperature: float = 1.0
+    ) -> list[np.ndarray]:
+        """As ``logprobs_of``, of the model that the policy came from."""
+        results = []
+        for prompt, answer in zip(prompt_ids, token_ids, strict=True):
+            ids = torch.tensor([[*prompt, *answer]], device=self._device)
+            logits = self._base_logits(ids, len(answer) + 1)[:, :-1]
+            results.append(answer_logprobs(logits, ids[:, -len(answer) :], temperature)[0].float().cpu().numpy())
+        return results
+
     def export_weights(self) -> dict[Weights, dict[str, torch.Tensor]]:
-        """Copies of θ and, where there is one, θ̄ by their Hugging Face names, in the model's own precision.
+        """Copies of θ and, where there is one, θ̄ by the names that engines know, in the model's own precision.
 
         All learners must take part, and all but the first get nothing.
         """
-        names = {id(parameter): name for name, parameter in self.lm.named_parameters()}
+        served = served_names(self.lm)
+        names = {id(parameter): served[name] for name, parameter in self.lm.named_parameters() if name in served}
         states: dict[Weights, dict[str, torch.Tensor]] = {Weights.POLICY: {}}
         if self.target is not None:
             states[Weights.TARGET] = {}
@@ -215,7 +270,7 @@ class LanguageLearner(TorchLearner):
                 if self._learner_index == 0:
                     copies.update({id(parameter): parameter.detach().to("cpu", copy=True) for parameter in part.values()})
             if self._learner_index == 0:  # with buffers, and with the second name of a parameter that has two
-                entries = self.trained.state_dict(keep_vars=True)
+                entries = own_entries(self.trained)
                 self._whole_state = {name: copies.get(id(entry), entry.detach().cpu()) for name, entry in entries.items()}
 
     @override(Learner)

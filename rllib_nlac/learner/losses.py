@@ -28,6 +28,24 @@ def answer_logprobs(logits: torch.Tensor, ids: torch.Tensor, temperature: float 
     return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 
 
+def mean_kl(logits: torch.Tensor, base_logits: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
+    """KL(π_θ || π_base) over the vocabulary, mean over an answer's places: how far the policy has moved where it speaks.
+
+    Args:
+        logits: Of π_θ, shape (B, T, V).
+        base_logits: Of π_base, shape (B, T, V).
+        answer_mask: 1 on the answer's places, shape (B, T).
+
+    Returns:
+        Shape (B,), in nats.
+
+    Source: that forgetting follows this number on the new task, arXiv 2509.04259.
+    """
+    own, base = logits.float().log_softmax(-1), base_logits.float().log_softmax(-1)
+    mask = answer_mask.to(own.dtype)
+    return ((own.exp() * (own - base)).sum(-1) * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+
+
 def successor_loss(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
     """Critic loss, per sequence: L1 = KL(B_L M_θ̄(.|s,a) || M_θ(.|s,a)), up to the target's entropy.
 

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rllib_nlac.engine.chat import check_model_path
+from rllib_nlac.engine.lora import LoRASettings
+from rllib_nlac.learner.adapter import add_adapter, has_adapter, served_names
 from rllib_nlac.learner.deepspeed import whole
 
 
@@ -18,7 +20,7 @@ class CausalLMModule(TorchRLModule):
     """Holds the trained model; generation happens in the engines, never here.
 
     ``model_config``: ``model`` (a folder or name), ``dtype`` ("float32", "bfloat16"), ``gradient_checkpointing``,
-    ``attn_implementation``.
+    ``attn_implementation``, ``lora`` (as ``config.lora``, None without an adapter) and its ``seed``.
     """
 
     def setup(self) -> None:
@@ -33,7 +35,13 @@ class CausalLMModule(TorchRLModule):
             dtype=getattr(torch, config.get("dtype", "float32")),
             attn_implementation=config.get("attn_implementation"),
         )
+        if config.get("lora") is not None:
+            add_adapter(lm, LoRASettings.of(config["lora"]), config.get("seed", 0))
         if config.get("gradient_checkpointing"):
+            if (
+                config.get("lora") is not None
+            ):  # the embedding is frozen, and a layer without an input to differentiate is skipped
+                lm.enable_input_require_grads()
             lm.gradient_checkpointing_enable()
             # A layer recomputes in training mode only, and models are loaded in evaluation mode. What is inside the layers
             # stays in it: with dropout engine and learner would not agree.
@@ -55,21 +63,48 @@ class CausalLMModule(TorchRLModule):
         inference_only: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The weights as CPU tensors, which keep bfloat16 where NumPy has none.
+        """The weights as CPU tensors, which keep bfloat16 where NumPy has none; with an adapter only what is trained.
 
         Empty for ``inference_only``: EnvRunners hold no weights, the engines do, and those are fed by ``sync``.
         """
-        return {} if inference_only else {name: tensor.cpu().clone() for name, tensor in self.trained.state_dict().items()}
+        return {} if inference_only else copied(own_entries(self.trained))
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         if state:
             with whole(self.trained.parameters(), modified=True):
-                self.trained.load_state_dict(state)
+                load_own_entries(self.trained, state)
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.LOGITS: self.lm(input_ids=batch["ids"]).logits}
 
 
-def trainable_state(lm: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters by their Hugging Face names, tied ones once, as references and not copies."""
-    return {name: parameter.detach() for name, parameter in lm.named_parameters()}
+def served_state(lm: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What engines are given, by its names there, tied parameters once, as references and not copies."""
+    names = served_names(lm)
+    return {names[name]: parameter.detach() for name, parameter in lm.named_parameters() if name in names}
+
+
+def own_entries(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The entries of a module's state that a checkpoint holds: all but the base of an adapter; as references."""
+    base: set[int] = set()
+    for lm in module.modules():
+        if isinstance(lm, PreTrainedModel) and has_adapter(lm):
+            adapter = served_names(lm)
+            base |= {id(entry) for name, entry in lm.state_dict(keep_vars=True).items() if name not in adapter}
+    return {name: entry for name, entry in module.state_dict(keep_vars=True).items() if id(entry) not in base}
+
+
+def load_own_entries(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Puts back what ``own_entries`` gave.
+
+    Raises:
+        RuntimeError: Its names or shapes are not this module's.
+    """
+    if missing := own_entries(module).keys() ^ state.keys():
+        raise RuntimeError(f"the state is not of this model: {len(missing)} names differ, as {min(missing)!r}; see config.lora")
+    module.load_state_dict(state, strict=False)
+
+
+def copied(entries: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in the host's memory."""
+    return {name: entry.detach().cpu().clone() for name, entry in entries.items()}

@@ -72,3 +72,32 @@ def test_nothing_is_compiled_on_a_cpu(engine, chat):
 
 def _twice(numbers: torch.Tensor) -> torch.Tensor:
     return 2 * numbers
+
+
+def test_adapters_are_built_from_tensors_and_put_into_numbered_slots(engine):
+    """Without an adapter's manager in this engine: names and signatures that ``vllm_worker`` relies on."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.model_manager import LoRAModelManager
+    from vllm.lora.peft_helper import PEFTHelper
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
+    given = {"lora_model_id", "tensors", "peft_helper", "device", "dtype", "model_vocab_size", "weights_mapper"}
+    assert given <= set(inspect.signature(LoRAModel.from_lora_tensors).parameters)
+    helper = PEFTHelper.from_dict({"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear"})
+    assert helper.vllm_lora_scaling_factor == 2
+    for name in ("remove_adapter", "create_lora_manager"):
+        assert callable(getattr(LRUCacheWorkerLoRAManager, name))
+    for name in ("add_adapter", "activate_adapter"):
+        assert callable(getattr(LoRAModelManager, name))
+    assert "lora_index_to_id" in inspect.getsource(LoRAModelManager.__init__)
+
+
+def test_the_prefix_cache_knows_an_adapter_by_name_and_path():
+    """So a new version must have a new name."""
+    from types import SimpleNamespace
+
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.core.kv_cache_utils import _gen_lora_extra_hash_keys
+
+    one, two = (SimpleNamespace(lora_request=LoRARequest(f"policy@v{n}", 1, f"policy@v{n}")) for n in (1, 2))
+    assert _gen_lora_extra_hash_keys(one) != _gen_lora_extra_hash_keys(two)
