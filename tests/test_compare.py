@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks.compare import COLUMNS, HERE, Cell, Plan, evaluations, is_done, main, read_rows, report, rows_of, summary, table
-from benchmarks.critic import auc, named, next_progress
+from benchmarks.critic import named, next_progress
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Future, Generation, Transition

@@ -25,7 +25,6 @@ UNPARSED = {
     "language_stages/critique/unparsed_answer_rate": "the critic's critiques",
     "language_stages/refinement/unparsed_answer_rate": "the refined actions",
 }
-KL = ("kl_to_base", "learners/default_policy/kl_to_base", "evaluation/kl_to_base")
 
 
 def figure(results: Mapping[str, Any], path: str) -> float:
@@ -139,8 +138,8 @@ class Trends:
                 if climbs
                 else None,
             )
-        kl = next((value for path in KL if math.isfinite(value := figure(results, path))), math.nan)
-        if math.isnan(kl):
+        kl = figure(results, "kl_to_base")
+        if not math.isfinite(kl):
             return
         usual = statistics.median(self._kl) if len(self._kl) >= 2 else math.inf
         leaps = kl > LEAP * usual and kl - usual > LEAST_LEAP
