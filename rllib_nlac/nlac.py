@@ -13,9 +13,10 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.examination import ExaminationConfig
+from rllib_nlac.algorithm.examined import ExaminedAlgorithm
 from rllib_nlac.algorithm.metrics import TransitionWriter, log_replay, log_stages, stage
-from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
-from rllib_nlac.algorithm.roles import RolesConfig
+from rllib_nlac.algorithm.replay import ReplayConfig
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
@@ -54,7 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class NLACConfig(ReplayConfig, RolesConfig):
+class NLACConfig(ReplayConfig, ExaminationConfig):
     """Configures Natural Language Actor-Critic.
 
     .. testcode::
@@ -157,7 +158,7 @@ class NLACConfig(ReplayConfig, RolesConfig):
         )
 
 
-class NLAC(ReplayAlgorithm):
+class NLAC(ExaminedAlgorithm):
     """Natural Language Actor-Critic (arXiv 2512.04601)."""
 
     stages_class: type[LanguageStages] = LanguageStages

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from benchmarks.compare import COLUMNS, HERE, Cell, Plan, evaluations, is_done, main, read_rows, report, rows_of, summary, table
-from benchmarks.critic import auc, named, next_progress
+from benchmarks.critic import named, next_progress
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Future, Generation, Transition
@@ -249,15 +249,6 @@ def test_what_selects_nothing_is_an_error(options, complaint, tmp_path, monkeypa
     with pytest.raises(SystemExit) as found:
         main()
     assert found.value.code == 2 and complaint in capsys.readouterr().err
-
-
-def test_auc_is_the_chance_that_a_success_is_scored_above_a_failure():
-    labels = np.array([True, True, False, False])
-    assert auc(np.array([0.9, 0.8, 0.2, 0.1]), labels) == 1.0
-    assert auc(np.array([0.9, 0.1, 0.9, 0.1]), labels) == 0.5
-    assert auc(np.array([0.5, 0.5, 0.5, 0.5]), labels) == 0.5
-    assert auc(np.array([0.8, 0.2, 0.5, 0.1]), labels) == 0.75
-    assert np.isnan(auc(np.array([0.1, 0.2]), np.array([True, True])))
 
 
 def test_a_future_names_the_progress_that_the_episode_then_makes():

@@ -73,6 +73,8 @@ class LanguageConfig(AlgorithmConfig):
         "env_step_timeout_s": ranges.Range(0, above=True, optional=True),
         "evaluation_attempts": ranges.COUNT,
         "evaluate_refined": ranges.FLAG,
+        "evaluation_repeated_tasks": ranges.WHOLE_NOT_NEGATIVE,
+        "evaluation_repeats": ranges.Range(2, whole=True, why="pass@k of one attempt is success"),
         "max_context": ranges.COUNT_OR_NONE,
         "max_action_tokens": ranges.COUNT_OR_NONE,
         "history_turns": ranges.COUNT_OR_NONE,
@@ -113,6 +115,8 @@ class LanguageConfig(AlgorithmConfig):
         self.custom_evaluation_function = evaluate_tasks
         self.evaluation_attempts = 1
         self.evaluate_refined = False
+        self.evaluation_repeated_tasks = 16
+        self.evaluation_repeats = 4
         self.evaluation_sample_timeout_s = 1800.0
         # language(...)
         self.language_model = "tiny"
@@ -216,6 +220,8 @@ class LanguageConfig(AlgorithmConfig):
         *,
         evaluation_attempts: int | None = NotProvided,
         evaluate_refined: bool | None = NotProvided,
+        evaluation_repeated_tasks: int | None = NotProvided,
+        evaluation_repeats: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets evaluation; RLlib's own keys are taken too. ``evaluation_duration`` counts all episodes.
@@ -226,6 +232,10 @@ class LanguageConfig(AlgorithmConfig):
             evaluation_attempts: k episodes of each task, for avg@k and pass@k.
             evaluate_refined: Whether the policy is evaluated a second time, with one round of critique and refinement a
                 turn; needs a critic in words. Its results stand under ``evaluation/refined``.
+            evaluation_repeated_tasks: So many tasks are attempted again ``evaluation_repeats`` times, for pass@k, which stands
+                under ``evaluation/repeated``: at most an eighth of the tasks, and none where the policy is greedy, or where
+                ``evaluation_attempts`` is above 1, which gives pass@k of all. 0: none.
+            evaluation_repeats: k of these.
 
         Returns:
             This updated config.
@@ -268,6 +278,14 @@ class LanguageConfig(AlgorithmConfig):
             return self.episodes_per_iteration
         tasks = self.episodes_per_iteration // self.episodes_per_task
         return self.episodes_per_task * (tasks // self.num_env_runners + (worker_index <= tasks % self.num_env_runners))
+
+    @property
+    def num_repeated_tasks(self) -> int:
+        """Tasks that an evaluation attempts several times beside the others, for pass@k; fewer than two say nothing."""
+        if self.evaluation_attempts > 1 or not self.action_temperature:
+            return 0
+        count = min(self.evaluation_repeated_tasks, self.evaluation_duration // 8)
+        return count if count > 1 else 0
 
     @property
     def manners(self) -> Manners:

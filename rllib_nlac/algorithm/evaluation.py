@@ -20,29 +20,49 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_nlac.activity import EPISODES, activity
+from rllib_nlac.algorithm.calibration import wilson
 from rllib_nlac.engine.protocol import Engine
-from rllib_nlac.episode import episode_success, task_of
+from rllib_nlac.episode import episode_success, generations_of, task_of
 from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
+from rllib_nlac.sampling.slot import Start
+
+Work = Callable[[Any, Sequence[Any]], list[SingleAgentEpisode]]  # what a runner does with its share
 
 REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
-Z = 1.959964  # the normal distribution's quantile of 97.5 %
+REPEATED = "repeated"  # results of the tasks that are attempted several times, for pass@k
 
 
 def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
-    """RLlib's hook: plays ``evaluation_duration`` episodes, and as many with a refinement where the config asks for them."""
+    """RLlib's hook: plays ``evaluation_duration`` episodes, and whatever else the config asks for.
+
+    That is as many with a refinement, a few tasks again for pass@k, and what the algorithm examines of the episodes by its
+    ``examine(episodes, group)``, if it has one.
+    """
     config = algorithm.config
-    tasks = range(config.evaluation_duration // config.evaluation_attempts)
+    own = getattr(algorithm, "evaluation_config", None) or config  # may have another temperature
+    tasks, attempts = range(config.evaluation_duration // config.evaluation_attempts), config.evaluation_attempts
+    rounds = [(ENV_RUNNER_RESULTS, tasks, attempts)]
+    if config.evaluate_refined:
+        rounds.append((REFINED, tasks, attempts))
+    if own.num_repeated_tasks:
+        rounds.append((REPEATED, range(own.num_repeated_tasks), own.evaluation_repeats))
     steps = 0
-    for key in (ENV_RUNNER_RESULTS, REFINED)[: 2 if config.evaluate_refined else 1]:
-        episodes, results = play_tasks(algorithm, group, tasks, config.evaluation_attempts, refined=key == REFINED)
+    for key, tasks, attempts in rounds:
+        again = activity.stage("evaluating again, for pass@k", len(tasks) * attempts, EPISODES)
+        with again if key == REPEATED else nullcontext():
+            episodes, results = play_tasks(algorithm, group, tasks, attempts, refined=key == REFINED)
         summary = MetricsLogger(root=False)
-        for name, value in success_metrics(episodes).items():
+        entropy = action_entropy(episodes) if own.action_temperature else {}
+        for name, value in {**success_metrics(episodes), **entropy}.items():
             summary.log_value(name, value, window=1)
         for result in results:
             result.pop("success_rate", None)  # a runner's own mean, which the one over all tasks replaces
         algorithm.metrics.aggregate(results, key=(EVALUATION_RESULTS, key))
         algorithm.metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, key))
         steps += sum(len(episode) for episode in episodes)
+        if key == ENV_RUNNER_RESULTS and (examine := getattr(algorithm, "examine", None)) is not None:
+            examine(episodes, group)
     return {}, steps, steps
 
 
@@ -57,27 +77,46 @@ def play_tasks(
     Raises:
         CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
     """
+    episodes, metrics = on_runners(algorithm, group, tasks, partial(_tasks, attempts=attempts, refined=refined))
+    if (version := getattr(algorithm, "weight_version", None)) is not None:
+        check_age(episodes, version, max_staleness=0)
+    return episodes, metrics
+
+
+def play_forks(algorithm: Algorithm, group: EnvRunnerGroup | None, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
+    """Plays what begins as other episodes did, on the same runners; see ``TextEnvRunner.play_forks``."""
+    return on_runners(algorithm, group, starts, _forks)[0]
+
+
+def on_runners(
+    algorithm: Algorithm, group: EnvRunnerGroup | None, items: Sequence[Any], work: Work
+) -> tuple[list[SingleAgentEpisode], list[Any]]:
+    """Has the runners of a group do some work, each a share of the items, or the algorithm's own runner all of it.
+
+    Returns:
+        The episodes in the order of their names, and the runners' metrics.
+
+    Raises:
+        CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
+    """
     if group is None or not group.num_remote_env_runners():
         runner = group.local_env_runner if group is not None else algorithm.env_runner
-        return runner.sample_tasks(tasks, attempts, refined), [runner.get_metrics()]
-    shares = [tuple(tasks[i :: group.num_remote_env_runners()]) for i in range(group.num_remote_env_runners())]
-    rounds = _TaskRounds(algorithm, group, attempts, refined)
-    played, metrics = rounds.play([share for share in shares if share])
-    if (version := getattr(algorithm, "weight_version", None)) is not None:
-        check_age(played, version, max_staleness=0)
+        return work(runner, items), [runner.get_metrics()]
+    shares = [tuple(items[i :: group.num_remote_env_runners()]) for i in range(group.num_remote_env_runners())]
+    played, metrics = _TaskRounds(algorithm, group, work).play([share for share in shares if share])
     return sorted(played, key=lambda episode: episode.id_), metrics
 
 
 class _TaskRounds(Rounds):
     """Plays tasks on the remote runners of a group."""
 
-    def __init__(self, algorithm: Algorithm, group: EnvRunnerGroup, attempts: int, refined: bool) -> None:
+    def __init__(self, algorithm: Algorithm, group: EnvRunnerGroup, work: Work) -> None:
         restore = partial(algorithm.restore_env_runners, group)
         super().__init__(group, restore, algorithm.config.evaluation_sample_timeout_s, "evaluation_sample_timeout_s")
         self._engine = getattr(algorithm, "engine", None)  # under RLlib's own algorithms a runner has its own
-        self._attempts, self._refined = attempts, refined
+        self._work = work
 
-    def play(self, shares: list[tuple[int, ...]]) -> tuple[list[SingleAgentEpisode], list[Any]]:
+    def play(self, shares: list[tuple[Any, ...]]) -> tuple[list[SingleAgentEpisode], list[Any]]:
         """The episodes, in any order, and the runners' metrics."""
         current = Round([Share(tasks) for tasks in shares])
         self._rounds.append(current)
@@ -86,27 +125,34 @@ class _TaskRounds(Rounds):
 
     @override(Rounds)
     def request(self, runner: int, share: Share) -> Callable[[Any], tuple[Any, Any, int]]:
-        return partial(_play, engine=self._engine, tasks=share.content, attempts=self._attempts, refined=self._refined)
+        return partial(_play, engine=self._engine, items=share.content, work=self._work)
 
     @override(Rounds)
     def after_loss(self, runner: int, share: Share) -> list[Share]:
         """Its halves: a task that ends the process of whoever plays it is soon alone."""
         tasks = share.content
         if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:
+            what = getattr(tasks[0], "name", tasks[0])
             raise CollectionError(
                 f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played evaluation "
-                f"task {tasks[0]}. Its environment ends the process (os._exit, a crash of native code), or memory is short: "
+                f"task {what}. Its environment ends the process (os._exit, a crash of native code), or memory is short: "
                 "see the system's log"
             )
         half = (len(tasks) + 1) // 2
         return [replace(share, content=part) for part in (tasks[:half], tasks[half:]) if part]
 
 
-def _play(
-    runner: Any, engine: Engine | None, tasks: Sequence[int], attempts: int, refined: bool
-) -> tuple[list[SingleAgentEpisode], Any, int]:
+def _play(runner: Any, engine: Engine | None, items: Sequence[Any], work: Work) -> tuple[list[SingleAgentEpisode], Any, int]:
     with runner.lent(engine) if engine is not None else nullcontext():
-        return runner.sample_tasks(tasks, attempts, refined), runner.get_metrics(), 0
+        return work(runner, items), runner.get_metrics(), 0
+
+
+def _tasks(runner: Any, tasks: Sequence[int], attempts: int, refined: bool) -> list[SingleAgentEpisode]:
+    return runner.sample_tasks(tasks, attempts, refined)
+
+
+def _forks(runner: Any, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
+    return runner.play_forks(starts)
 
 
 def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
@@ -156,9 +202,28 @@ def success_interval(table: np.ndarray) -> tuple[float, float]:
         return float("nan"), float("nan")
     variance, of_one = float(table.mean(axis=1).var(ddof=1)), mean * (1 - mean)
     size = float(np.clip(tasks * of_one / max(variance, 1e-12), tasks, table.size))
-    middle, half = mean + Z**2 / (2 * size), Z * math.sqrt(of_one / size + Z**2 / (4 * size**2))
-    low, high = (middle - half) / (1 + Z**2 / size), (middle + half) / (1 + Z**2 / size)
-    return max(low, 0.0), min(high, 1.0)
+    return wilson(mean, size)
+
+
+def action_entropy(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
+    """The policy's entropy as its own samples tell it, in nats: -log p of a sampled turn is an unbiased estimate of it.
+
+    Args:
+        episodes: Whose turns were sampled at a temperature above 0, with their log-probabilities.
+
+    Returns:
+        ``action_entropy``, the mean of a whole turn, and ``token_entropy``, that of a token; nothing where an engine behind an
+        endpoint told no log-probabilities.
+    """
+    turns = [g.logprobs for episode in episodes for g in generations_of(episode) if len(g.token_ids) == len(g.logprobs)]
+    known = [logprobs for logprobs in turns if len(logprobs) and np.isfinite(logprobs).all()]
+    if not known:
+        return {}
+    surprise = np.array([-float(logprobs.sum()) for logprobs in known])
+    return {
+        "action_entropy": float(surprise.mean()),
+        "token_entropy": float(surprise.sum() / sum(map(len, known))),
+    }
 
 
 def _powers_of_two(limit: int) -> list[int]:

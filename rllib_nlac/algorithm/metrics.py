@@ -4,7 +4,7 @@ Under ``seconds`` stands what this very iteration took, where RLlib's timers are
 long: ``play`` (the episodes), ``replay`` (to keep and draw transitions), ``waves`` (all of them with what is between them; each
 one's own as ``wave_1`` and so on), ``logprob_gap`` (the learner's look at what the engine says), ``learner`` (the gradient
 steps), ``sync`` (the weights to the engines) and ``evaluation``. What an iteration did not do is 0; the first one's ``sync``
-also counts the weights that the engines start with.
+also counts the weights that the engines start with. ``evaluation_critic`` is the part of ``evaluation`` that asks the critic.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -221,6 +221,24 @@ class TransitionWriter:
             self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
             self._writer.flush()
 
+    def write_state(self, name: str, iteration: int, refinement: Refinement) -> None:
+        """One of the states that every evaluation asks the critic about, by its name."""
+        if self._writer is None:
+            return
+        with self._tolerant():
+            self._writer.add_text(f"evaluation/{name}", state_text(refinement), iteration)
+            self._writer.flush()
+
+    def write_histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
+        """How numbers are distributed, by their names; of none and of what is not finite nothing is written."""
+        if self._writer is None:
+            return
+        with self._tolerant():
+            for name, numbers in values.items():
+                if (finite := numbers[np.isfinite(numbers)]).size:
+                    self._writer.add_histogram(name, finite, iteration)
+            self._writer.flush()
+
     def close(self) -> None:
         """Flushes and closes the event file."""
         if self._writer is not None:
@@ -250,6 +268,25 @@ def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
         "Next action and its future": f"{target.next_action or '-'}\n{target.next_future or '-'}",
         "Bellman target": target.future.text if target.future else "(did not parse)",
     }
+    return _fenced(parts)
+
+
+def state_text(refinement: Refinement) -> str:
+    """A state and an action with all that the critic says of it today, as Markdown."""
+    t = refinement.transition
+    parts = {
+        "State": "\n".join(f"{message.role}: {message.content}" for message in t.state),
+        "Action": t.action,
+        "Futures": "\n".join(f"{i}. {future.text}" for i, future in enumerate(refinement.futures, start=1)) or "(none parsed)",
+        "Critique": refinement.critique.text if refinement.critique else "(did not parse)",
+        "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",
+        "What really came": f"{t.observation}   [the episode ended in {'success' if t.episode_success else 'failure'}]",
+    }
+    return _fenced(parts)
+
+
+def _fenced(parts: Mapping[str, str]) -> str:
+    """Texts under headings, as Markdown that none of them can change."""
     longest = max(map(len, re.findall("`{3,}", "".join(parts.values()))), default=2)
     fence = "`" * (longest + 1)  # no text ends it
     return "\n\n".join(f"**{name}**\n\n{fence}\n{text}\n{fence}" for name, text in parts.items())

@@ -11,6 +11,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.algorithm.metrics import stage
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
+from rllib_nlac.algorithm.trends import Trends
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
 MANY = 0.5  # share of a role's answers that do not parse from which on it is said
@@ -23,6 +24,7 @@ class Watched(Algorithm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.notices = Notices()
+        self.trends = Trends(self.notices.heed)
         self.last_checkpoint: str | None = None
         super().__init__(*args, **kwargs)
 
@@ -40,6 +42,7 @@ class Watched(Algorithm):
         results = super().step()
         runners = results.get(ENV_RUNNER_RESULTS) or {}
         self._heed_turns(runners, runners.pop(UNPARSED_TURNS, []))
+        self.trends.heed_iteration(results)
         if new := self.notices.take():
             results[NOTICES] = "\n".join(new)  # a list would be taken for a histogram
         return results
@@ -91,7 +94,9 @@ class Watched(Algorithm):
     @override(Algorithm)
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         with stage(self.metrics, "evaluation", "evaluating", self._num_evaluated, EPISODES):
-            return super().evaluate(*args, **kwargs)
+            results = super().evaluate(*args, **kwargs)
+        self.trends.heed_evaluation(results)
+        return results
 
     @property
     def _num_evaluated(self) -> int:

@@ -146,6 +146,16 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         """Mean of p^α over everything kept."""
         return self._sum_segment.sum() / max(self._num_timesteps, 1)
 
+    @property
+    def priorities(self) -> np.ndarray:
+        """p^α of everything kept, in no order that means anything; shape (N,)."""
+        return np.array([self._sum_segment[node] for *_, node in self._indices], float)
+
+    def ages(self, version: int) -> np.ndarray:
+        """How many versions of the weights ago each turn that is kept was generated; shape (N,)."""
+        made = [generation.weight_version for episode in list(self.episodes) for generation in generations_of(episode)]
+        return version - np.array(made, float)
+
     @override(PrioritizedEpisodeReplayBuffer)
     def get_state(self) -> dict[str, Any]:
         own = {"bytes": dict(self._bytes), "rng": self.rng.bit_generator.state, "alpha": self.alpha, "capacity": self.capacity}

@@ -209,6 +209,18 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         found = [by_name.get(start.name) for start in starts]
         return [[e for e in found[i : i + count] if e is not None] for i in range(0, len(found), count)]
 
+    def play_forks(self, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
+        """Plays episodes that begin as others did, with another turn at some place; see ``Start``.
+
+        The environment must answer alike, as in ``branch``.
+
+        Returns:
+            The episodes in the order of their names, without those that were lost or whose prefix was answered otherwise.
+        """
+        waiting = iter(starts)
+        self.prepare()
+        return self._play(lambda: next(waiting), len(starts), 0, are_branches=True)
+
     def _play(
         self,
         next_start: Callable[[], Start],

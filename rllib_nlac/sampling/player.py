@@ -104,10 +104,11 @@ class TextPlayer:
         except PromptTooLong as error:
             self._discard(slot, "context_limit", f"the first prompt of task {info.get('task_id')!r}: {error}")
             return False
-        if start.prefix is None:
-            return True
-        episode, steps = start.prefix
-        return all(self._replay(slot, episode, t) for t in range(steps))
+        if start.prefix is not None:
+            episode, steps = start.prefix
+            if not all(self._replay(slot, episode, t) for t in range(steps)):
+                return False
+        return start.turn is None or self.record(slot, start.turn, self._call(slot.step, self.action(start.turn)))
 
     def _replay(self, slot: Slot, recorded: SingleAgentEpisode, t: int) -> bool:
         """Plays one recorded step again; False where the episode is over, or lost because the environment differs."""

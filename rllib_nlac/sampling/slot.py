@@ -10,7 +10,7 @@ import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_nlac.envs.answers import checked_reset, checked_step
-from rllib_nlac.types import Message
+from rllib_nlac.types import Generation, Message
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,14 @@ class Start:
         task_seed: Seeds the environment's reset.
         sampling_seed: Seeds the policy.
         prefix: An episode and a number of its steps, which are played again before the policy takes over.
+        turn: What is played after the prefix, in the policy's place.
     """
 
     name: str
     task_seed: int
     sampling_seed: int
     prefix: tuple[SingleAgentEpisode, int] | None = None
+    turn: Generation | None = None
 
 
 @dataclass(frozen=True)

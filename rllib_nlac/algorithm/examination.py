@@ -1,0 +1,260 @@
+"""What an evaluation asks the critic: how well futures tell success, what advice is worth, and a few states for a reader.
+
+All of it rests on seeds of its own and learns nothing, so a run goes on as if nobody had asked.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import EVALUATION_RESULTS
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.calibration import by_size, comparison, figures, reliability
+from rllib_nlac.algorithm.roles import RolesConfig
+from rllib_nlac.episode import episode_success, task_of, task_seed_of
+from rllib_nlac.language.prediction import predicted_success, prediction_stage
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.replay.buffer import transition_at
+from rllib_nlac.sampling.slot import Start
+from rllib_nlac.types import Future, Refinement, Transition, Weights, hash_seed
+
+CRITIC = "critic"  # the results of all this, below those of the evaluation
+SEED = 27
+Place = tuple[SingleAgentEpisode, int]  # an episode and one of its steps
+
+
+class ExaminationConfig(RolesConfig):
+    """What evaluation asks a critic in words. A mixin, like ``LanguageConfig``."""
+
+    RANGES = {
+        "evaluation_critic_states": ranges.WHOLE_NOT_NEGATIVE,
+        "evaluation_critic_futures": ranges.COUNT,
+        "evaluation_fixed_states": ranges.WHOLE_NOT_NEGATIVE,
+        "evaluation_branches": ranges.WHOLE_NOT_NEGATIVE,
+    }
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.evaluation_critic_states = 64
+        self.evaluation_critic_futures = 4
+        self.evaluation_fixed_states = 3
+        self.evaluation_branches = 0
+
+    @override(AlgorithmConfig)
+    def evaluation(  # type: ignore[override]
+        self,
+        *,
+        evaluation_critic_states: int | None = NotProvided,
+        evaluation_critic_futures: int | None = NotProvided,
+        evaluation_fixed_states: int | None = NotProvided,
+        evaluation_branches: int | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets what evaluation asks the critic; the keys above and RLlib's own are taken too.
+
+        Results stand under ``evaluation/critic``, and what it takes under ``seconds/evaluation_critic``.
+
+        Args:
+            evaluation_critic_states: So many turns are drawn from the evaluation's episodes, and as many from the replay
+                buffer; what the critic predicts of each is compared with what its episode came to. 0: none.
+            evaluation_critic_futures: Futures of each; the share that predicts success is the predicted chance.
+            evaluation_fixed_states: So many turns of the first evaluation are put to the critic at every evaluation; futures,
+                critique and refined action are TensorBoard text. 0: none.
+            evaluation_branches: Where refinement changes the action of a drawn turn, the game goes on from there so many times
+                with each of both, to the end, which tells how often the refined one does better. One turn of an episode is
+                taken at most. Costs twice so many episodes for each; the environment must answer alike after a reset with the
+                same seed. 0: none.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().evaluation(**kwargs)
+        return self._set(arguments)
+
+
+class Examiner:
+    """Asks the critic of an algorithm about turns of whole episodes.
+
+    Args:
+        stages: The algorithm's; what they draw and how often they refine is left alone.
+        env: Name of the environment, for episodes that name none.
+        seed: Seeds the draws and all requests.
+        futures: Asked of each turn.
+    """
+
+    def __init__(self, stages: LanguageStages, env: str, seed: int, futures: int) -> None:
+        self._stages = copy.copy(stages)
+        # One round whose refined action is not judged again; its reasoning need not fit for training.
+        self._stages.settings = replace(stages.settings, num_refinements=1, rejected_weight=1.0, reasoning=None)
+        self._env, self._seed, self._k = env, seed, futures
+
+    def draw(self, episodes: Sequence[SingleAgentEpisode], count: int) -> list[Place]:
+        """At most so many turns, each equally likely, without replacement."""
+        places = [(episode, t) for episode in episodes for t in range(len(episode))]
+        order = np.random.default_rng([SEED, self._seed]).permutation(len(places))[:count]
+        return [places[i] for i in order]
+
+    def transitions(self, places: Sequence[Place]) -> list[Transition]:
+        """The turns as the stages take them."""
+        return [replace(transition_at(self._env, episode, t), id=i) for i, (episode, t) in enumerate(places)]
+
+    def predict(self, transitions: Sequence[Transition], weights: Weights | None = None) -> list[tuple[Future, ...]]:
+        """The futures of each turn, those that parse.
+
+        Args:
+            transitions: The turns.
+            weights: Which predict; None: those that do in training.
+        """
+        asked = weights if weights is not None else self._stages.variant.future_weights
+        prompts = [self._stages.prompts_for(t.env) for t in transitions]
+        stage = prediction_stage(transitions, prompts, self._stages.settings.future, self._k, asked)
+        return self._drive(stage, len(transitions))
+
+    def refine(self, transitions: Sequence[Transition]) -> list[Refinement]:
+        """Futures, critique and refined action of each turn, as in the first round of training."""
+        self._stages.rng = np.random.default_rng([SEED, self._seed])
+        return self._drive(self._stages.improvement(transitions, StageReport()), len(transitions))
+
+    def _drive(self, stage: Any, count: int) -> list[Any]:
+        if not count:
+            return []
+        (result,) = self._stages.drive(StageReport(), stage, seeds=[hash_seed(SEED, self._seed, i) for i in range(count)])
+        return result
+
+
+def predictions(
+    transitions: Sequence[Transition], futures: Sequence[Sequence[Future]]
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """What was predicted and what came, of the turns with a future that parses.
+
+    Returns:
+        The predicted chances of success and whether it was one, shape (M,); and which turns these are.
+    """
+    chances = [predicted_success(own) for own in futures]
+    known = [i for i, chance in enumerate(chances) if chance is not None]
+    predicted = np.array([chances[i] for i in known], float)
+    return predicted, np.array([transitions[i].episode_success for i in known], bool), known
+
+
+def calibration(
+    transitions: Sequence[Transition], futures: Sequence[Sequence[Future]], sizes: Sequence[int], name: str
+) -> dict[str, Any]:
+    """The figures of a set of turns, nested as in the results.
+
+    Args:
+        transitions: The turns.
+        futures: Of each.
+        sizes: A number of each, by which the figures are given too.
+        name: Of these.
+    """
+    predicted, came, known = predictions(transitions, futures)
+    curve = reliability(predicted, came)
+    parts = by_size([sizes[i] for i in known])
+    unparsed = 1 - len(known) / len(transitions) if transitions else math.nan
+    return {
+        **figures(predicted, came),
+        "unparsed_rate": unparsed,
+        f"by_{name}": {
+            bin_: {key: value for key, value in figures(predicted[own], came[own]).items() if key in OF_PARTS}
+            for bin_, own in parts.items()
+        },
+        "reliability": {"predicted": curve.predicted, "came": curve.came, "count": curve.count},
+    }
+
+
+OF_PARTS = ("num_states", "auc", "brier", "predicted_success", "success")
+
+
+def forks_of(places: Sequence[Place], refinements: Sequence[Refinement], count: int) -> list[Start]:
+    """How the game goes on from each turn: ``count`` times with its action, and as often with the refined one.
+
+    One turn of a task is taken at most, and only where refinement changed the action. Both go on with the same seeds.
+    """
+    starts: list[Start] = []
+    taken: set[int] = set()
+    for number, ((episode, t), refinement) in enumerate(zip(places, refinements, strict=True)):
+        refined = refinement.generation
+        if refined is None or refinement.kept or task_of(episode) in taken:
+            continue
+        taken.add(task_of(episode))
+        judged = refinement.transition.generation  # of the action that was played, or an ablation's own
+        for arm, turn in (("action", judged), ("refined", refined)):
+            for branch in range(count):
+                seed = hash_seed(SEED, task_seed_of(episode), t, branch)
+                name = f"fork-{number:06d}-{arm}-{branch:04d}"
+                starts.append(Start(name, task_seed_of(episode), seed, (episode, t), turn))
+    return starts
+
+
+def compared(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
+    """What came of the forks; a turn of which a fork was lost is left out."""
+    won: dict[str, dict[str, list[bool]]] = {}
+    for episode in episodes:
+        _, number, arm, _ = episode.id_.split("-")
+        won.setdefault(number, {}).setdefault(arm, []).append(episode_success(episode))
+    most = max((len(own) for arms in won.values() for own in arms.values()), default=0)
+    whole = [arms for arms in won.values() if len(arms) == 2 and all(len(own) == most for own in arms.values())]
+    figures_ = comparison(np.array([np.mean(a["action"]) for a in whole]), np.array([np.mean(a["refined"]) for a in whole]))
+    return {**figures_, "num_lost": float(len(won) - len(whole))}
+
+
+def log(metrics: MetricsLogger, values: Mapping[str, Any]) -> None:
+    """Books nested figures below ``evaluation/critic``; lists as they stand."""
+    summary = MetricsLogger(root=False)
+    _log(summary, values, ())
+    metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, CRITIC))
+
+
+def _log(metrics: MetricsLogger, values: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _log(metrics, value, (*path, name))
+        elif isinstance(value, list):
+            metrics.log_value((*path, name), value, reduce="item")
+        else:
+            metrics.log_value((*path, name), value, window=1)
+
+
+def examine(
+    examiner: Examiner,
+    episodes: Sequence[SingleAgentEpisode],
+    replayed: Sequence[SingleAgentEpisode],
+    version: int,
+    states: int,
+    branches: int,
+    play: Callable[[Sequence[Start]], list[SingleAgentEpisode]],
+) -> dict[str, Any]:
+    """All figures of one evaluation, nested as in the results.
+
+    Args:
+        examiner: Asks the critic.
+        episodes: Of the evaluation, played by the current policy.
+        replayed: The replay buffer's.
+        version: Of the current weights.
+        states: Turns of either.
+        branches: Continuations of an action and of its refined one; 0: none.
+        play: Plays them.
+    """
+    results: dict[str, Any] = {}
+    places = examiner.draw(episodes, states)
+    fresh = examiner.transitions(places)
+    results |= calibration(fresh, examiner.predict(fresh), [t + 1 for _, t in places], "turn")
+    old = examiner.transitions(examiner.draw(replayed, states))
+    if old:
+        ages = [version - t.generation.weight_version for t in old]
+        results["replayed"] = calibration(old, examiner.predict(old), [max(age, 0) for age in ages], "age")
+    if branches:
+        results["refinement"] = compared(play(forks_of(places, examiner.refine(fresh), branches)))
+    return results

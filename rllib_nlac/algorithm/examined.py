@@ -1,0 +1,92 @@
+"""Off-policy learning with a critic in words that every evaluation examines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.evaluation import play_forks
+from rllib_nlac.algorithm.examination import Examiner, examine, log
+from rllib_nlac.algorithm.metrics import TransitionWriter, stage
+from rllib_nlac.algorithm.replay import ReplayAlgorithm
+from rllib_nlac.language.critique import predicts_success
+from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.types import Transition
+
+FIXED_STATES = "fixed_states"  # key of our part of a checkpoint
+
+
+class ExaminedAlgorithm(ReplayAlgorithm):
+    """A mixin between the replay loop and an algorithm: whoever derives from it sets ``stages`` and ``writer``."""
+
+    stages: LanguageStages
+    writer: TransitionWriter
+    _fixed: tuple[Transition, ...] = ()
+
+    def examine(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
+        """Asks the critic about turns of an evaluation's episodes; see ``ExaminationConfig.evaluation``.
+
+        Args:
+            episodes: As the current policy has just played them.
+            group: Who plays in evaluations; None: the algorithm's own runner.
+        """
+        config = self.config
+        with stage(self.metrics, "evaluation_critic", "examining the critic"):
+            examiner = self.examiner(config.evaluation_critic_futures)
+            results: dict[str, Any] = {}
+            if config.evaluation_critic_states:
+                results = examine(
+                    examiner,
+                    episodes,
+                    list(self.local_replay_buffer.episodes),
+                    self.weight_version,
+                    config.evaluation_critic_states,
+                    config.evaluation_branches,
+                    partial(play_forks, self, group),
+                )
+            log(self.metrics, {**results, **self._ask_about_fixed_states(examiner, episodes)})
+            self.writer.write_histograms(
+                self.iteration + 1,
+                {
+                    "replay_buffer/priorities": self.local_replay_buffer.priorities,
+                    "replay_buffer/ages": self.local_replay_buffer.ages(self.weight_version),
+                },
+            )
+
+    def examiner(self, futures: int) -> Examiner:
+        """Asks so many futures of a turn, as the algorithm itself would."""
+        played = getattr(self, "evaluation_config", None) or self.config
+        env = played.played_env if hasattr(played, "played_env") else str(played.env)
+        return Examiner(self.stages, env, self.config.seed or 0, futures)
+
+    def _ask_about_fixed_states(self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]) -> dict[str, Any]:
+        """What the critic says today of turns that the first evaluation chose, also as text for TensorBoard."""
+        if not self._fixed and self.config.evaluation_fixed_states:
+            drawn = examiner.transitions(examiner.draw(episodes, self.config.evaluation_fixed_states))
+            self._fixed = tuple(replace(t, following=()) for t in drawn)
+        figures: dict[str, Any] = {}
+        for number, refinement in enumerate(examiner.refine(self._fixed), start=1):
+            name = f"state_{number}"
+            self.writer.write_state(name, self.iteration + 1, refinement)
+            figures[name] = {
+                "predicts_success": float(predicts_success(refinement.futures)),
+                "optimal": float(refinement.critique.optimal) if refinement.critique else float("nan"),
+            }
+        return {"fixed": figures} if figures else {}
+
+    @override(LanguageAlgorithm)
+    def own_state(self) -> dict[str, Any]:
+        """Also the states that every evaluation asks about."""
+        return {**super().own_state(), FIXED_STATES: self._fixed}
+
+    @override(LanguageAlgorithm)
+    def set_own_state(self, state: dict[str, Any]) -> None:
+        super().set_own_state(state)
+        self._fixed = tuple(state.get(FIXED_STATES, ()))  # a checkpoint of an earlier version has none

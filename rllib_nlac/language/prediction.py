@@ -1,0 +1,33 @@
+"""What the critic predicts of given actions, as training would ask it; for whoever wants to know how well it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rllib_nlac.language.critique import future_prompt, read_futures
+from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.language.settings import Sampling
+from rllib_nlac.language.variant import Ask, Stage
+from rllib_nlac.types import Future, Transition, Weights
+
+
+def prediction_stage(
+    transitions: Sequence[Transition], prompts: Sequence[PromptSet], sampling: Sampling, k: int, weights: Weights
+) -> Stage[list[tuple[Future, ...]]]:
+    """k futures of every transition's action, those that parse.
+
+    Args:
+        transitions: Whose actions.
+        prompts: The prompt set of each.
+        sampling: Of the successor model.
+        k: Futures of each.
+        weights: Which weights predict.
+    """
+    asked = [future_prompt(p, t.state, t.action) for p, t in zip(prompts, transitions, strict=True) for _ in range(k)]
+    answers = yield Ask(asked, sampling, weights)
+    return [read_futures(answers[i : i + k]) for i in range(0, len(answers), k)]
+
+
+def predicted_success(futures: Sequence[Future]) -> float | None:
+    """The chance of success that futures speak of: the share that ends well; None where there is none."""
+    return sum(future.success for future in futures) / len(futures) if futures else None
