@@ -187,7 +187,7 @@ class NLAC(ExaminedAlgorithm):
             targets, refinements, report = self.stages.run(sample.transitions)
         log_stages(self.metrics, report, targets, refinements)
         self.heed_stages(report)
-        self.writer.write(self.iteration, targets, refinements)
+        self.writer.write(self.iteration + 1, targets, refinements)
 
         # 7. The two losses, one gradient step a minibatch; what they say of each transition becomes its priority.
         sequences = self.sequences_of(sample, targets, refinements)

@@ -2,7 +2,7 @@
 
 # From the ground up. A room may import from the floors below it and from nothing else.
 FLOORS = (
-    ("activity", "names", "types", "version"),
+    ("activity", "foreign", "names", "types", "version"),
     ("episode", "inputs"),
     ("engine", "rewards"),
     ("envs", "language", "learner"),
@@ -12,6 +12,7 @@ FLOORS = (
     ("nlac",),
     ("ablations", "baselines"),
     ("algorithms",),
+    ("reporting",),
     ("",),  # the package's own page
     ("command",),
 )

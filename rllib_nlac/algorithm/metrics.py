@@ -10,10 +10,10 @@ also counts the weights that the engines start with. ``evaluation_critic`` is th
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
+from rllib_nlac.algorithm.examples import Examples
 from rllib_nlac.episode import generations_of
+from rllib_nlac.foreign import fenced_parts
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.group import on_every_learner
@@ -195,7 +197,7 @@ def _current(episodes: Sequence[SingleAgentEpisode], version: int, count: int) -
 
 
 class TransitionWriter:
-    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes.
+    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes; and three for the report.
 
     A file that cannot be written ends the recording, with a warning, and not the run.
 
@@ -208,6 +210,7 @@ class TransitionWriter:
 
         self._logdir = logdir
         self._writer: Any = None
+        self._examples = Examples(Path(logdir))
         with self._tolerant():
             self._writer = SummaryWriter(logdir, filename_suffix=".transitions")
 
@@ -220,6 +223,7 @@ class TransitionWriter:
         with self._tolerant():
             self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
             self._writer.flush()
+            self._examples.keep(iteration, targets, refinements)
 
     def write_state(self, name: str, iteration: int, refinement: Refinement) -> None:
         """One of the states that every evaluation asks the critic about, by its name."""
@@ -268,7 +272,7 @@ def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
         "Next action and its future": f"{target.next_action or '-'}\n{target.next_future or '-'}",
         "Bellman target": target.future.text if target.future else "(did not parse)",
     }
-    return _fenced(parts)
+    return fenced_parts(parts)
 
 
 def state_text(refinement: Refinement) -> str:
@@ -282,14 +286,7 @@ def state_text(refinement: Refinement) -> str:
         "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",
         "What really came": f"{t.observation}   [the episode ended in {'success' if t.episode_success else 'failure'}]",
     }
-    return _fenced(parts)
-
-
-def _fenced(parts: Mapping[str, str]) -> str:
-    """Texts under headings, as Markdown that none of them can change."""
-    longest = max(map(len, re.findall("`{3,}", "".join(parts.values()))), default=2)
-    fence = "`" * (longest + 1)  # no text ends it
-    return "\n\n".join(f"**{name}**\n\n{fence}\n{text}\n{fence}" for name, text in parts.items())
+    return fenced_parts(parts)
 
 
 def _share(items: Sequence, condition: Callable[[Any], bool]) -> float:

@@ -217,6 +217,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.metric_check import MetricCheck
     from rllib_nlac.command.progress import ProgressLines
     from rllib_nlac.command.ray import start_ray
+    from rllib_nlac.command.report import tell
     from rllib_nlac.command.resume import folder_of, make_resumable
     from rllib_nlac.command.search import mutated
 
@@ -261,21 +262,30 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     finally:
         waiting.heed({})
         ray.shutdown()
-    if interrupts.received:
-        return False
     ended_well = True
     for trial in analysis.trials:
+        told = tell(trial, experiment, interrupts.received, errors.get(trial, ""), restore)
+        if interrupts.received:
+            terminal.say("\n".join(("", *told)))
+            continue
         if trial.status != "TERMINATED":
             ended_well = False
             _explain(trial, errors[trial])
         where = Path(trial.path)
-        lines = [f"\nResults:     {where}", f"Curves:      tensorboard --logdir {where.parent}"]
+        lines = [
+            "",
+            *(told if len(analysis.trials) == 1 else told[-1:]),
+            f"Results:     {where}",
+            f"Curves:      tensorboard --logdir {where.parent}",
+        ]
         if any(where.glob("*.transitions")):
             lines.append("             (under Text: one transition per iteration, in words)")
         if trial.checkpoint and Path(trial.checkpoint.path).exists():
             lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
         for line in lines:
             terminal.say(line)
+    if interrupts.received:
+        return False
     if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
         value = best.metric_analysis[options["metric"]][options["mode"]]
         chosen = best.evaluated_params or {key: best.config[key] for key in mutated(experiment.tune.get("scheduler"))}
