@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -217,7 +218,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.metric_check import MetricCheck
     from rllib_nlac.command.progress import ProgressLines
     from rllib_nlac.command.ray import start_ray
-    from rllib_nlac.command.report import tell
+    from rllib_nlac.command.report import tell, tell_of_failure
     from rllib_nlac.command.resume import folder_of, make_resumable
     from rllib_nlac.command.search import mutated
 
@@ -231,6 +232,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     if resume:
         for line in make_resumable(folder_of(experiment)):
             terminal.say(line)
+    began = time.time()
     metrics = MetricCheck(experiment.metrics, experiment.name)
     options["callbacks"] += [ProgressLines(terminal, experiment.stop, waiting=waiting), metrics]
     for name in ("ray.tune.tune", "ray.tune.experiment.trial"):
@@ -255,10 +257,13 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
             )
             errors = {trial: _error_of(trial) for trial in analysis.trials if trial.status != "TERMINATED"}
             watch.is_explained = any(StorageError.__name__ in error for error in errors.values())
-    except tune.TuneError:
-        if metrics.problem is None:
+    except Exception as error:
+        problem = ExperimentError(metrics.problem) if isinstance(error, tune.TuneError) and metrics.problem else error
+        for line in tell_of_failure(folder, experiment, problem, began, restore) if folder is not None else ():
+            terminal.say(line)
+        if problem is error:
             raise
-        raise ExperimentError(metrics.problem) from None
+        raise problem from None
     finally:
         waiting.heed({})
         ray.shutdown()

@@ -96,7 +96,9 @@ def attempts(run: Run) -> tuple[str, int] | None:
     """Where pass@k stands below ``evaluation``, and the largest k; None where no task is attempted several times."""
     for result in reversed(run.evaluated):
         for where in ("repeated", "env_runners"):
-            found = lookup(result, f"evaluation/{where}") or {}
+            found = lookup(result, f"evaluation/{where}")
+            if not isinstance(found, Mapping):
+                continue
             tails = [name.removeprefix("pass_at_") for name in found if name.startswith("pass_at_")]
             ks = [int(tail) for tail in tails if tail.isdecimal() and int(tail) > 1]
             if ks:

@@ -260,7 +260,7 @@ def _score(run: Run, result: Results) -> str:
 
 def _collected(run: Run, result: Results) -> str:
     value, count = figure(result, run.score), figure(result, "env_runners/num_episodes")
-    if not run.measures_success or not count > 0:
+    if not run.measures_success or not 0 <= value <= 1 or not 0 < count < math.inf:
         return f"{value:.3f}"
     low, high = wilson(value, count)
     return f"{value:.3f} ({low:.3f} to {high:.3f}) of {count:.0f}"

@@ -15,6 +15,7 @@ from rllib_nlac.algorithm.notices import NOTICES
 from rllib_nlac.algorithm.trends import figure
 
 Results = Mapping[str, Any]  # of an iteration, nested
+RESULTS = "result.json"  # Tune's, a line an iteration
 RETURN, SUCCESS = "episode_return_mean", "success_rate"
 
 
@@ -35,8 +36,10 @@ def evaluated(result: Results) -> float | None:
 
 def has_evaluation(result: Results) -> bool:
     """Whether this very iteration was evaluated."""
-    interval = lookup(result, "config/evaluation_interval")
-    return bool(interval) and not result.get("training_iteration", 0) % interval and "evaluation" in result
+    interval, iteration = lookup(result, "config/evaluation_interval"), result.get("training_iteration", 0)
+    if not isinstance(interval, int) or not isinstance(iteration, int) or interval < 1:
+        return False
+    return iteration % interval == 0 and "evaluation" in result
 
 
 @dataclass(frozen=True)
