@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rllib_nlac.algorithm.examination import compared
-from rllib_nlac.algorithm.trends import Trends
+from rllib_nlac.algorithm.trends import UNPARSED, Trends
 from rllib_nlac.language.prediction import predicted_success
 from rllib_nlac.types import Future
 
@@ -139,3 +139,69 @@ class TestTrends:
         assert "30% do not parse, where it was 1%" in said["the critic's futures climb"]
         trends.heed_iteration({"kl_to_base": 0.12, "language_stages": rates})
         assert set(said.values()) == {None}  # over: it may be said again
+
+    def test_a_slow_fall_is_held_against_the_best_and_not_the_last(self):
+        falling = [evaluation(0.2 + 0.2 * i, 0.80 - 0.06 * i, 0.2 + 0.2 * i, 0.9 - 0.06 * i) for i in range(4)]
+        said = self.said(*falling)
+        assert "AUC fell from 0.80 to 0.62" in said["AUC falls"] and "pass@4 fell from 0.90 to 0.72" in said["pass@k falls"]
+        assert set(self.said(*falling[:2]).values()) == {None}  # 0.06 is not worth a word
+
+    def test_success_that_rose_by_chance_is_no_news(self):
+        said = self.said(evaluation(0.5, 0.8, 0.5, 0.9), evaluation(0.55, 0.6, 0.9, 0.6))
+        assert set(said.values()) == {None}
+
+    def test_a_small_fall_is_not_worth_a_word_however_sure(self):
+        many = [evaluation(s, a, s, p, states=10**6) for s, a, p in ((0.4, 0.8, 0.9), (0.6, 0.75, 0.85))]
+        for each in many:
+            each["repeated"]["num_tasks"] = 10**6
+        assert set(self.said(*many).values()) == {None}
+
+    def test_a_critic_that_expects_too_little_is_said_too(self):
+        said = self.said(evaluation(0.4, 0.8, 0.42, 0.9), evaluation(0.8, 0.8, 0.3, 0.9))
+        assert "hopes less than it should: it predicts success for 0.30 of the turns where 0.80 came" in said["bias grows"]
+        assert said["AUC falls"] is said["pass@k falls"] is None
+
+    def test_a_bias_that_shrinks_is_no_news(self):
+        assert self.said(evaluation(0.4, 0.8, 0.9, 0.9), evaluation(0.8, 0.8, 0.6, 0.9))["bias grows"] is None
+
+    def test_other_numbers_of_attempts_are_not_compared(self):
+        fewer = evaluation(0.6, 0.8, 0.62, 0.65)
+        fewer["repeated"] = {"pass_at_2": 0.65, "num_tasks": 200}
+        assert self.said(evaluation(0.4, 0.8, 0.42, 0.9), fewer)["pass@k falls"] is None
+
+    def iterations(self, *results: dict) -> list[dict[str, str | None]]:
+        said: dict[str, str | None] = {}
+        trends, after = Trends(said.__setitem__), []
+        for each in results:
+            trends.heed_iteration(each)
+            after.append(dict(said))
+        return after
+
+    @pytest.mark.parametrize("path", UNPARSED)
+    def test_whose_ever_answers_climb_slowly_is_said(self, path):
+        """0.01, 0.08, 0.15: each is less than the double and a bit of the one before."""
+
+        def results(rate: float) -> dict:
+            if path.startswith("env_runners/"):
+                return {"env_runners": {"action_parse_failures": 1000 * rate, "num_env_steps_sampled": 1000}}
+            role = path.split("/")[1]
+            return {"language_stages": {role: {"unparsed_answer_rate": rate}}}
+
+        before, middle, after = self.iterations(*map(results, (0.01, 0.08, 0.15)))
+        assert set(before.values()) == set(middle.values()) == {None}
+        (said,) = filter(None, after.values())
+        assert f"of {UNPARSED[path]} 15% do not parse, where it was 1%" in said
+
+    def test_failures_that_were_always_many_do_not_climb(self):
+        rates = [{"language_stages": {"future": {"unparsed_answer_rate": rate}}} for rate in (0.3, 0.4)]
+        assert self.iterations(*rates)[-1]["the critic's futures climb"] is None
+
+    def test_a_leap_is_one_of_size_and_not_the_first(self):
+        def leaps(*values: float) -> str | None:
+            return self.iterations(*({"kl_to_base": value} for value in values))[-1].get("KL leaps")
+
+        assert leaps(0.001, 0.001, 0.03) is None  # many times more of next to nothing
+        assert leaps(0.1, 0.9) is None  # of one value nobody knows what is usual
+        assert leaps(0.1, 0.1, 0.31) is not None and leaps(0.1, 0.1, 0.29) is None
+        assert leaps(0.1, 0.1, 0.1, 0.9, 0.6) is not None  # the median does not follow the first of the new ones
+        assert leaps(0.1, 0.1, math.nan) is None and leaps(0.1, 0.1, math.inf, math.inf) is not None
