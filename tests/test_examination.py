@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rllib_nlac.algorithm.examination import compared
 from rllib_nlac.algorithm.trends import UNPARSED, Trends
@@ -22,10 +23,11 @@ def small(config):
     return config
 
 
-def trained(config, iterations: int = 2) -> list[dict]:
+def trained(config, iterations: int = 2) -> tuple[list[dict], str]:
+    """The results of a run, and its folder."""
     algorithm = config.build_algo()
     try:
-        return [algorithm.train() for _ in range(iterations)]
+        return [algorithm.train() for _ in range(iterations)], algorithm.logdir
     finally:
         algorithm.stop()
 
@@ -34,7 +36,7 @@ def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothin
     without = small.copy(copy_frozen=False).evaluation(
         evaluation_critic_states=0, evaluation_fixed_states=0, evaluation_branches=0, evaluation_repeated_tasks=0
     )
-    results, silent = trained(small), trained(without)
+    (results, folder), (silent, silent_folder) = trained(small), trained(without)
     assert "critic" not in silent[-1]["evaluation"] and "repeated" not in silent[-1]["evaluation"]
     for one, other in zip(results, silent, strict=True):
         assert one["learners"]["default_policy"]["critic_loss"] == other["learners"]["default_policy"]["critic_loss"]
@@ -57,6 +59,38 @@ def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothin
         assert result["evaluation"]["env_runners"]["action_entropy"] > 0
     assert {"state_1", "state_2", "state_3"} == results[0]["evaluation"]["critic"]["fixed"].keys()
     assert results[-1]["seconds"]["evaluation_critic"] > 0
+    check_events(folder, results)
+    assert not [tag for tag in events_of(silent_folder).Tags()["tensors"] if tag.startswith("evaluation/")]
+
+
+def events_of(folder: str) -> EventAccumulator:
+    events = EventAccumulator(folder, size_guidance={"tensors": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def check_events(folder: str, results: list[dict]) -> None:
+    """Each evaluation put the same states to the critic, as text; and the buffer's priorities and ages are histograms."""
+    events = events_of(folder)
+    iterations = [result["training_iteration"] for result in results]
+    for number in (1, 2, 3):
+        entries = events.Tensors(f"evaluation/state_{number}/text_summary")
+        assert [entry.step for entry in entries] == iterations
+        texts = [entry.tensor_proto.string_val[0].decode() for entry in entries]
+        states = {text.partition("**Futures**")[0] for text in texts}
+        assert len(states) == 1 and "Guess my object." in states.pop()  # it is one state, and not a new one each time
+        for text, result in zip(texts, results, strict=True):
+            fixed = result["evaluation"]["critic"]["fixed"][f"state_{number}"]
+            said = text.partition("**Futures**")[2].partition("**Critique**")[0]
+            assert ("SUCCESS" in said) == bool(fixed["predicts_success"])
+            assert "the episode ended in" in text and "**Refined action**" in text
+    assert len({events.Tensors(f"evaluation/state_{n}/text_summary")[0].tensor_proto.string_val[0] for n in (1, 2, 3)}) == 3
+    for name in ("priorities", "ages"):
+        drawn = events.Histograms(f"replay_buffer/{name}")
+        assert [each.step for each in drawn] == iterations
+        held = [result["replay_buffer"]["num_transitions"] for result in results]
+        assert [each.histogram_value.num for each in drawn] == held
+    assert [each.step for each in events.Tensors("transition/text_summary")] == iterations
 
 
 def fork(number: int, arm: str, branch: int, success: bool) -> SimpleNamespace:

@@ -152,8 +152,8 @@ class TestWhatIsTold:
         assert "iteration 2: it leaps\niteration 2: and falls" in markdown(changed(GOOD, "notices", "it leaps\nand falls", 1))
 
     def test_settings_against_the_defaults(self):
-        config = {"lr": 0.5, "tau": 0.1, "seed": None, "shape": [1, 2], "foreign": 1}
-        found = differing(config, {"lr": 0.1, "tau": 0.1, "seed": None, "shape": (1, 2)})
+        config = {"lr": 0.5, "tau": 0.1, "seed": None, "shape": [1, 2], "foreign": 1, "callbacks": "<object at 0x1>"}
+        found = differing(config, {"lr": 0.1, "tau": 0.1, "seed": None, "shape": (1, 2), "callbacks": object(), "other": 1})
         assert found == [Setting("lr", 0.5, 0.1)]
         assert "lr: 0.5   # default: 0.1" in markdown(replace(GOOD, settings=found))
 

@@ -185,7 +185,7 @@ def _critic(run: Run, drawn: set[str] | frozenset[str]) -> str:
     }
     lines = [f"| | {' | '.join(f'iteration {_iteration(r)}' for r in ends)} |", "|---" * (len(ends) + 1) + "|"]
     for name, key in names.items():
-        values = [_number(figure(r, f"{CRITIC}/{key}")) for r in ends]
+        values = [_number(figure(r, f"{CRITIC}/{key}"), 0 if key == "num_states" else 3) for r in ends]
         if any(value != "-" for value in values):
             lines.append(f"| {name} | {' | '.join(values)} |")
     refined = [_refinement(r) for r in ends]
@@ -217,7 +217,8 @@ def _costs(run: Run) -> str:
         share = f"{each.seconds / total:.0%}" if total and not math.isnan(each.seconds) else "-"
         lines.append(f"| {each.name} | {_number(each.seconds, 1)} | {share} | {_thousands(each.tokens)} |")
     lines.append(f"| all | {_number(total, 1)} | | |")
-    return "\n\n".join(["## Time and tokens", "\n".join(lines)])
+    note = "The learner's tokens are those that it trained on, evaluation's those of its episodes."
+    return "\n\n".join(["## Time and tokens", "\n".join(lines), note])
 
 
 def _warnings(run: Run) -> str:

@@ -16,6 +16,7 @@ from rllib_nlac.algorithm.trends import figure
 
 Results = Mapping[str, Any]  # of an iteration, nested
 RESULTS = "result.json"  # Tune's, a line an iteration
+DERIVED = ("policies", "simple_optimizer")  # RLlib sets them itself
 RETURN, SUCCESS = "episode_return_mean", "success_rate"
 
 
@@ -182,5 +183,14 @@ def differing(config: Results, defaults: Mapping[str, Any]) -> list[Setting]:
         config: As a result has it, or as a user wrote it: what JSON makes of values.
         defaults: The values of the keys that count.
     """
-    plain = json.loads(json.dumps(dict(defaults), default=str))
+    plain = {key: json.loads(json.dumps(value)) for key, value in defaults.items() if key not in DERIVED and _is_plain(value)}
     return [Setting(key, config[key], plain[key]) for key in sorted(plain) if key in config and config[key] != plain[key]]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON holds it as it is; what an object looks like says nothing."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
