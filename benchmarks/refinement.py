@@ -1,9 +1,9 @@
 """What refinement is worth with a trained critic and with a frozen one: ``python -m benchmarks.refinement``.
 
-NLAC and NLAC_FrozenCritic are trained in the text house of ``tuned_examples/text_house_nlac.yaml``, some seeds each. Every
-evaluation branches: where refinement changes a drawn turn's action, the game goes on from there several times with each of
-both, to the end. Printed is the last evaluation of each run, and of each algorithm all seeds together: of the turns where it
-mattered, how often the refined action did better (95 % Wilson interval), and the mean difference of success.
+NLAC and NLAC_FrozenCritic are trained in a world of ``compare.yaml``, a text house, some seeds each. Every evaluation branches:
+where refinement changes a drawn turn's action, the game goes on from there several times with each of both, to the end. Printed
+is, of each critic, how often the refined action did better where it mattered (95 % Wilson interval, and each seed by itself),
+and the mean difference of success: at each evaluation, and of all together.
 
 An interrupted command goes on where it stopped. ``--rows CSV`` prints the table of rows that are kept.
 """
@@ -21,16 +21,20 @@ from benchmarks.compare import HERE, Cell, Plan, Row, positive, results_of, run
 from rllib_nlac.algorithm.calibration import Z, wilson
 from rllib_nlac.reporting.results import evaluated, lookup
 
-WORLD = "house_1"
+WORLD = "house_1_goals"  # whose games are neither all lost nor all won
 CRITICS = {"NLAC": "trained", "NLAC, critic frozen": "frozen"}
 FIGURES = ("num_states", "num_decided", "win_rate", "success_of_action", "success_of_refined", "gain", "gain_low", "gain_high")
 COLUMNS = ("critic", "seed", "episodes", "success", "auc", *FIGURES)
 
 
-def cell(plan: Plan, method: str, seed: int, episodes: int, states: int, branches: int) -> Cell:
-    """A run of the comparison whose evaluations branch."""
-    plain = plan.cell(WORLD, method, seed, episodes=episodes)
-    plain.experiment["config"] |= {"evaluation_critic_states": states, "evaluation_branches": branches}
+def cell(plan: Plan, world: str, method: str, seed: int, episodes: int, states: int, branches: int) -> Cell:
+    """A run of the comparison whose evaluations are more, and branch."""
+    plain = plan.cell(world, method, seed, episodes=episodes)
+    plain.experiment["config"] |= {
+        "evaluation_interval": 2,
+        "evaluation_critic_states": states,
+        "evaluation_branches": branches,
+    }
     return plain
 
 
@@ -76,25 +80,25 @@ def together(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As Markdown: each algorithm's seeds, and all of them together, at the last evaluation of each run."""
+    """As Markdown: each critic at each evaluation, all seeds together, and all evaluations."""
     lines = [
-        "| critic | seed | episodes | success | AUC | turns changed | of which decided | win rate | gain in success |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| critic | episodes | success, each seed | turns changed | decided | win rate | each seed | gain in success |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for critic in dict.fromkeys(row["critic"] for row in rows):
-        last = {row["seed"]: row for row in rows if row["critic"] == critic}  # rows are in the order of their episodes
-        for own in (*([row] for row in last.values()), *([list(last.values())] if len(last) > 1 else [])):
-            all_ = together(own)
-            alone = own[0] if len(own) == 1 else None
+        of_critic = [row for row in rows if row["critic"] == critic]
+        points = sorted({row["episodes"] for row in of_critic})
+        for point in [*points, None]:
+            own = [row for row in of_critic if point in (None, row["episodes"])]
+            all_, seeds = together(own), [[r for r in own if r["seed"] == seed] for seed in sorted({r["seed"] for r in own})]
             fields = [
                 critic,
-                str(alone["seed"]) if alone else "all",
-                f"{own[0]['episodes']:.0f}",
-                f"{alone['success']:.3f}" if alone else "",
-                f"{alone['auc']:.2f}" if alone else "",
+                "all" if point is None else f"{point:.0f}",
+                "" if point is None else ", ".join(f"{row['success']:.2f}" for each in seeds for row in each),
                 f"{all_['num_states']:.0f}",
                 f"{all_['num_decided']:.0f}",
                 f"{all_['win_rate']:.2f} ({all_['win_low']:.2f} to {all_['win_high']:.2f})",
+                ", ".join(f"{together(each)['win_rate']:.2f}" for each in seeds),
                 f"{all_['gain']:+.3f} ({all_['gain_low']:+.3f} to {all_['gain_high']:+.3f})",
             ]
             lines.append(f"| {' | '.join(fields)} |")
@@ -109,6 +113,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", default=WORLD, help="of compare.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=positive, default=256)
     parser.add_argument("--states", type=positive, default=128, help="turns drawn at an evaluation")
@@ -125,7 +130,7 @@ def main() -> None:
     rows: list[Row] = []
     for seed in arguments.seeds:
         for method in CRITICS:
-            one = cell(plan, method, seed, arguments.episodes, arguments.states, arguments.branches)
+            one = cell(plan, arguments.world, method, seed, arguments.episodes, arguments.states, arguments.branches)
             run(one, folder)
             rows += [row_of(one, result) for result in results_of(one, folder) if evaluated(result) is not None]
     with (folder / "refinement.csv").open("w", newline="", encoding="utf-8") as file:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -542,18 +544,32 @@ class TestAtTheEndOfATrial:
         assert "lr: 0.5   # default: 1e-06" in text and "**it failed**" in text and "ValueError: it broke" in text
 
     @pytest.mark.parametrize(
-        ("status", "word"), [("RUNNING", "it was interrupted"), ("TERMINATED", "as it should"), ("ERROR", "**it failed**")]
+        ("status", "done", "error", "word"),
+        [
+            ("TERMINATED", False, "", "it was interrupted"),  # so Tune calls a trial that it was asked to end
+            ("TERMINATED", True, "", "as it should"),
+            ("RUNNING", False, "Tune recorded no error", "it was interrupted"),
+            ("ERROR", False, "ValueError: it broke", "**it failed**"),
+        ],
     )
-    def test_what_the_interruption_came_to(self, tmp_path, experiment, status, word):
+    def test_what_the_interruption_came_to(self, tmp_path, experiment, status, done, error, word):
         from rllib_nlac.command.report import tell
 
-        tell(
-            trial(tmp_path, status),
-            experiment,
-            is_interrupted=True,
-            error="" if status == "TERMINATED" else "Tune recorded no error",
-        )
-        assert word in (tmp_path / REPORT).read_text()
+        (tmp_path / "result.json").write_text(json.dumps(result(1, done=done)))
+        tell(trial(tmp_path, status), experiment, is_interrupted=True, error=error)
+        assert f"| How it ended | {word} |" in (tmp_path / REPORT).read_text()
+
+    def test_where_tune_itself_fails_its_trials_are_told_of(self, tmp_path, experiment):
+        from rllib_nlac.command.report import tell_of_failure
+
+        for name, age in (("now", 0), ("before", 1000)):
+            (tmp_path / name).mkdir()
+            file = tmp_path / name / "result.json"
+            file.write_text(json.dumps(result(1)))
+            os.utime(file, (time.time() - age, time.time() - age))
+        lines = tell_of_failure(tmp_path, experiment, MemoryError("too little"), time.time() - 100, None)
+        assert lines[-1] == f"Report:      {tmp_path / 'now' / REPORT}" and not (tmp_path / "before" / REPORT).exists()
+        assert "MemoryError: too little" in (tmp_path / "now" / REPORT).read_text()
 
     def test_an_error_of_the_report_is_one_line(self, tmp_path, experiment, monkeypatch):
         from rllib_nlac.command import report

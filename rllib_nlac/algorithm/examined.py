@@ -11,10 +11,11 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac.activity import activity
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import play_forks
 from rllib_nlac.algorithm.examination import Examiner, examine, log
-from rllib_nlac.algorithm.metrics import TransitionWriter, stage
+from rllib_nlac.algorithm.metrics import TransitionWriter
 from rllib_nlac.algorithm.replay import ReplayAlgorithm
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.stages import LanguageStages
@@ -38,7 +39,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
             group: Who plays in evaluations; None: the algorithm's own runner.
         """
         config = self.config
-        with stage(self.metrics, "evaluation_critic", "examining the critic"):
+        with self.timing("evaluation_critic"), activity.stage("examining the critic"):
             examiner = self.examiner(config.evaluation_critic_futures)
             results: dict[str, Any] = {}
             if config.evaluation_critic_states:

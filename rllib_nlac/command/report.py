@@ -24,7 +24,7 @@ def tell(trial: Any, experiment: Experiment, is_interrupted: bool, error: str = 
         restored: The checkpoint that it began with.
     """
     failed = bool(error) and not (is_interrupted and trial.status != "ERROR")
-    end = "failed" if failed else "interrupted" if is_interrupted and trial.status != "TERMINATED" else "done"
+    end = "failed" if failed else "interrupted" if is_interrupted else "done"
     checkpoint = trial.checkpoint.path if trial.checkpoint else None
     return _tell(Path(trial.path), experiment, end, error if failed else "", restored, checkpoint)
 
@@ -64,7 +64,8 @@ def _tell(
             results=results,
             settings=differing(config, {key: getattr(default, key) for key in config_keys(default)}),
             examples=read_examples(folder),
-            end=end,
+            # Tune ends interrupted trials in order; its own word is true where one had come to its end before.
+            end="done" if end == "interrupted" and results and results[-1].get("done") is True else end,
             error="\n".join(lines_of(error, folder / "error.txt")) if error else "",
             restored=str(restored) if restored is not None else None,
             checkpoint=checkpoint,
