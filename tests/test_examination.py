@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from command_runs import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rllib_nlac.algorithm.examination import compared
@@ -60,8 +62,42 @@ def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothin
     assert {"state_1", "state_2", "state_3"} == results[0]["evaluation"]["critic"]["fixed"].keys()
     for result in results:  # each with its own iteration: RLlib gathers an iteration's metrics before it evaluates
         assert 0 < result["seconds"]["evaluation_critic"] < result["seconds"]["evaluation"] < result["time_this_iter_s"]
+    assert not undocumented(results)
     check_events(folder, results)
     assert not [tag for tag in events_of(silent_folder).Tags()["tensors"] if tag.startswith("evaluation/")]
+
+
+# What RLlib and Tune report of themselves; their documentation tells of it.
+RLLIBS = re.compile(
+    r"timers/|config/|perf/|.*_throughput/|learners/__all_modules__/|(evaluation/)?(env_runner_group|fault_tolerance)/"
+    r"|.*(actor_manager_num_outstanding_async_reqs|num_healthy_workers|num_remote_worker_restarts|num_env_runners_dropped_lifetime)$"
+    r"|learners/default_policy/(module_train_batch_size_mean|num_module_steps_trained\w*|num_\w*_parameters|total_loss|weights_seq_no)$"
+    r"|.*/(episode_duration_sec_mean|num_env_steps_sampled_lifetime|agent_\w+|module_\w+)$|[^/]+$"
+)
+
+
+def paths_of(values: dict, prefix: str = "") -> set[str]:
+    return {
+        path
+        for key, value in values.items()
+        for path in (paths_of(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}"})
+    }
+
+
+def undocumented(results: list[dict]) -> list[str]:
+    """The metrics of a run that have no row on the page "Reading a run"."""
+    rows = [line for line in (ROOT / "docs" / "reading_a_run.md").read_text().splitlines() if line.startswith("|")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    last = {name.rpartition("/")[2] for name in named}
+    whole = {name.partition("/...")[0] for name in named if name.endswith("...")} | {"subgoals"}
+    return sorted(
+        path
+        for path in paths_of(results[-1])
+        if not RLLIBS.match(path)
+        and path.rpartition("/")[2] not in last
+        and not re.search(r"/stop_reason_|/wave_\d+", path)
+        and whole.isdisjoint(path.split("/"))
+    )
 
 
 def events_of(folder: str) -> EventAccumulator:
