@@ -35,6 +35,7 @@ def cell(plan: Plan, world: str, method: str, seed: int, episodes: int, states: 
         "evaluation_critic_states": states,
         "evaluation_branches": branches,
     }
+    plain.experiment["checkpoint_config"]["checkpoint_frequency"] = 2
     return plain
 
 

@@ -328,6 +328,10 @@ class TestForeignTexts:
         assert "\x1b" not in picture and "\u202e" not in picture
 
 
+def _numbered(results: list[dict]) -> list[dict]:
+    return [{**result, "training_iteration": number} for number, result in enumerate(results, start=1)]
+
+
 # Each rule: a run in which it speaks, and one, as near as can be, in which it does not.
 QUIET = changed(GOOD, "evaluation/env_runners/success_low", 0.3, 0)
 STAGES, CRITIC, PLAYED = "language_stages", "evaluation/critic", "evaluation/env_runners"
@@ -417,6 +421,47 @@ RULE_CASES = {
 }
 
 
+# Further runs at the edges of the rules, and whether each speaks.
+RISING = intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.7, 0.8, 0.9))
+EDGES = [
+    ("never_won", replace(lost(GOOD, 0, 1, 2), results=[{**r, "learners": {}} for r in lost(GOOD, 0, 1, 2).results]), False),
+    ("turns_unparsed", changed(RULE_CASES["turns_unparsed"][0], "env_runners/num_env_steps_sampled", 0), False),
+    ("turns_unparsed", changed(RULE_CASES["turns_unparsed"][0], "env_runners/num_env_steps_sampled", 1), True),
+    ("still_rising", intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.9, 0.96, 1.0)), False),  # there is not much left
+    ("still_rising", intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.8, 0.94, 1.0)), True),
+    ("still_rising", replace(RISING, results=RISING.results[1:]), True),
+    # Of six evaluations the fifth counts: the rise was over by then.
+    ("still_rising", replace(RISING, results=_numbered([*RISING.results[:2], *[RISING.results[2]] * 4])), False),
+    ("fell_back", replace(RULE_CASES["fell_back"][0], results=RULE_CASES["fell_back"][0].results[1:]), True),
+    (
+        "evaluation_costs",
+        changed(run_of(*GOOD.results[:1]), "seconds/evaluation", 9.0),
+        False,
+    ),  # one says nothing of the interval
+    (
+        "evaluation_costs",
+        several(changed(run_of(*GOOD.results[:2]), "seconds/evaluation", 8.0, 0), seconds__evaluation=8.0),
+        True,
+    ),
+    ("few_seeds", run_of(*GOOD.results[:2]), True),
+    ("few_seeds", replace(GOOD, end="interrupted"), False),
+    ("few_seeds", intervals((0.3, 0.4, 0.5), (0.1, 0.2, 0.3), (0.41, 0.5, 0.6)), False),  # from the first, not from the worst
+    ("critic_biased", critic(GOOD, predicted_success=0.74, success=0.6), False),
+    ("critic_biased", critic(GOOD, predicted_success=0.76, success=0.6), True),
+    ("critic_biased", critic(GOOD, predicted_success=0.80, success=0.6, bias_error=0.09), True),
+    ("critic_biased", critic(GOOD, predicted_success=0.80, success=0.6, num_states=30.0), True),
+    ("nothing_refined", several(GOOD, language_stages__verdict_yes_rate=0.022), False),
+    ("nothing_refined", several(GOOD, language_stages__verdict_yes_rate=0.01, env_runners__success_rate=0.19), False),
+    ("nothing_refined", several(GOOD, language_stages__verdict_yes_rate=0.01, env_runners__success_rate=0.21), True),
+    ("nothing_refined", several(GOOD, language_stages__verdict_yes_rate=0.94), False),
+    ("less_variety", changed(run_of(*GOOD.results[:2]), "evaluation/repeated/pass_at_4", 0.1), True),
+    ("less_variety", several(GOOD, evaluation__repeated__pass_at_4=0.29, evaluation__repeated__num_tasks=10**6), True),
+    ("less_variety", several(GOOD, evaluation__repeated__pass_at_4=0.31, evaluation__repeated__num_tasks=10**6), False),
+    ("less_variety", changed(RULE_CASES["less_variety"][0], "env_runners/success_rate", 0.1), True),  # that is of collecting
+    ("less_variety", changed(RULE_CASES["less_variety"][0], f"{PLAYED}/success_rate", 0.1), False),  # all fell
+]
+
+
 class TestAdvice:
     def test_every_rule_has_its_case(self):
         assert {rule.__name__ for rule in RULES} == set(RULE_CASES)
@@ -425,6 +470,10 @@ class TestAdvice:
     def test_a_rule_speaks_where_it_should_and_nowhere_else(self, rule):
         speaks, silent = ({each.rule for each in advise(run)} for run in RULE_CASES[rule])
         assert rule in speaks and rule not in silent
+
+    @pytest.mark.parametrize(("rule", "run", "speaks"), EDGES, ids=[f"{n}-{rule}" for n, (rule, *_) in enumerate(EDGES)])
+    def test_at_its_edges_too(self, rule, run, speaks):
+        assert (rule in {each.rule for each in advise(run)}) is speaks
 
     def test_the_most_pressing_comes_first(self):
         run = changed(replace(GOOD, end="failed"), f"{STAGES}/future/unparsed_answer_rate", 0.5)
@@ -436,6 +485,11 @@ class TestAdvice:
 
         cut = changed(RULE_CASES["no_parsing"][0], f"{STAGES}/critique/cut_off_rate", 0.1)
         assert text(cut, "no_parsing") == "Of the critiques 11% do not parse, most of them cut off: raise max_critique_tokens."
+        some = changed(RULE_CASES["no_parsing"][0], f"{STAGES}/critique/cut_off_rate", 0.05)
+        assert "see that the prompts suit the model" in text(some, "no_parsing")
+        turns = changed(RULE_CASES["turns_unparsed"][0], "env_runners/action_parse_failures_cut_off", 6)
+        assert text(turns, "turns_unparsed") == "Of the policy's turns 11% do not parse: raise max_action_tokens."
+        assert "see that action_format suits" in text(RULE_CASES["turns_unparsed"][0], "turns_unparsed")
         assert "see that the prompts suit the model" in text(RULE_CASES["no_parsing"][0], "no_parsing")
         assert "Success fell from 0.70 (iteration 2) to 0.50" in text(RULE_CASES["fell_back"][0], "fell_back")
         assert "hopes for more than comes: it predicts 0.80 where 0.60 came" in text(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rllib_nlac.algorithm.trends import figure
-from rllib_nlac.reporting.results import Run
+from rllib_nlac.reporting.results import Results, Run
 
 CRITIC, STAGES = "evaluation/critic", "language_stages"
 LEAST_STATES = 30  # turns, before what the critic says of them counts
@@ -116,12 +116,16 @@ def less_variety(run: Run) -> str | None:
     a, b = (figure(r, f"evaluation/repeated/pass_at_{k}") for r in (first, last))
     tasks = figure(last, "evaluation/repeated/num_tasks")
     chance = 2 * math.sqrt(max(a * (1 - a) + b * (1 - b), 0.0) / max(tasks, 1.0))
-    if k == 1 or not a - b > max(0.1, chance) or figure(last, run.score) < figure(first, run.score):
+    if k == 1 or not a - b > max(0.1, chance) or _evaluated(run, last) < _evaluated(run, first):
         return None
     return (
         f"pass@{k} fell from {a:.2f} to {b:.2f}: some tasks are won always and others never. Stop earlier, or a lower "
         "policy_loss_coeff or lr."
     )
+
+
+def _evaluated(run: Run, result: Results) -> float:
+    return figure(result, f"evaluation/{run.score}")
 
 
 def _critic(run: Run) -> dict[str, float] | None:
