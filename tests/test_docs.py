@@ -165,10 +165,10 @@ def check_module(module: str, words: list[str]) -> None:
         assert f'"{option}"' in source, (module, option)
 
 
-def test_modules_that_the_text_names_exist():
+def test_modules_that_the_text_names_exist_with_their_options():
     for page in PAGES:
-        for module in re.findall(r"`python -m ([\w.]+)", page.read_text()):
-            assert importlib.util.find_spec(module) is not None, (page.name, module)
+        for module, options in re.findall(r"`python -m ([\w.]+)([^`]*)`", FENCE.sub("", page.read_text())):
+            check_module(module, options.split())
 
 
 def test_messages_of_the_troubleshooting_page_stand_in_the_code():
