@@ -64,7 +64,7 @@ class TestSettings:
             ({"alpha": 0}, r"config.lora\['alpha'\] is 0"),
             ({"dropout": 1.0}, r"config.lora\['dropout'\] is 1.0"),
             ({"target_modules": "q_proj"}, r"give \"all-linear\" or a list of names"),
-            ({"target_modules": []}, "give at least one name of a linear layer"),
+            *(({"target_modules": bad}, "give at least one name of a linear") for bad in ([], 3, {"q_proj": 1}, [[]])),
             (
                 {"target_modules": ["q_proj", "query"]},
                 "has 'query', and .* has no such linear layer within it; it has down_proj",

@@ -286,7 +286,7 @@ class TestReplay:
         algorithm.local_replay_buffer = SimpleNamespace(add=added.append)
         data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
         algorithm.offline_data = data if logged else None
-        nlac.ReplayAlgorithm.setup(algorithm, {})
+        nlac.ExaminedAlgorithm.setup(algorithm, {})
         assert added == ([("chat", "compact")] if logged else [])
 
     @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_restored_run_goes_on_with_the_stages_random_state(make):
 def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make, monkeypatch, tmp_path):
     calls: list = []
     for name in ("setup", "cleanup"):
-        monkeypatch.setattr(nlac.ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
+        monkeypatch.setattr(nlac.ExaminedAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(NLAC, "make_stages", lambda self, kind, variant: f"stages of {kind.__name__}")
     monkeypatch.setattr(nlac, "TransitionWriter", lambda folder: SimpleNamespace(close=lambda: calls.append(folder)))
     algorithm = make()
