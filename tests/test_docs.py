@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import typer.main
 import yaml
+from conftest import NEEDS
 from rooms import FLOORS
 
 from benchmarks.compare import Plan, read_rows, summary
@@ -143,6 +145,15 @@ def test_commands_and_their_options_exist(code):
             check_module(words[2], words[3:])
         else:
             assert words[0] in ("tensorboard",), f"no check knows {words}"
+
+
+def test_make_check_says_what_it_leaves_out_and_slow_tests_run_exactly_that():
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = dict(re.findall(r"^([\w-]+):[^\n]*\n((?:\t[^\n]*\n)+)", makefile, re.MULTILINE))
+    quick, slow = (re.search(r'-m "(.*)"', recipes[name])[1] for name in ("quick-tests", "slow-tests"))
+    assert quick == f"not ({slow})" and slow.split(" or ") == list(NEEDS)
+    assert "-m" not in recipes["test"] and "make slow-tests" in recipes["check"]
+    assert "-rs" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"].split()
 
 
 def check_rllib(words: list[str]) -> None:
