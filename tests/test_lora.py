@@ -16,7 +16,7 @@ from rllib_nlac.engine.lora import LoRASettings, adapter_name, as_served, merged
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.learner.adapter import add_adapter, as_base, check_targets, has_adapter, with_dropout
-from rllib_nlac.learner.batch import POLICY, TrainingSequence, to_multi_agent_batch
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, to_multi_agent_batch
 from rllib_nlac.learner.losses import mean_kl
 from rllib_nlac.learner.rl_module import load_own_entries, own_entries, served_state
 from rllib_nlac.types import Message, Request, Weights
@@ -430,6 +430,16 @@ class TestKL:
             np.testing.assert_allclose(learner.base_logprobs_of(prompt, answer)[0], base, atol=1e-6)
             distances.append(float(np.abs(learner.logprobs_of(prompt, answer)[0] - base).sum()))
         assert distances[1] < 0.5 * distances[0]
+
+    def test_a_critics_sequence_has_none(self, make_learner):
+        """Fails where the critic is drawn to the base, which is to learn what the base does not know."""
+        learner = make_learner(lr=1e-2, kl_to_base_coeff=1e3)
+        both = [TrainingSequence((3, 10, 11), (20, 21, 1), role, role, 0, 1.0) for role in (CRITIC, POLICY)]
+        learner.update(batch=to_multi_agent_batch(both, 2), timesteps={"num_env_steps_sampled_lifetime": 0})
+        rows = {name: torch.as_tensor(column) for name, column in to_multi_agent_batch(both, 2)["default_policy"].items()}
+        critic, policy = learner._sequence_losses(rows).detach().tolist()
+        (logprobs,) = learner.logprobs_of([both[0].prompt_ids], [both[0].answer_ids])
+        assert critic == pytest.approx(-logprobs.mean(), abs=1e-4) and policy > critic + 0.01
 
     def test_without_a_coefficient_a_whole_model_keeps_no_copy(self, make_learner):
         assert not make_learner().knows_base
