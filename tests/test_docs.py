@@ -153,7 +153,7 @@ def test_make_check_says_what_it_leaves_out_and_slow_tests_run_exactly_that():
     quick, slow = (re.search(r'-m "(.*)"', recipes[name])[1] for name in ("quick-tests", "slow-tests"))
     assert quick == f"not ({slow})" and slow.split(" or ") == list(NEEDS)
     assert "-m" not in recipes["test"] and "make slow-tests" in recipes["check"]
-    assert "-rs" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"].split()
+    assert "-rfEs" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"].split()
 
 
 def check_rllib(words: list[str]) -> None:
