@@ -56,6 +56,10 @@ def check(**entry):
         ({"stop": {EXAMPLE_METRIC: 0.9}}, "needs evaluation"),
         ({"config": [1]}, "config is .* must be a mapping"),
         ({"config": {**EVALUATED, "evaluation_config": {"exploer": False}}}, "evaluation_config: unknown key 'exploer'"),
+        (
+            {"config": {**EVALUATED, "evaluation_config": {"action_temperature": -1}}},
+            "e, evaluation_config: config.action_temperature is -1 and must not be negative",
+        ),
         ({"config": {**EVALUATED, "evaluation_config": [1]}}, "evaluation_config is .* must be a mapping"),
         ({"config": {**EVALUATED, "evaluation_config": {"env_config": {"turns": 1}}}}, "did you mean 'max_turns'"),
     ],
