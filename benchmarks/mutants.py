@@ -48,7 +48,6 @@ CACHE = Path(tempfile.gettempdir()) / "rllib_nlac_mutants"
 GOAL = 0.9
 SLOW_S = 8.0
 CLEAN_LIMIT_S = 60  # of a test, in the run without changes
-STARTS_PROCESSES = {"session_engine", "ray_session"}  # fixtures
 INVALID = re.compile(r"missing \d+ required|expected (at least |exactly )?\d+ argument")
 
 _BASELINES = ["test_baseline_losses", "test_baselines", "test_roles", "test_taint"]
@@ -79,7 +78,7 @@ PARTS: dict[str, list[str]] = {
     "engine/lora": ["test_lora", "test_ranges"],
     "engine/chat": ["test_chat", "test_control_tokens", "test_hostile_texts", "test_model_folder"],
     "ablations": ["test_stages", "test_roles", "test_taint"],
-    "algorithm/examination": ["test_examination"],
+    "algorithm/examination": ["test_examination", "test_roles", "test_taint"],
     "algorithm/calibration": ["test_calibration"],
     "algorithm/evaluation": ["test_evaluation", "test_lost_processes"],
     "sync/sync": ["test_sync", "test_not_finite"],
@@ -161,7 +160,10 @@ class Recorder:
         self.failed: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if not STARTS_PROCESSES & set(getattr(item, "fixturenames", ()))]
+        from conftest import NEEDS
+
+        starting = {*NEEDS["vllm"], *NEEDS["ray"]}  # fixtures
+        items[:] = [item for item in items if not starting & set(getattr(item, "fixturenames", ()))]
         self.fixtures = {item.nodeid: set(getattr(item, "fixturenames", ())) for item in items}
 
     @pytest.hookimpl(wrapper=True)
