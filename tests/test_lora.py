@@ -76,6 +76,13 @@ class TestSettings:
         with pytest.raises(ValueError, match=complaint):
             config.language(lora=lora).validate()
 
+    @pytest.mark.parametrize("targets", ["all-linear", ["q_proj"], ("q_proj", "down_proj"), None])
+    def test_what_can_be_used_is_taken(self, config, targets):
+        given = {} if targets is None else {"target_modules": targets}
+        config.language(lora=given).validate()
+        expected = targets if isinstance(targets, str) else tuple(targets) if targets else "all-linear"
+        assert config.lora_settings == LoRASettings(target_modules=expected)
+
     def test_a_serving_that_does_not_exist(self, config):
         with pytest.raises(ValueError, match=r"config.lora_serving is 'both' and must be one of auto, adapter, merged"):
             config.language(lora={}, lora_serving="both").validate()
