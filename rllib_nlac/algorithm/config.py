@@ -413,6 +413,8 @@ class LanguageConfig(AlgorithmConfig):
         for cls in reversed(type(self).__mro__):
             ranges_of_all |= vars(cls).get("RANGES", {})
             nested |= vars(cls).get("NESTED_RANGES", {})
+        if self.in_evaluation:  # of what is played there no gradient is taken
+            ranges_of_all |= {key: LanguageConfig.RANGES[key] for key in ranges.POLICY_GRADIENT}
         values = {key: getattr(self, key) for key in ranges_of_all if hasattr(self, key)}
         ranges.check(ranges_of_all, values, "config.{key}")
         for key, inner in nested.items():
