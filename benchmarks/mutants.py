@@ -80,7 +80,6 @@ PARTS: dict[str, list[str]] = {
     "ablations": ["test_stages", "test_roles", "test_taint"],
     "algorithm/examination": ["test_examination", "test_roles", "test_taint"],
     "algorithm/calibration": ["test_calibration"],
-    "algorithm/evaluation": ["test_evaluation", "test_lost_processes"],
     "sync/sync": ["test_sync", "test_not_finite"],
     "baselines/grpo": [*_BASELINES, "test_gradients"],
     "baselines/scalar_critic": [*_BASELINES, "test_gradients"],
