@@ -37,7 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         # Up to four pieces of advice are tried until the critic accepts one; what it does not accept counts little.
         "num_refinements": 4,
         "rejected_weight": 0.05,
-        "critique_temperature": 1.0,
+        "judge_temperatures": {"critique": 1.0},
         "train_on_yes": "always",
         # The backup follows the first of three next actions that the critic accepts: a state is worth what the policy is about
         # to do there.

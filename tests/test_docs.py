@@ -23,7 +23,7 @@ from benchmarks.compare import Plan, read_rows, summary
 from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.command.experiment import describe, load_experiments, tune_arguments
 from rllib_nlac.inputs import examples
-from rllib_nlac.nlac import PRESETS
+from rllib_nlac.nlac import PRESETS, NLACConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -214,6 +214,13 @@ def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
     everyone["GRPO"].an_attribute_of_its_own = 1
     with pytest.raises(config_reference.Undocumented, match="GRPO: an_attribute_of_its_own, which no setter method takes"):
         config_reference.check(everyone)
+
+
+def test_the_knobs_are_few(config_reference):
+    """A new key goes into the mapping of its topic, takes the place of another, or is an algorithm of its own."""
+    keys = config_reference.own_keys(NLACConfig())
+    print(f"NLACConfig has {len(keys)} keys of its own: {', '.join(keys)}")
+    assert len(keys) <= 46 and {"num_futures", "language_model"} <= set(keys)
 
 
 def test_ones_own_environment_is_short_and_trains(my_game, commands, ray_session):

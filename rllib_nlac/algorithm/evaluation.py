@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,20 @@ REFINED = "refined"  # results of the policy with one refinement, beside those o
 REPEATED = "repeated"  # results of the tasks that are attempted several times, for pass@k
 
 
+@dataclass(frozen=True)
+class Repeats:
+    """For pass@k, a few tasks are attempted again; each field is a key of ``evaluation_repeats``.
+
+    Attributes:
+        tasks: So many tasks, at most an eighth of all. None where the policy is greedy, or where ``evaluation_attempts`` is
+            above 1, which gives pass@k of all. 0: none.
+        attempts: k.
+    """
+
+    tasks: int = 16
+    attempts: int = 4
+
+
 def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
     """RLlib's hook: plays ``evaluation_duration`` episodes, and whatever else the config asks for.
 
@@ -46,7 +60,7 @@ def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[
     if config.evaluate_refined:
         rounds.append((REFINED, tasks, attempts))
     if own.num_repeated_tasks:
-        rounds.append((REPEATED, range(own.num_repeated_tasks), own.evaluation_repeats))
+        rounds.append((REPEATED, range(own.num_repeated_tasks), own.repeats.attempts))
     steps = 0
     for key, tasks, attempts in rounds:
         again = activity.stage("evaluating again, for pass@k", len(tasks) * attempts, EPISODES)

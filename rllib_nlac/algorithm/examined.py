@@ -31,24 +31,24 @@ class ExaminedAlgorithm(ReplayAlgorithm):
     _fixed: tuple[Transition, ...] = ()
 
     def examine(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
-        """Asks the critic about turns of an evaluation's episodes; see ``ExaminationConfig.evaluation``.
+        """Asks the critic about turns of an evaluation's episodes; see ``ExaminationSettings``.
 
         Args:
             episodes: As the current policy has just played them.
             group: Who plays in evaluations; None: the algorithm's own runner.
         """
-        config = self.config
+        asked = self.config.examination
         with stage(self.metrics, "evaluation_critic", "examining the critic"):
-            examiner = self.examiner(config.evaluation_critic_futures)
+            examiner = self.examiner(asked.futures)
             results: dict[str, Any] = {}
-            if config.evaluation_critic_states:
+            if asked.states:
                 results = examine(
                     examiner,
                     episodes,
                     list(self.local_replay_buffer.episodes),
                     self.weight_version,
-                    config.evaluation_critic_states,
-                    config.evaluation_branches,
+                    asked.states,
+                    asked.branches,
                     partial(play_forks, self, group),
                 )
             log(self.metrics, {**results, **self._ask_about_fixed_states(examiner, episodes)})
@@ -68,8 +68,8 @@ class ExaminedAlgorithm(ReplayAlgorithm):
 
     def _ask_about_fixed_states(self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]) -> dict[str, Any]:
         """What the critic says today of turns that the first evaluation chose, also as text for TensorBoard."""
-        if not self._fixed and self.config.evaluation_fixed_states:
-            drawn = examiner.transitions(examiner.draw(episodes, self.config.evaluation_fixed_states))
+        if not self._fixed and (count := self.config.examination.fixed_states):
+            drawn = examiner.transitions(examiner.draw(episodes, count))
             self._fixed = tuple(replace(t, following=()) for t in drawn)
         figures: dict[str, Any] = {}
         for number, refinement in enumerate(examiner.refine(self._fixed), start=1):

@@ -17,6 +17,19 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class JudgeTemperatures:
+    """Temperatures of the roles that judge and advise; each field is a key of ``judge_temperatures``. 0 is greedy.
+
+    Attributes:
+        critique: Of the evaluator.
+        refine: Of the refinement.
+    """
+
+    critique: float = 0.0
+    refine: float = 0.0
+
+
+@dataclass(frozen=True)
 class StageSettings:
     """Everything the stages need beside prompts, engine and transitions. Fields of the configuration's names mean the same.
 
