@@ -39,7 +39,15 @@ from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.deepspeed import read_shard
-from rllib_nlac.learner.group import LearnerLost, LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
+from rllib_nlac.learner.group import (
+    LearnerLost,
+    LearnerSnapshots,
+    index_of,
+    is_lost,
+    on_every_learner,
+    watched,
+    watched_update,
+)
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.replay.dialogues import write_dialogues
@@ -70,6 +78,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     config: Any
     learner_group: LearnerGroup
+    weight_version: int = 0
     nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
 
     @override(Algorithm)
@@ -319,7 +328,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         files = sorted((verified.folder / SHARDS).glob("*.pt"))
         shards = [ray.put(read_shard(verified.read(file))) for file in files]
         if shards:
-            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[learner._learner_index])))
+            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[index_of(learner)])))
 
     @override(CheckedCheckpoints)
     def facts(self) -> dict[str, Any]:
@@ -365,10 +374,11 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     @override(Algorithm)
     def cleanup(self) -> None:
+        # A setup that failed may have made neither of them.
         for group in (getattr(self, "env_runner_group", None), getattr(self, "eval_env_runner_group", None)):
             if group is not None:
                 end_unresponsive(group)
-        if getattr(self, "engine", None) is not None:
+        if self.engine is not None:
             self.engine.stop()
         super().cleanup()
 

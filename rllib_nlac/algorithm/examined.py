@@ -16,6 +16,7 @@ from rllib_nlac.algorithm.evaluation import play_forks
 from rllib_nlac.algorithm.examination import Examiner, examine, log
 from rllib_nlac.algorithm.metrics import TransitionWriter, stage
 from rllib_nlac.algorithm.replay import ReplayAlgorithm
+from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.types import Transition
@@ -30,6 +31,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
     writer: TransitionWriter
     _fixed: tuple[Transition, ...] = ()
 
+    @override(Watched)
     def examine(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
         """Asks the critic about turns of an evaluation's episodes; see ``ExaminationSettings``.
 
@@ -62,8 +64,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
 
     def examiner(self, futures: int) -> Examiner:
         """Asks so many futures of a turn, as the algorithm itself would."""
-        played = getattr(self, "evaluation_config", None) or self.config
-        env = played.played_env if hasattr(played, "played_env") else str(played.env)
+        env = (self.evaluation_config or self.config).played_env
         return Examiner(self.stages, env, self.config.seed or 0, futures)
 
     def _ask_about_fixed_states(self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]) -> dict[str, Any]:
