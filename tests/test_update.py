@@ -13,7 +13,7 @@ from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
 from rllib_nlac.algorithm.algorithm import last_losses
 from rllib_nlac.algorithm.notices import Notices
-from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER
+from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
@@ -286,7 +286,7 @@ class TestReplay:
         algorithm.local_replay_buffer = SimpleNamespace(add=added.append)
         data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
         algorithm.offline_data = data if logged else None
-        nlac.ReplayAlgorithm.setup(algorithm, {})
+        ReplayAlgorithm.setup(algorithm, {})
         assert added == ([("chat", "compact")] if logged else [])
 
     @pytest.mark.parametrize(
