@@ -1,4 +1,4 @@
-"""Natural Language Actor-Critic: ``NLACConfig`` says what to do, and ``NLAC.training_step`` does it, one call a stage."""
+"""Natural Language Actor-Critic: ``NLACConfig`` says what to do, ``NLAC.training_step`` does it."""
 
 from __future__ import annotations
 
@@ -177,31 +177,37 @@ class NLAC(ExaminedAlgorithm):
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
-        # 1, 2, 3. Environments and engine make episodes; replay keeps them and draws transitions.
-        sample = self.replay()
-        if sample is None:
-            return
+        episodes = self.collect()  # stages 1 and 2: environments and engine make episodes
+        sample = self.replay(episodes)  # 3: the buffer keeps them and draws transitions
+        targets, refinements = self.ask_critic(sample)  # 4, 5 and 6: backup, critique and refinement share three waves
+        if self.learn_from(sample, targets, refinements):  # 7: two losses; each transition's become its priority
+            self.sync_weights()  # 8: the new weights go to every engine
 
-        # 4, 5, 6. Backup, critique and refinement, in three waves of generation.
+    def ask_critic(self, sample: ReplaySample) -> tuple[list[BellmanTarget], list[Refinement]]:
+        """Bellman target and refined action of each transition."""
         with stage(self.metrics, "waves", "asking the critic"):
             targets, refinements, report = self.stages.run(sample.transitions)
         log_stages(self.metrics, report, targets, refinements)
         self.heed_stages(report)
         self.writer.write(self.iteration, targets, refinements)
+        return targets, refinements
 
-        # 7. The two losses, one gradient step a minibatch; what they say of each transition becomes its priority.
+    def learn_from(self, sample: ReplaySample, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> bool:
+        """Takes one gradient step per minibatch, and gives the transitions their priorities.
+
+        Returns:
+            Whether there was anything to learn.
+        """
         sequences = self.sequences_of(sample, targets, refinements)
         self.heed_lessons(sequences)
         if not sequences:
-            return
+            return False
         losses = self.learn(sequences, count=len(sample.transitions))
         with stage(self.metrics, "replay", "keeping the priorities"):
             of_policy = self.policy_losses(losses[POLICY], refinements)
             self.prioritise(sample, priorities(losses[CRITIC], of_policy))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
-
-        # 8. The new weights go to every engine.
-        self.sync_weights()
+        return True
 
     def policy_losses(self, losses: np.ndarray, refinements: Sequence[Refinement]) -> np.ndarray:
         """L2 as the priorities take it: 0 where the policy has nothing to learn, NaN where that is not known.

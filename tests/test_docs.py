@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import itertools
 import re
 import shlex
@@ -23,7 +24,7 @@ from benchmarks.compare import Plan, read_rows, summary
 from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.command.experiment import describe, load_experiments, tune_arguments
 from rllib_nlac.inputs import examples
-from rllib_nlac.nlac import PRESETS, NLACConfig
+from rllib_nlac.nlac import NLAC, PRESETS, NLACConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -201,6 +202,14 @@ def test_the_rooms_stand_on_the_floors_that_the_architecture_has():
     rooms = [room.replace("__init__", "") for _, room in rows]
     floors = list(itertools.accumulate((int(floor or 0) for floor, _ in rows), max))
     assert list(zip(floors, rooms, strict=True)) == [(n, room) for n, on_it in enumerate(FLOORS, 1) for room in on_it]
+
+
+def test_an_iteration_is_the_calls_of_the_data_path():
+    """One after the other, and nothing else."""
+    table = (DOCS / "concepts.md").read_text().partition("| call of `training_step` |")[2].partition("\n\n")[0]
+    tree = ast.parse(inspect.cleandoc(inspect.getsource(NLAC.training_step)))
+    calls = [node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == calls
 
 
 def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):

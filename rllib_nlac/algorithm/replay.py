@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
@@ -167,16 +168,16 @@ class ReplayAlgorithm(LanguageAlgorithm):
             return True
         return self.iteration < (self.config.offline_iterations or 0)
 
-    def replay(self) -> ReplaySample | None:
-        """Collects, keeps and draws; None until enough was collected."""
-        if self.is_learning_offline:
-            return self._draw()
-        episodes = self.collect()
-        with stage(self.metrics, "replay", "keeping the episodes"):
-            self.local_replay_buffer.add(episodes)
-        return self._draw()
+    @override(LanguageAlgorithm)
+    def collect(self) -> list[SingleAgentEpisode]:
+        """One iteration's episodes; none while logged dialogues are all that is learned from."""
+        return [] if self.is_learning_offline else super().collect()
 
-    def _draw(self) -> ReplaySample:
+    def replay(self, episodes: Sequence[SingleAgentEpisode]) -> ReplaySample:
+        """Keeps episodes and draws transitions."""
+        if episodes:
+            with stage(self.metrics, "replay", "keeping the episodes"):
+                self.local_replay_buffer.add(episodes)
         with stage(self.metrics, "replay", "drawing transitions"):
             return self.local_replay_buffer.sample_transitions(
                 self.config.total_train_batch_size, self._beta(), self.config.n_step

@@ -140,9 +140,7 @@ class ScalarCritic(ReplayAlgorithm):
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
-        sample = self.replay()
-        if sample is None:
-            return
+        sample = self.replay(self.collect())
         n, transitions = self.config.num_candidates, sample.transitions
         ends = [(t, *t.following)[-1] for t in transitions]
         answers = self._generate([t.state for t in transitions for _ in range(n)] + [t.next_state for t in ends if not t.ended])
