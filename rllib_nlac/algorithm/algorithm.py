@@ -65,15 +65,14 @@ ROLES = {
     "critique": ("the critic's critiques", "max_critique_tokens"),
     "refinement": ("the refined actions", "max_action_tokens"),
 }
-MAX_LEARNER_RESTARTS = 3  # in a row; learners that are lost again and again are not lost by accident
+MAX_LEARNER_RESTARTS = 3  # in a row; more have a cause that a restart does not cure
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
 class LanguageAlgorithm(Watched, CheckedCheckpoints):
     """Collects text episodes with vLLM, trains with DeepSpeed, and hands the new weights back.
 
-    A baseline says what to train on by ``training_sequences``; whatever goes around the loop in another way overrides
-    ``training_step``.
+    A baseline implements ``training_sequences``; an algorithm with another loop overrides ``training_step``.
     """
 
     config: Any
@@ -139,10 +138,10 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         raise NotImplementedError
 
     def make_stages(self, kind: type[LanguageStages] = LanguageStages, variant: Variant = NLAC_AS_IT_IS) -> LanguageStages:
-        """The waves of generation of an algorithm whose critic speaks.
+        """The language stages of an algorithm with a critic in words.
 
-        Where a role is answered by the initial weights the engine is given them here: before anything is learned or restored.
-        The base of an adapter is in the engine anyway.
+        If a role uses the initial weights, the engine gets them here, before anything is learned or restored. With LoRA they
+        are the base, which the engine has.
         """
         settings = self.config.stage_settings
         asked = (settings.judge_weights, settings.backup_weights, variant.future_weights, variant.next_future_weights)

@@ -30,7 +30,7 @@ from rllib_nlac.sampling.env_runner import TextEnvRunner
 
 @dataclass(frozen=True)
 class Manners:
-    """How a model is spoken to and how much it says. What a configuration leaves open, None, its model brings.
+    """Prompts and token limits that suit a model. They fill the keys that a configuration leaves at None.
 
     Attributes:
         prompts: A prompt set, see ``load_prompts``.
@@ -61,11 +61,11 @@ DEEPSPEED_KEYS_OF_OURS = {
 class LanguageConfig(AlgorithmConfig):
     """The part that RLlib's own algorithms and ours share on a text environment. A mixin: put it before RLlib's class."""
 
-    truncation_ends = False  # whether an episode that a limit cuts off counts as ended, where one would bootstrap from its end
+    truncation_ends = False  # whether a truncated episode counts as ended, where an algorithm would bootstrap from its end
     episodes_per_task = 1  # played one after the other, as groups that a policy gradient compares
     learns_from_logs = False  # whether ``offline_data`` means anything
     criticises_in_words = False  # whether there are ``stage_settings``
-    # What numeric keys and flags may hold; a class adds its own, and its word counts more than that of its bases.
+    # What numeric keys and flags may hold; a class adds its own and overrides those of its bases.
     RANGES: ranges.Ranges = {
         **ranges.RLLIB,
         "episodes_per_iteration": ranges.COUNT_OR_NONE,
@@ -168,8 +168,8 @@ class LanguageConfig(AlgorithmConfig):
                 or "default".
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
             max_action_tokens: The most tokens of a turn, thought included; None is the shipped model's own, or 128.
-            history_turns: How many of the latest turns all roles see after the opening, for environments whose observations
-                sum up what matters; None shows the whole dialogue, as in the paper.
+            history_turns: Number of latest turns that all roles see after the opening. For environments whose observations
+                summarise what matters. None: the whole dialogue, as in the paper.
             max_response_tokens: The most generated tokens of an episode; at more it is truncated.
             action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
@@ -196,10 +196,11 @@ class LanguageConfig(AlgorithmConfig):
         Args:
             episodes_per_iteration: Episodes of one round of all EnvRunners; None counts steps instead, as RLlib does:
                 whole episodes until there are ``rollout_fragment_length`` steps for every environment.
-            env_threads: Threads that step environments side by side, for those that wait for somebody else, such as an
-                endpoint; 0 steps them one after the other.
-            env_step_timeout_s: An environment whose ``reset`` or ``step`` takes longer loses its episode, as one that raises,
-                and is replaced. Its thread is left behind, so the call must not need the main thread. None waits for ever.
+            env_threads: Number of threads that step environments in parallel, for environments that wait, as for an endpoint.
+                0: one after the other.
+            env_step_timeout_s: Seconds that ``reset`` or ``step`` of an environment may take. After that its episode is lost,
+                as after an exception, and the environment is replaced. Its thread stays behind, so the call must not need the
+                main thread. None: no limit.
 
         Returns:
             This updated config.
@@ -488,10 +489,11 @@ class LanguageAlgorithmConfig(LanguageConfig):
 
         Args:
             episodes_per_iteration: Episodes collected before each round of updates.
-            tau: Step of the target weights towards the policy's after each gradient step; 0 freezes, 1 copies, None
-                keeps none, for algorithms that need none.
-            kl_to_base_coeff: Weight of KL(π_θ || π_base) in the policy's loss, π_base being the model as it was loaded. At 0 it
-                is measured only, as ``kl_to_base``, which with ``lora`` it is anyway; without, it takes a copy of the weights.
+            tau: Step of the target weights towards the policy's after each gradient step. 0 freezes them, 1 copies. None: the
+                algorithm has no target weights.
+            kl_to_base_coeff: Weight of KL(π_θ || π_base) in the policy's loss; π_base is the model as it was loaded. 0 only
+                measures it, as the metric ``kl_to_base``. With ``lora`` it is always measured; without, any value but None
+                costs a copy of the weights.
 
         Returns:
             This updated config.
@@ -526,12 +528,12 @@ class LanguageAlgorithmConfig(LanguageConfig):
         """Sets what happens when processes are lost; RLlib's own keys are taken too.
 
         Args:
-            learner_snapshot_interval: Every so many updates the state of remote learners is copied into Ray's object store,
-                from which a lost one is made good; what was learned since is learned again or lost. 0 copies nothing, for
-                models whose optimizer is too large for it: then the trial ends, and Tune's ``max_failures`` restarts it
-                from its last checkpoint.
-            learner_timeout_s: A remote learner that has not finished one call after so long, such as a whole update, counts as
-                lost: all are ended and start again as above.
+            learner_snapshot_interval: Number of updates between two copies of the remote learners' state in Ray's object store.
+                A lost learner is restored from the last copy; updates since then are repeated or lost. 0: no copies, for
+                models whose optimizer is too large. Then a lost learner ends the trial, and Tune's ``max_failures`` restarts
+                it from its last checkpoint.
+            learner_timeout_s: Seconds that one call of a remote learner, such as a whole update, may take. After that the
+                learner counts as lost, and all of them restart as above.
 
         Returns:
             This updated config.

@@ -38,9 +38,9 @@ class Repeats:
     """For pass@k, a few tasks are attempted again; each field is a key of ``evaluation_repeats``.
 
     Attributes:
-        tasks: So many tasks, at most an eighth of all. None where the policy is greedy, or where ``evaluation_attempts`` is
-            above 1, which gives pass@k of all. 0: none.
-        attempts: k.
+        tasks: Number of tasks, at most an eighth of all. 0: none. Ignored where the policy is greedy, and where
+            ``evaluation_attempts`` above 1 gives pass@k of all tasks.
+        attempts: How often each of them is attempted, k.
     """
 
     tasks: int = 16
@@ -97,14 +97,14 @@ def play_tasks(
 
 
 def play_forks(algorithm: Watched, group: EnvRunnerGroup | None, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
-    """Plays what begins as other episodes did, on the same runners; see ``TextEnvRunner.play_forks``."""
+    """Plays episodes that begin with the first turns of others, on the same runners; see ``TextEnvRunner.play_forks``."""
     return on_runners(algorithm, group, starts, _forks)[0]
 
 
 def on_runners(
     algorithm: Watched, group: EnvRunnerGroup | None, items: Sequence[Any], work: Work
 ) -> tuple[list[SingleAgentEpisode], list[Any]]:
-    """Has the runners of a group do some work, each a share of the items, or the algorithm's own runner all of it.
+    """Divides items among the runners of a group, or gives all of them to the algorithm's own runner.
 
     Returns:
         The episodes in the order of their names, and the runners' metrics.
@@ -142,7 +142,7 @@ class _TaskRounds(Rounds):
 
     @override(Rounds)
     def after_loss(self, runner: int, share: Share) -> list[Share]:
-        """Its halves: a task that ends the process of whoever plays it is soon alone."""
+        """Two halves of its share, so that a task that ends its runner's process is soon found alone."""
         tasks = share.content
         if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:
             what = getattr(tasks[0], "name", tasks[0])

@@ -1,6 +1,6 @@
 """What an evaluation asks the critic: how well futures tell success, what advice is worth, and a few states for a reader.
 
-All of it rests on seeds of its own and learns nothing, so a run goes on as if nobody had asked.
+All of it uses seeds of its own and trains nothing, so that the run itself does not change.
 """
 
 from __future__ import annotations

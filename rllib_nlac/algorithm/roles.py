@@ -55,9 +55,9 @@ class RolesConfig(LanguageAlgorithmConfig):
             max_critique_tokens: The most tokens of a critique; None likewise.
             judge_temperatures: The fields of ``JudgeTemperatures`` (critique, refine). The backup is always greedy, and the
                 successor model always samples at 1: below that it forgets the rarer futures.
-            max_reasoning_tokens: The reasoning of a thinking model's targets is rewritten so that it claims nothing that it
-                could not know (arXiv 2512.04601, App. B.2), in at most so many tokens; 0 trains on it as it was sampled.
-                Models that do not think are not concerned.
+            max_reasoning_tokens: Token limit for rewriting the reasoning of a thinking model's targets, so that it claims
+                nothing it could not know (arXiv 2512.04601, App. B.2). 0: it is trained on as it was sampled. No effect on
+                models that do not think.
 
         Returns:
             This updated config.
@@ -76,11 +76,11 @@ class RolesConfig(LanguageAlgorithmConfig):
         """Sets what is learned from the critic's words.
 
         Args:
-            judge_weights: Which weights criticise and refine: "target", "policy", or "initial", those of ``language_model`` as
-                it was before training, which then write the Bellman target, too, in the place of the target weights. None of
-                these roles is trained, and under moving weights all forget; the initial ones cost an engine a third set in
-                its host's memory.
-            train_on_yes: When an action of verdict yes is trained on: "success", "always" or "never".
+            judge_weights: Which weights criticise and refine: "target", "policy", or "initial". The last is the model before
+                training, which then writes the Bellman target, too. These roles are not trained, and weights that change
+                forget them. "initial" costs a third weight set in the host memory of each engine; with ``lora`` nothing.
+            train_on_yes: When the policy is trained on an action with the verdict yes: "success" (if success is predicted),
+                "always" or "never".
             policy_loss_coeff: Weight of L2, beside 1 for L1.
 
         Returns:
