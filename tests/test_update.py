@@ -11,9 +11,9 @@ from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
-from rllib_nlac.algorithm.algorithm import last_losses
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.notices import Notices
-from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER
+from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
@@ -280,13 +280,13 @@ class TestReplay:
 
     @pytest.mark.parametrize("logged", [True, False])
     def test_logged_dialogues_are_in_the_buffer_before_anything_is_learned(self, make, monkeypatch, logged):
-        monkeypatch.setattr(nlac.LanguageAlgorithm, "setup", lambda self, config: None)
+        monkeypatch.setattr(LanguageAlgorithm, "setup", lambda self, config: None)
         algorithm, added = make(prompts="compact"), []
         algorithm.chat = "chat"
         algorithm.local_replay_buffer = SimpleNamespace(add=added.append)
         data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
         algorithm.offline_data = data if logged else None
-        nlac.ReplayAlgorithm.setup(algorithm, {})
+        ReplayAlgorithm.setup(algorithm, {})
         assert added == ([("chat", "compact")] if logged else [])
 
     @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_restored_run_goes_on_with_the_stages_random_state(make):
 def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make, monkeypatch, tmp_path):
     calls: list = []
     for name in ("setup", "cleanup"):
-        monkeypatch.setattr(nlac.ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
+        monkeypatch.setattr(ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(NLAC, "make_stages", lambda self, kind, variant: f"stages of {kind.__name__}")
     monkeypatch.setattr(nlac, "TransitionWriter", lambda folder: SimpleNamespace(close=lambda: calls.append(folder)))
     algorithm = make()
