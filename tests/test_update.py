@@ -11,7 +11,7 @@ from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
-from rllib_nlac.algorithm.algorithm import last_losses
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
 from rllib_nlac.language.report import StageReport
@@ -284,7 +284,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("logged", [True, False])
     def test_logged_dialogues_are_in_the_buffer_before_anything_is_learned(self, make, monkeypatch, logged):
-        monkeypatch.setattr(nlac.LanguageAlgorithm, "setup", lambda self, config: None)
+        monkeypatch.setattr(LanguageAlgorithm, "setup", lambda self, config: None)
         algorithm, added = make(prompts="compact"), []
         algorithm.chat = "chat"
         algorithm.local_replay_buffer = SimpleNamespace(add=added.append)
