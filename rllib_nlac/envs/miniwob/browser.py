@@ -109,7 +109,7 @@ class Browser:
         keeper = importlib.resources.files(__package__).joinpath("keeper.py")
         # A session of its own: Ctrl-C in a terminal goes to the program, which decides when the browser ends.
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(keeper), programs.driver, "--port=0", "--log-level=OFF"],
+            [sys.executable, "-I", "-S", str(keeper), programs.driver, "--port=0"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

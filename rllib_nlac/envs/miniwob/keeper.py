@@ -44,7 +44,7 @@ def main(command: list[str]) -> None:
                 break
             elif output in readable and told is not None:
                 told += said
-                if match := re.search(rb"on port (\d+)", told):
+                if match := re.search(rb"successfully on port (\d+)", told):
                     os.write(1, match[1] + b"\n")
                     told = None  # the rest is read so that the driver never waits, and dropped
             reap()
