@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from rllib_nlac.envs.miniwob.actions import Action, click, select, type_into
 from rllib_nlac.envs.miniwob.page import Item, Page
@@ -246,13 +247,14 @@ def _parity(page: Page, done: Sequence[Action]) -> Action:
 def _guess(page: Page, done: Sequence[Action]) -> Action:
     (field,) = _all(page, kind="number")
     match = re.search(r"The number is (lower|higher) than (\d)", page.text())
-    last = [int(action.texts[0]) for action in done if action.kind == "type"]
+    last: list[int] = [int(action.texts[0]) for action in done if action.kind == "type"]
     heard = match is not None and bool(last) and match[2] == str(last[-1])
     if last and not heard:
         return click(_submit(page))
     low, high = 0, 9
-    for guess, after in zip(last, [*last[1:], None], strict=True):
-        is_higher = match[1] == "higher" if after is None and match is not None else after is not None and after > guess
+    for guess, after in pairwise([*last, None]):
+        assert guess is not None and match is not None
+        is_higher = after > guess if after is not None else match[1] == "higher"
         low, high = (guess + 1, high) if is_higher else (low, guess - 1)
     return type_into(field.ref or 0, str((low + high) // 2))
 
@@ -301,7 +303,7 @@ def _tree(page: Page, done: Sequence[Action]) -> Action:
     if found := _all(page, name=wanted):
         return click(found[0].ref or 0)
     clicked = {action.ref for action in done}
-    return click(next(item.ref or 0 for item in _all(page) if item.ref not in clicked and "expandable" in item.states))
+    return click(next(item.ref or 0 for item in _all(page) if item.ref not in clicked and "expandable-hitarea" in item.name))
 
 
 @_does("email-inbox")
@@ -331,7 +333,7 @@ def _social(page: Page, done: Sequence[Action]) -> Action:
     seen = False
     for item in page.items():
         seen = item.name == user if item.name.startswith("@") else seen
-        if seen and item.ref is not None and item.name.lower() == button.lower():
+        if seen and item.ref is not None and item.name.lower().startswith(button.lower()):
             return click(item.ref)
     more = next(index for index, item in enumerate(page.items()) if item.name == user)
     return click(next(item.ref or 0 for item in list(page.items())[more:] if item.ref is not None and item.name == "more"))

@@ -4,6 +4,7 @@
   // --- Time. Timers fire only in advance(), in order, so that a page does the same whenever it is asked and nobody waits.
   const START = Date.UTC(2016, 11, 15, 12);
   const RealDate = Date;
+  const nextFrame = window.requestAnimationFrame.bind(window);
   const timers = new Map();
   let now = START;
   let nextTimer = 1;
@@ -69,6 +70,23 @@
   };
 
   const clean = (text) => text.replace(/\s+/g, " ").trim();
+  // Icons are images of the style sheet. A page does not wait for them, and without them they have no size.
+  const loaded = new Set();
+  const icons = async () => {
+    const found = new Set();
+    for (const element of document.querySelectorAll("#area *")) {
+      const address = /^url\("(.*)"\)/.exec(getComputedStyle(element).content);
+      if (address && !loaded.has(address[1])) found.add(address[1]);
+    }
+    if (!found.size) return;
+    await Promise.all([...found].map((address) => {
+      const image = new Image();
+      image.src = address;
+      loaded.add(address);
+      return image.decode().catch(() => {});
+    }));
+    for (let frame = 0; frame < 2; frame++) await new Promise(nextFrame);
+  };
   const isVisible = (element) => {
     const box = element.getBoundingClientRect();
     return box.width > 0 && box.height > 0 && element.checkVisibility({ visibilityProperty: true, opacityProperty: true });
@@ -199,19 +217,19 @@
     (element || document.scrollingElement).scrollBy({ top: direction * 150, behavior: "instant" });
     return {};
   };
-  const begin = (seed) => {
+  const settle = async (milliseconds) => {
+    advance(milliseconds);
+    await icons();
+    return read();
+  };
+  const begin = async (seed) => {
     references = new Map();
     numbers = new WeakMap();
     if (window.jQuery) window.jQuery.fx.off = true;
     Math.seedrandom(seed);
     core.EPISODE_MAX_TIME = 1e12;
     core.startEpisodeReal();
-    advance(1000);
-    return read();
-  };
-  const settle = (milliseconds) => {
-    advance(milliseconds);
-    return read();
+    return settle(1000);
   };
   window.rllibPage = { settle, locate, prepareTyping, choose, scroll, begin };
 })();
