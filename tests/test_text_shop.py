@@ -51,7 +51,9 @@ def test_500_products_no_two_alike_and_the_same_for_everybody():
 
 
 def test_training_and_evaluation_have_customers_of_their_own():
-    drawn = {split: {TextShop(split=split).reset(seed=seed)[1]["task_id"] for seed in range(300)} for split in ("train", "eval")}
+    drawn = {
+        split: {TextShop(split=split).reset(seed=seed)[1]["task_id"] for seed in range(300)} for split in ("train", "eval")
+    }
     assert not drawn["train"] & drawn["eval"] and len(drawn["eval"]) > 40 and len(drawn["train"]) > 100
 
 
@@ -66,7 +68,11 @@ def test_a_purchase_is_graded_by_what_it_meets(wish: Wish):
     assert grade(wish, replace(product, kind="something else", department="elsewhere"), chosen) == 0.0
 
 
-@given(wishes, st.sampled_from(sorted(shop().products)), st.lists(st.sampled_from(("black", "red", "large", "for two")), max_size=3))
+@given(
+    wishes,
+    st.sampled_from(sorted(shop().products)),
+    st.lists(st.sampled_from(("black", "red", "large", "for two")), max_size=3),
+)
 def test_no_purchase_is_graded_beyond_0_and_1_and_1_is_all(wish: Wish, name: str, values: list[str]):
     product = shop().products[name]
     chosen = {key: value for key, choices in product.options for value in choices if value in values}

@@ -66,9 +66,10 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
     """Base class of the environments shipped here. Using it is a convenience: any ``gym.Env[str, str]`` will do.
 
     ``info`` holds ``task_id, split, system_prompt, tools, turn, success, stop_reason`` and, under ``privileged``, what
-    no prompt may show. ``terminated`` means that the task is decided; ``truncated`` that the turns ran out, or that
-    somebody behind an endpoint, such as a simulated user, could not be reached, or that ``reply`` raised ``EpisodeLost``. The
-    latter two are no fault of the agent: such an episode has ``info["discard"]`` set and is left out of replay, of training and of every mean.
+    no prompt may show. ``terminated`` means that the task is decided; ``truncated`` that the turns ran out, that somebody
+    behind an endpoint, such as a simulated user, could not be reached, or that ``reply`` raised ``EpisodeLost``. The latter two
+    are no fault of the agent: such an episode has ``info["discard"]`` set and is left out of replay, of training and of every
+    mean.
 
     Args:
         max_turns: Actions per episode, at least 1.

@@ -1,4 +1,4 @@
-"""A web shop in text, after WebShop: search, results in pages, items with features and options, and one purchase that is graded.
+"""A web shop in text, after WebShop: search, results in pages, items with features and options, and one graded purchase.
 
 It is generated and needs neither data nor a browser: 500 products of 20 kinds, of which no two are alike, and 250 wishes.
 """
@@ -25,12 +25,30 @@ SIZES = ("small", "medium", "large", "extra large")
 DEPARTMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, tuple[str, ...]]]] = {
     "clothing": (
         ("jacket", "shirt", "sweater", "raincoat", "scarf"),
-        ("waterproof", "machine washable", "hooded", "quick drying", "wool lined", "reflective", "wrinkle free", "organic cotton"),
+        (
+            "waterproof",
+            "machine washable",
+            "hooded",
+            "quick drying",
+            "wool lined",
+            "reflective",
+            "wrinkle free",
+            "organic cotton",
+        ),
         ("size", SIZES),
     ),
     "kitchen": (
         ("kettle", "mug", "frying pan", "lunch box", "water bottle"),
-        ("dishwasher safe", "stainless steel", "insulated", "leakproof", "non stick", "stackable", "heat resistant", "lightweight"),
+        (
+            "dishwasher safe",
+            "stainless steel",
+            "insulated",
+            "leakproof",
+            "non stick",
+            "stackable",
+            "heat resistant",
+            "lightweight",
+        ),
         ("capacity", ("half a litre", "one litre", "two litres")),
     ),
     "electronics": (
@@ -93,9 +111,7 @@ class Wish:
     def text(self) -> str:
         """In words."""
         chosen = ", ".join(f"{name}: {value}" for name, value in self.options)
-        return (
-            f"{self.kind}, which must be {' and '.join(self.features)}. {chosen}. For at most {_price(self.most_cents)}."
-        )
+        return f"{self.kind}, which must be {' and '.join(self.features)}. {chosen}. For at most {_price(self.most_cents)}."
 
 
 def _price(cents: int) -> str:
@@ -193,7 +209,8 @@ class TextShop(TextEnv[Wish]):
     """Buying what somebody wants in a web shop: searching, reading, choosing options, and buying once.
 
     Actions are ``search[waterproof jacket]`` and ``click[...]`` with a button that the page shows. The reward comes with the
-    purchase, from 0 to 1: see ``grade``. 1 is a success. ``info["subgoals"]`` says whether the item that is looked at is of the right kind.
+    purchase, from 0 to 1: see ``grade``. 1 is a success. ``info["subgoals"]`` says whether the item that is looked at is of the
+    right kind.
 
     Args:
         max_turns: Actions per episode.
@@ -214,9 +231,9 @@ class TextShop(TextEnv[Wish]):
     @property
     def system_prompt(self) -> str:
         return (
-            "You buy in a web shop what a customer wants. Say one action a turn and nothing else: search[words] on the search page, "
-            "or click[button] with one of the buttons in brackets. Titles name one feature of a product; click[Features] shows all. "
-            "Choose every option that the customer asks for before click[Buy Now], which ends the visit."
+            "You buy in a web shop what a customer wants. Say one action a turn and nothing else: search[words] on the search "
+            "page, or click[button] with one of the buttons in brackets. Titles name one feature of a product; click[Features] "
+            "shows all. Choose every option that the customer asks for before click[Buy Now], which ends the visit."
         )
 
     def sample_task(self, spec: str | None) -> TaskId[Wish]:
@@ -256,7 +273,9 @@ class TextShop(TextEnv[Wish]):
     def _buy(self, task: Wish) -> Reply:
         assert self.place.item is not None
         reward = grade(task, shop().products[self.place.item], dict(self.place.chosen))
-        return Reply("You have bought it: " + ("it is what was wanted." if reward == 1.0 else "not quite."), reward, reward == 1.0)
+        return Reply(
+            "You have bought it: " + ("it is what was wanted." if reward == 1.0 else "not quite."), reward, reward == 1.0
+        )
 
     def _buttons(self) -> list[str]:
         """What can be clicked here."""

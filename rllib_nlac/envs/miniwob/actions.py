@@ -1,4 +1,4 @@
-"""What a model may say to a page: ``click(3)``, ``type(1, "Nathalie")``, ``select(6, "Kassi")``, ``press(Enter)``, ``scroll(down)``.
+"""What a model may do to a page: ``click(3)``, ``type(1, "Nathalie")``, ``select(6, "Kassi")``, ``press(Enter)`` and so on.
 
 The shape is that of BrowserGym's actions. What is no action is answered in words, so that a model can learn from the answer.
 """
@@ -122,6 +122,8 @@ def _arguments(text: str, kind: str) -> list[str]:
         if match is None or (match[4] == "," and not text[match.end() :].strip()):
             raise Malformed(f"{kind} reads as in {USAGE[kind]}; texts stand in quotes.")
         quoted = match[1] if match[1] is not None else match[2]
-        found.append(match[3] if quoted is None else re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), quoted, flags=re.DOTALL))
+        found.append(
+            match[3] if quoted is None else re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), quoted, flags=re.DOTALL)
+        )
         place = match.end()
     return found

@@ -1,13 +1,14 @@
 """Runs a browser's driver, and sees to it that nothing of it outlives whoever asked for it. A program, not to be imported.
 
-It prints the driver's port and then waits until something comes by its standard input, be it the end, its parent is gone, or the driver is. All three end in
-the same way: every process that descends from the driver is killed, those too that left their group or their parent, and the
-folder that they wrote to is removed. A signal could not do this: none is sent when a process is killed, and a browser's processes
-do not stay in one group.
+It prints the driver's port and then waits until something comes by its standard input, be it the end, until its parent is
+gone, or until the driver is. All three end in the same way: every process that descends from the driver is killed, those too
+that left their group or their parent, and the folder that they wrote to is removed. A signal could not do this: none is sent
+when a process is killed, and a browser's processes do not stay in one group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -35,18 +36,19 @@ def main(command: list[str]) -> None:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
         assert driver.stdout is not None
-        output, told = driver.stdout.fileno(), b""
+        output = driver.stdout.fileno()
+        told: bytes | None = b""
         while os.getppid() == parent:
             readable, _, _ = select.select([0, output], [], [], POLL_S)
             if 0 in readable:
                 break  # whatever is written here, and its end
-            if output in readable and not (said := os.read(output, 65536)):
-                break
-            elif output in readable and told is not None:
-                told += said
-                if match := re.search(rb"successfully on port (\d+)", told):
+            if output in readable:
+                said = os.read(output, 65536)  # all of it, so that the driver never waits
+                if not said:
+                    break
+                if told is not None and (match := re.search(rb"successfully on port (\d+)", told := told + said)):
                     os.write(1, match[1] + b"\n")
-                    told = None  # the rest is read so that the driver never waits, and dropped
+                    told = None
             reap()
     finally:
         kill_all()
@@ -55,11 +57,9 @@ def main(command: list[str]) -> None:
 
 def reap() -> None:
     """Takes note of children that ended, orphans among them, so that they do not stay as zombies."""
-    try:
+    with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 def descendants() -> list[int]:
@@ -87,10 +87,8 @@ def kill_all() -> None:
     while time.monotonic() < until:
         left = descendants()
         for process in left:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         reap()
         if not left:
             return

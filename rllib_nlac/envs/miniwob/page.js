@@ -89,7 +89,7 @@
   };
   const isVisible = (element) => {
     const box = element.getBoundingClientRect();
-    return box.width > 0 && box.height > 0 && element.checkVisibility({ visibilityProperty: true, opacityProperty: true });
+    return box.width > 1 && box.height > 1 && element.checkVisibility({ visibilityProperty: true, opacityProperty: true });
   };
   const iconName = (element) =>
     clean(element.getAttribute("aria-label") || element.title || element.alt || String(element.className.baseVal ?? element.className) || element.id);
@@ -141,7 +141,9 @@
       const text = items.filter(Boolean).map((item) => item.name).join(" ");
       if (text || listening.has(element) || CONTROLS.has(element.tagName)) items = [describe(element, text || iconName(element))];
     }
-    if (items.length && /^(block|flex|grid|list-item|table-row|table)/.test(getComputedStyle(element).display)) items = [null, ...items, null];
+    const display = getComputedStyle(element).display;
+    if (/^(inline-block|table-cell|table-row)$/.test(display)) items = items.filter(Boolean);
+    if (items.length && /^(block|flex|grid|list-item|table-row|table)$/.test(display)) items = [null, ...items, null];
     return items;
   };
   const read = () => {

@@ -1,8 +1,8 @@
 """Where MiniWoB++'s pages are: in the installed package ``miniwob``, or in its wheel, which is fetched once.
 
-Only the files are used. The package's Python part asks for a gymnasium that is newer than the one that Ray allows, so pip refuses
-to install both, and no extra can name it. Its wheel is therefore fetched by pip, without its dependencies, checked against the
-checksum below, and unpacked; nothing in it is ever run outside the browser.
+Only the files are used. The package's Python part asks for a gymnasium that is newer than the one that Ray allows, so pip
+refuses to install both, and no extra can name it. Its wheel is therefore fetched by pip, without its dependencies, checked
+against the checksum below, and unpacked; nothing in it is ever run outside the browser.
 """
 
 from __future__ import annotations
