@@ -112,7 +112,7 @@ def small_config() -> NLACConfig:
         .language(language_model="tiny", prompts="compact", max_action_tokens=12)
         .roles(max_future_tokens=24, max_critique_tokens=32)
         .env_runners(num_env_runners=2, num_envs_per_env_runner=8, episodes_per_iteration=EPISODES, num_cpus_per_env_runner=1)
-        .engines(num_engines=2, engine_config={"cpu_kv_cache_gib": 0.25}, engine_timeout_s=300)
+        .engines(num_engines=2, engine_config={"cpu_kv_cache_gib": 0.25, "timeout_s": 300})
         .learners(num_learners=2)
         .training(lr=1e-3, train_batch_size_per_learner=48, minibatch_size=24)
         .evaluation(evaluation_num_env_runners=1, evaluation_interval=1, evaluation_duration=EVALUATION_EPISODES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import itertools
 import re
 import shlex
@@ -25,7 +26,7 @@ from benchmarks.compare import Plan, read_rows, summary
 from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.command.experiment import describe, load_experiments, tune_arguments
 from rllib_nlac.inputs import examples
-from rllib_nlac.nlac import PRESETS
+from rllib_nlac.nlac import NLAC, PRESETS, NLACConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -214,6 +215,14 @@ def test_the_rooms_stand_on_the_floors_that_the_architecture_has():
     assert list(zip(floors, rooms, strict=True)) == [(n, room) for n, on_it in enumerate(FLOORS, 1) for room in on_it]
 
 
+def test_an_iteration_is_the_calls_of_the_data_path():
+    """One after the other, and nothing else."""
+    table = (DOCS / "concepts.md").read_text().partition("| call of `training_step` |")[2].partition("\n\n")[0]
+    tree = ast.parse(inspect.cleandoc(inspect.getsource(NLAC.training_step)))
+    calls = [node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == calls
+
+
 def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
     everyone = config_reference.configs()
     config_reference.check(everyone)
@@ -225,6 +234,13 @@ def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
     everyone["GRPO"].an_attribute_of_its_own = 1
     with pytest.raises(config_reference.Undocumented, match="GRPO: an_attribute_of_its_own, which no setter method takes"):
         config_reference.check(everyone)
+
+
+def test_the_knobs_are_few(config_reference):
+    """A new key goes into the mapping of its topic, takes the place of another, or is an algorithm of its own."""
+    keys = config_reference.own_keys(NLACConfig())
+    print(f"NLACConfig has {len(keys)} keys of its own: {', '.join(keys)}")
+    assert len(keys) <= 46 and {"num_futures", "language_model"} <= set(keys)
 
 
 def test_ones_own_environment_is_short_and_trains(my_game, commands, ray_session):

@@ -29,7 +29,7 @@ def generation(number: int) -> Generation:
 @pytest.fixture()
 def small(config):
     config.training(episodes_per_iteration=16, train_batch_size_per_learner=48, minibatch_size=24, tau=0.5)
-    config.evaluation(evaluation_interval=1, evaluation_duration=32, evaluation_critic_states=24, evaluation_branches=2)
+    config.evaluation(evaluation_interval=1, evaluation_duration=32, evaluation_critic={"states": 24, "branches": 2})
     config.num_envs_per_env_runner = 16
     return config
 
@@ -44,7 +44,7 @@ def trained(config, iterations: int = 2) -> list[dict]:
 
 def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothing(small, ray_session, lent_engine):
     without = small.copy(copy_frozen=False).evaluation(
-        evaluation_critic_states=0, evaluation_fixed_states=0, evaluation_branches=0, evaluation_repeated_tasks=0
+        evaluation_critic={"states": 0, "fixed_states": 0}, evaluation_repeats={"tasks": 0}
     )
     results, silent = trained(small), trained(without)
     assert "critic" not in silent[-1]["evaluation"] and "repeated" not in silent[-1]["evaluation"]

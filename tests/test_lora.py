@@ -84,8 +84,10 @@ class TestSettings:
         assert config.lora_settings == LoRASettings(target_modules=expected)
 
     def test_a_serving_that_does_not_exist(self, config):
-        with pytest.raises(ValueError, match=r"config.lora_serving is 'both' and must be one of auto, adapter, merged"):
-            config.language(lora={}, lora_serving="both").validate()
+        with pytest.raises(
+            ValueError, match=r"config.engine_config\['lora_serving'\] is 'both' and must be one of auto, adapter, merged"
+        ):
+            config.language(lora={}).engines(engine_config={"lora_serving": "both"}).validate()
 
 
 class TestModel:
@@ -480,7 +482,7 @@ class TestLearner:
     def test_gradient_checkpointing_changes_nothing(self, make_learner):
         found = []
         for checkpointing in (False, True):
-            learner = make_learner(lora={"rank": 8}, gradient_checkpointing=checkpointing)
+            learner = make_learner(lora={"rank": 8}, learner_model={"gradient_checkpointing": checkpointing})
             learner.update(batch=to_multi_agent_batch(sequences(), 3), timesteps={"num_env_steps_sampled_lifetime": 0})
             found.append(learner.export_weights()[Weights.POLICY])
         assert any(tensor.abs().max() > 0 for name, tensor in found[0].items() if "lora_B" in name)

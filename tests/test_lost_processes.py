@@ -141,9 +141,10 @@ def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
             played.extend(() if 11 in tasks else tasks)
             super().foreach_env_runner_async(function, tag=tag, remote_worker_ids=remote_worker_ids)
 
-    group, work = Asked(make, 2), partial(_tasks, attempts=1, refined=False)
+    group = Asked(make, 2)
+    rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False))
     with pytest.raises(CollectionError, match=r"while they played evaluation task 11\. Its environment ends the process"):
-        _TaskRounds(algorithm, group, work).play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
+        rounds.play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
     assert sorted(played) == [task for task in range(16) if task != 11]  # each once: of what was lost the halves are asked
 
 

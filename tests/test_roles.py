@@ -164,8 +164,7 @@ class TestSampling:
     SETTINGS = {
         "action_temperature": 0.11,
         "action_top_p": 0.9,
-        "critique_temperature": 0.44,
-        "refine_temperature": 0.55,
+        "judge_temperatures": {"critique": 0.44, "refine": 0.55},
         "max_action_tokens": 31,
         "max_future_tokens": 42,
         "max_critique_tokens": 53,

@@ -60,6 +60,14 @@ REMOVED = {
     "weight_decay": "optimizer: {weight_decay: ...}",
     "adam_epsilon": "optimizer: {eps: ...}",
     "zero_stage": "deepspeed_config: {zero_optimization: {stage: ...}}",
+    "learner_dtype": "learner_model: {dtype: ...}",
+    "attn_implementation": "learner_model: {attn_implementation: ...}",
+    "gradient_checkpointing": "learner_model: {gradient_checkpointing: ...}",
+    "engine_timeout_s": "engine_config: {timeout_s: ...}",
+    "lora_serving": "engine_config: {lora_serving: ...}",
+    "store_buffer_in_checkpoints": "replay_buffer_config: {in_checkpoints: ...}",
+    "critique_temperature": "judge_temperatures: {critique: ...}",
+    "refine_temperature": "judge_temperatures: {refine: ...}",
 }
 
 
