@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import typer.main
 import yaml
+from conftest import NEEDS
 from rooms import FLOORS
 
 from benchmarks.compare import Plan, read_rows, summary
@@ -146,6 +148,15 @@ def test_commands_and_their_options_exist(code):
             assert words[0] in ("tensorboard",), f"no check knows {words}"
 
 
+def test_make_check_says_what_it_leaves_out_and_slow_tests_run_exactly_that():
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = dict(re.findall(r"^([\w-]+):[^\n]*\n((?:\t[^\n]*\n)+)", makefile, re.MULTILINE))
+    quick, slow = (re.search(r'-m "(.*)"', recipes[name])[1] for name in ("quick-tests", "slow-tests"))
+    assert quick == f"not ({slow})" and slow.split(" or ") == list(NEEDS)
+    assert "-m" not in recipes["test"] and "make slow-tests" in recipes["check"]
+    assert "-rfEs" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"].split()
+
+
 def check_rllib(words: list[str]) -> None:
     """Walks down to the subcommand and lets it parse its options, without running it."""
     command = typer.main.get_command(importlib.import_module(COMMAND).app)
@@ -166,10 +177,10 @@ def check_module(module: str, words: list[str]) -> None:
         assert f'"{option}"' in source, (module, option)
 
 
-def test_modules_that_the_text_names_exist():
+def test_modules_that_the_text_names_exist_with_their_options():
     for page in PAGES:
-        for module in re.findall(r"`python -m ([\w.]+)", page.read_text()):
-            assert importlib.util.find_spec(module) is not None, (page.name, module)
+        for module, options in re.findall(r"`python -m ([\w.]+)([^`]*)`", FENCE.sub("", page.read_text())):
+            check_module(module, options.split())
 
 
 def test_messages_of_the_troubleshooting_page_stand_in_the_code():

@@ -408,6 +408,8 @@ class LanguageConfig(AlgorithmConfig):
 
     def _check_ranges(self) -> None:
         ranges_of_all, nested = self.of_all_bases("RANGES"), self.of_all_bases("NESTED_RANGES")
+        if self.in_evaluation:  # of what is played there no gradient is taken
+            ranges_of_all |= {key: LanguageConfig.RANGES[key] for key in ranges.POLICY_GRADIENT}
         values = {key: getattr(self, key) for key in ranges_of_all if hasattr(self, key)}
         ranges.check(ranges_of_all, values, "config.{key}")
         for key, inner in nested.items():

@@ -240,4 +240,4 @@ def action_entropy(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
+    return [2**i for i in range(limit.bit_length())]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -208,16 +209,21 @@ def forks_of(places: Sequence[Place], refinements: Sequence[Refinement], count: 
     return starts
 
 
-def compared(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
-    """What came of the forks; a turn of which a fork was lost is left out."""
+def compared(episodes: Sequence[SingleAgentEpisode], starts: Sequence[Start]) -> dict[str, float]:
+    """What came of the forks; a turn of which a fork was lost is left out.
+
+    Args:
+        episodes: Those that were played to the end.
+        starts: All that were asked for, as many of each turn's action as of its refined one.
+    """
     won: dict[str, dict[str, list[bool]]] = {}
     for episode in episodes:
         _, number, arm, _ = episode.id_.split("-")
         won.setdefault(number, {}).setdefault(arm, []).append(episode_success(episode))
-    most = max((len(own) for arms in won.values() for own in arms.values()), default=0)
-    whole = [arms for arms in won.values() if len(arms) == 2 and all(len(own) == most for own in arms.values())]
+    asked = Counter(start.name.split("-")[1] for start in starts)
+    whole = [arms for number, arms in won.items() if sum(map(len, arms.values())) == asked[number]]
     figures_ = comparison(np.array([np.mean(a["action"]) for a in whole]), np.array([np.mean(a["refined"]) for a in whole]))
-    return {**figures_, "num_lost": float(len(won) - len(whole))}
+    return {**figures_, "num_lost": float(len(asked) - len(whole))}
 
 
 def log(metrics: MetricsLogger, values: Mapping[str, Any]) -> None:
@@ -266,5 +272,6 @@ def examine(
         ages = [version - t.generation.weight_version for t in old]
         results["replayed"] = calibration(old, examiner.predict(old), [max(age, 0) for age in ages], "age")
     if branches:
-        results["refinement"] = compared(play(forks_of(places, examiner.refine(fresh), branches)))
+        starts = forks_of(places, examiner.refine(fresh), branches)
+        results["refinement"] = compared(play(starts), starts)
     return results

@@ -222,9 +222,20 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
                 registry.make(env, evaluation.get("env_config", variant.get("env_config"))).close()
         except (ValueError, TypeError, FileNotFoundError, KeyError) as error:
             raise ExperimentError(f"{where}: {error}") from error
+        if evaluation:
+            _check_evaluation(config, where)
         first = first or config
     assert first is not None
     return first
+
+
+def _check_evaluation(config: AlgorithmConfig, where: str) -> None:
+    """RLlib checks these values, too, when everything has started."""
+    try:
+        if (own := config.get_evaluation_config_object()) is not None:
+            own.validate()
+    except (ValueError, TypeError, KeyError) as error:
+        raise ExperimentError(f"{where}, evaluation_config: {error}") from error
 
 
 def config_keys(config: AlgorithmConfig) -> set[str]:
