@@ -25,7 +25,7 @@ FIXED_STATES = "fixed_states"  # key of our part of a checkpoint
 
 
 class ExaminedAlgorithm(ReplayAlgorithm):
-    """A mixin between the replay loop and an algorithm: whoever derives from it sets ``stages`` and ``writer``."""
+    """A mixin between the replay loop and an algorithm. A subclass sets ``stages`` and ``writer``."""
 
     stages: LanguageStages
     writer: TransitionWriter
@@ -63,7 +63,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
             )
 
     def examiner(self, futures: int) -> Examiner:
-        """Asks so many futures of a turn, as the algorithm itself would."""
+        """Asks the critic as the algorithm does, with this number of futures for a turn."""
         env = (self.evaluation_config or self.config).played_env
         return Examiner(self.stages, env, self.config.seed or 0, futures)
 

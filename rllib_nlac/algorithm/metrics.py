@@ -37,7 +37,7 @@ SECONDS = "seconds"
 
 @contextmanager
 def stage(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: str = "") -> Iterator[None]:
-    """A part of an iteration: its seconds are reported, and whoever waits reads what is done.
+    """A part of an iteration: its seconds are reported, and the progress line says what is being done.
 
     Args:
         metrics: Where to report.

@@ -157,7 +157,7 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 def check_model_path(model: str) -> None:
-    """Says plainly that a model folder is missing, before a hub is asked for a repository of that odd name.
+    """Looks whether a model folder exists, before a hub is asked for a repository of that name.
 
     Raises:
         FileNotFoundError: ``model`` looks like a path and no model is there.

@@ -221,7 +221,7 @@ class VLLMEngine:
         self._checksums[weights] = served
 
     def _serve(self, weights: Weights) -> None:
-        """Sees that these weights answer next; of whole sets it swaps them in where they do not yet."""
+        """Makes these weights answer next; whole sets are swapped in if needed."""
         if weights is self._serving or (self.mixes_sets and weights is Weights.INITIAL):
             return
         if weights is Weights.INITIAL and self._base and weights not in self._checksums:
@@ -312,7 +312,7 @@ class VLLMEngine:
 
 
 def _uncompiled() -> AbstractContextManager:
-    """On a CPU vLLM's sampler runs as it is written: to compile its few helpers takes half a minute at the first steps."""
+    """Keeps vLLM's sampler uncompiled on a CPU, where compiling its few helpers takes half a minute."""
     return nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager")
 
 

@@ -1,4 +1,4 @@
-"""The runner's side of a rollout: what environments and the engine say becomes an episode, or is counted and left out."""
+"""The runner's side of a rollout: replies and turns become an episode, or are counted and dropped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TextPlayer:
         self.threads = EnvThreads(max(count, 1), limit) if count or limit is not None else None
 
     def open(self) -> None:
-        """Builds the environments, anew where there are some."""
+        """Builds the environments; old ones are replaced."""
         self.close()
         self.slots = [Slot(self.make_env(index)) for index in range(self._config.num_envs_per_env_runner)]
 
@@ -141,7 +141,7 @@ class TextPlayer:
         return self.speaker.poll()
 
     def action(self, generation: Generation) -> str:
-        """What of a turn goes to the environment: nothing of one that is malformed."""
+        """The part of a turn that goes to the environment; an empty text for a malformed turn."""
         turn = self._chat.decode(generation.token_ids)
         action = parse_action(turn, self._config.action_format)
         self.count("action_parse_failures", action is None)
@@ -216,7 +216,7 @@ class TextPlayer:
         slot.env = self.make_env(self.slots.index(slot))
 
     def _discard(self, slot: Slot, reason: str, cause: str) -> None:
-        """Leaves an episode out that ended through no fault of the agent."""
+        """Drops an episode that ended through no fault of the agent."""
         slot.episode, cause = None, f"{cause:.1000}"
         self._discarded_in_a_row += 1
         self.count("episodes_discarded", 1)

@@ -1,4 +1,4 @@
-"""The loop of an EnvRunner: who plays which episode when. What an episode is made of is the runner's own business."""
+"""The loop of an EnvRunner: which slot plays which episode when. The runner knows what an episode is made of."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Rollout:
             self._busy[self._threads.submit(slot.step, action)] = (slot, generation)
 
     def _settle(self) -> None:
-        """Books what threads have finished. With prompts in the engine nobody waits for an environment."""
+        """Handles what threads have finished; waits for one only if the engine has no prompts."""
         if not self._busy:
             return
         assert self._threads is not None  # they are busy
@@ -126,7 +126,7 @@ class Rollout:
             self._begin(slot)
 
     def _close(self, slot: Slot) -> None:
-        """An episode is over, or lost and another takes its place."""
+        """Ends an episode; a lost one is replaced by another."""
         if slot.episode is not None:
             self._done.append(slot.episode)
             activity.advance(EPISODES)
