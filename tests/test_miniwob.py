@@ -133,7 +133,7 @@ class TestWithoutABrowser:
 def chromium():
     """One browser for all tests of this file that need one; after them nothing of it is left."""
     try:
-        programs = browser.Programs.found(None, None, 60.0)
+        browser.Programs.found(None, None, 60.0)
         html = pages.folder()
     except ValueError as error:
         pytest.skip(str(error))
@@ -145,10 +145,8 @@ def chromium():
     yield make
     started = [each for kept in pool._pools.values() for each in kept.browsers()]
     processes = [child for each in started for child in psutil.Process(each.process).children(recursive=True)]
-    assert len(processes) > 3
     pool.close_all()
     assert not psutil.wait_procs(processes, timeout=20)[1]
-    assert programs.browser
 
 
 def play(env: MiniWoB, task: str) -> dict:
