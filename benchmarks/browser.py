@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.envs.miniwob.pool import close_all, pool_of
 from rllib_nlac.envs.miniwob.tasks import TASKS
@@ -25,10 +24,10 @@ THREADS = 4
 def play(env: MiniWoB, task: str | None = None, seed: int | None = None) -> tuple[int, dict]:
     """One scripted episode; its steps and its last info."""
     env.reset(seed=seed, options={"task_id": task})
-    for steps in range(1, env.max_turns + 1):
+    steps, over, info = 0, False, {}
+    while not over:
         *_, terminated, truncated, info = env.step(env.expert_action())
-        if terminated or truncated:
-            break
+        steps, over = steps + 1, terminated or truncated
     return steps, info
 
 
@@ -74,8 +73,8 @@ def left_behind(episodes: int) -> str:
     gc.collect()
     after = len(own.children(recursive=True)), own.num_fds()
     return (
-        f"{episodes} episodes: processes {before[0]} before, {after[0]} after; open files {before[1]} before, {after[1]} after; "
-        f"at most {most} windows at a time"
+        f"{episodes} episodes: processes {before[0]} before, {after[0]} after; open files {before[1]} before, {after[1]} "
+        f"after; at most {most} windows at a time"
     )
 
 
@@ -92,20 +91,17 @@ def killed(episodes: int) -> str:
                     if "chrom" in process.name() and "driver" not in process.name()
                 )
                 browser.kill()
-            try:
-                while True:
-                    *_, terminated, truncated, info = env.step(env.expert_action())
-                    if terminated or truncated:
-                        break
-            except EpisodeLost as error:
-                info = {"discard": True, "stop_reason": error.reason}
+            over, info = False, {}
+            while not over:
+                *_, terminated, truncated, info = env.step(env.expert_action())
+                over = terminated or truncated
             if not info.get("discard"):
                 break
             lost += 1
             reasons.add(info["stop_reason"])
         won += info["success"]
     env.close()
-    return f"{lost} browsers killed in {episodes} episodes: {lost} episodes lost ({', '.join(sorted(reasons))}), {won} won in the end"
+    return f"{lost} browsers killed in {episodes} episodes: {lost} lost ({', '.join(sorted(reasons))}), {won} won in the end"
 
 
 def success(seeds: int) -> None:
