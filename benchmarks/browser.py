@@ -44,7 +44,7 @@ def speed(num_browsers: int, episodes: int) -> str:
     with ThreadPoolExecutor(THREADS) as threads:
         steps = sum(threads.map(work, range(THREADS)))
     rate = steps / (time.perf_counter() - started)
-    memory = sum(child.memory_info().rss for child in psutil.Process().children(recursive=True)) / 2**20
+    memory = sum(child.memory_full_info().pss for child in psutil.Process().children(recursive=True)) / 2**20
     started_now = len(pool_of(envs[0]._programs, num_browsers).browsers())
     for env in envs:
         env.close()

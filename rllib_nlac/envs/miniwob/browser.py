@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import math
 import os
 import select
 import shutil
@@ -151,10 +152,10 @@ class Browser:
         # A proxy of the machine's is for others than this machine.
         client = ClientConfig(
             remote_server_addr=f"http://127.0.0.1:{port}",
-            timeout=max(START_S, timeout),
+            timeout=math.ceil(max(START_S, timeout)),
             proxy=Proxy({"proxyType": ProxyType.DIRECT}),
         )
-        session = Remote(
+        session: Any = Remote(
             command_executor=ChromeRemoteConnection(client.remote_server_addr, keep_alive=True, client_config=client),
             options=options,
         )

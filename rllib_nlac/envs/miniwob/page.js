@@ -95,6 +95,7 @@
     clean(element.getAttribute("aria-label") || element.title || element.alt || String(element.className.baseVal ?? element.className) || element.id);
   const describe = (element, name) => {
     const states = STATES.filter((state) => element.classList.contains(state));
+    // jQuery UI says of a list's item that it is selected, and of a heading that it is expanded; the link is within the item.
     for (const [attribute, state] of [["aria-selected", "selected"], ["aria-expanded", "expanded"]])
       if (element.closest(`[${attribute}=true]`) && CONTROLS.has(element.tagName) === (attribute === "aria-selected"))
         if (!states.includes(state)) states.push(state);
