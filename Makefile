@@ -47,6 +47,7 @@ quickstart: $(INSTALLED)
 PYTEST := $(BIN)/python -m pytest tests -n $(JOBS) --no-loadscope-reorder
 
 check: lint types quick-tests
+	@echo "Left out: tests that start vLLM, Ray or processes (make slow-tests). mypy reads the package, not tests and benchmarks."
 
 quick-tests: $(INSTALLED)
 	@$(PYTEST) -m "not (vllm or ray or process)"
