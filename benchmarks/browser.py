@@ -78,6 +78,15 @@ def left_behind(episodes: int) -> str:
     )
 
 
+def main_process(env: MiniWoB) -> psutil.Process:
+    """The browser's own process: the driver's child; those that it starts are of some type."""
+    assert env._window is not None
+    below = psutil.Process(env._window.browser.process).children(recursive=True)
+    own = [each for each in below if "driver" not in each.name() and "crashpad" not in each.name()]
+    (browser,) = [each for each in own if not any(part.startswith("--type=") for part in each.cmdline())]
+    return browser
+
+
 def killed(episodes: int) -> str:
     """What comes of episodes whose browser is killed in every tenth."""
     env, lost, won, reasons = MiniWoB("login-user"), 0, 0, set()
@@ -85,12 +94,7 @@ def killed(episodes: int) -> str:
         while True:
             env.reset(seed=episode)
             if episode % 10 == 9 and lost <= episode // 10:
-                browser = next(
-                    process
-                    for process in psutil.Process(env._window.browser.process).children(recursive=True)
-                    if "chrom" in process.name() and "driver" not in process.name()
-                )
-                browser.kill()
+                main_process(env).kill()
             over, info = False, {}
             while not over:
                 *_, terminated, truncated, info = env.step(env.expert_action())
