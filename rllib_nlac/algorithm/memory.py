@@ -10,6 +10,7 @@ from rllib_nlac.algorithm.config import LanguageAlgorithmConfig, LanguageConfig
 from rllib_nlac.engine.memory import BYTES, Cache, EnginePlan, Part, engine_parts, plan_of
 from rllib_nlac.engine.shapes import ModelShape, shape_of
 from rllib_nlac.learner.memory import LearnerPlan, learner_parts, trained_parameters
+from rllib_nlac.learner.rl_module import LearnerModel
 from rllib_nlac.types import Weights
 
 GIB = 2**30
@@ -17,6 +18,7 @@ PROGRAM_BYTES = 0.65 * GIB  # Python, torch, Ray and what they load
 ENGINE_BYTES = 0.2 * GIB  # vLLM's part of it
 DRIVER_BYTES = 0.15 * GIB  # Ray's and RLlib's
 CONTEXT_BYTES = 0.6 * GIB  # CUDA's context and libraries on a GPU, of each process
+CHECKPOINTING = "learner_model: {gradient_checkpointing: true}"
 HEADROOM = 0.95  # share of a memory that may be planned with
 
 
@@ -95,7 +97,7 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
     context = config.max_context or shape.context
     numbers = trained_parameters(shape, config.lora_settings)
     sets = _sets(config)
-    sync = (sum(name in ("policy", "target") for name in sets) if is_ours else 1) * numbers * BYTES[config.learner_dtype]
+    sync = (sum(name in ("policy", "target") for name in sets) if is_ours else 1) * numbers * BYTES[_model(config).dtype]
     of_learner = learner_parts(shape, _learner_plan(config, shape, context)) if config.trains else []
     if not config.trains:
         sync = 0
@@ -182,7 +184,7 @@ def _keys(process: Process, config: LanguageConfig, room: float, on_host: bool) 
 def _keys_for(what: str, process: Process, config: LanguageConfig, sizes: dict[str, float], room: float) -> list[str]:
     deepspeed = isinstance(config, LanguageAlgorithmConfig)
     if what in ("activations", "logits") and process.name != "engine":
-        keys = ["gradient_checkpointing: true"] if what == "activations" and not config.gradient_checkpointing else []
+        keys = [CHECKPOINTING] if what == "activations" and not _model(config).gradient_checkpointing else []
         working = sizes.get("activations", 0) + sizes.get("logits", 0)
         left = room - (sum(sizes.values()) - working)
         tokens = int(config.max_tokens_per_micro_batch * left / working) // 64 * 64
@@ -191,10 +193,10 @@ def _keys_for(what: str, process: Process, config: LanguageConfig, sizes: dict[s
         several = ["deepspeed_config: {zero_optimization: {stage: 2}}"] if config.num_learners > 1 and deepspeed else []
         return ["lora: {rank: 16}", *several]
     if what == "weights":
-        keys = ["learner_dtype: bfloat16"] if config.learner_dtype == "float32" and process.name != "engine" else []
+        keys = ["learner_model: {dtype: bfloat16}"] if _model(config).dtype == "float32" and process.name != "engine" else []
         return keys or (["tensor_parallel_size with num_gpus_per_engine"] if process.gpus else ["a smaller language_model"])
     if what == "weight sets":
-        serving = ["lora_serving: adapter"] if config.lora is not None else ["lora: {rank: 16}"]
+        serving = ["engine_config: {lora_serving: adapter}"] if config.lora is not None else ["lora: {rank: 16}"]
         return [*serving, *(["judge_weights: target"] if Weights.INITIAL.value in _sets(config) else [])]
     if what == "initial weights":
         return ["kl_to_base_coeff: null"]
@@ -205,16 +207,21 @@ def _keys_for(what: str, process: Process, config: LanguageConfig, sizes: dict[s
     return []
 
 
+def _model(config: LanguageConfig) -> LearnerModel:
+    return LearnerModel(**config.learner_model)
+
+
 def _learner_plan(config: LanguageConfig, shape: ModelShape, context: int) -> LearnerPlan:
     coefficient = getattr(config, "kl_to_base_coeff", None)
     return LearnerPlan(
-        dtype=config.learner_dtype,
+        dtype=_model(config).dtype,
         tokens=max(config.max_tokens_per_micro_batch, context),  # a sequence that is longer goes through alone
+        logit_tokens=config.max_tokens_per_micro_batch,  # and of that one the answer alone has logits
         lora=config.lora_settings,
         has_target=getattr(config, "tau", None) is not None,
         with_kl=bool(coefficient),
         keeps_base=coefficient is not None and config.lora is None,
-        gradient_checkpointing=config.gradient_checkpointing,
+        gradient_checkpointing=_model(config).gradient_checkpointing,
         deepspeed=config.deepspeed_settings if isinstance(config, LanguageAlgorithmConfig) else {},
         num_learners=max(config.num_learners, 1),
     )
@@ -247,7 +254,7 @@ def _crossing(config: LanguageConfig, sync: int, numbers: int) -> list[Part]:
         if copies:
             parts.append(Part("weight sets", copies * sync, "of a sync, until the next one"))
     if config.num_learners and getattr(config, "learner_snapshot_interval", 0):
-        size = BYTES[config.learner_dtype]
+        size = BYTES[_model(config).dtype]
         num_bytes = numbers * (size + 8 + (4 if size == 2 else 0) + (4 if getattr(config, "tau", None) is not None else 0))
         parts.append(Part("snapshot", num_bytes, "of the learners, after each update"))
     return parts

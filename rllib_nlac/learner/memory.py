@@ -22,6 +22,7 @@ class LearnerPlan:
     Attributes:
         dtype: Of the weights.
         tokens: The most that go through the model at once, padding included.
+        logit_tokens: The most of them that have logits.
         lora: What the adapter is; None trains all weights.
         has_target: Whether target weights are kept.
         with_kl: Whether KL to the base is part of the loss.
@@ -33,6 +34,7 @@ class LearnerPlan:
 
     dtype: str
     tokens: int
+    logit_tokens: int
     lora: LoRASettings | None = None
     has_target: bool = True
     with_kl: bool = False
@@ -85,7 +87,7 @@ def working_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
     logits = copies * 4 * shape.vocab
     parts = [
         Part("activations", layers * plan.tokens, f"{how}, {plan.tokens:,} tokens"),
-        Part("logits", logits * plan.tokens, f"{copies} float32 copies, {plan.tokens:,} tokens, vocabulary {shape.vocab:,}"),
+        Part("logits", logits * plan.logit_tokens, f"{copies} float32 copies, {plan.logit_tokens:,} tokens of {shape.vocab:,}"),
     ]
     # The gradient of a tied embedding comes from two sides, and they and their sum stand beside what is there already.
     adding = 0 if plan.lora is not None else (3 if shape.tied else 1) * shape.vocab * shape.hidden * BYTES[plan.dtype]
