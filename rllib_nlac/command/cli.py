@@ -48,7 +48,8 @@ Restore = Annotated[Path | None, typer.Option(help="Begin with the state of this
 NumSamples = Annotated[int | None, typer.Option(help="How often every point of a search is run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and the memory it needs, and stop.")]
 GpuMemory = Annotated[
-    float | None, typer.Option(min=0.1, help="With --dry-run: GiB of one GPU, to hear whether it fits; else that of the GPU here.")
+    float | None,
+    typer.Option(min=0.1, help="With --dry-run: GiB of one GPU, to hear whether it fits; else that of the GPU here."),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the workers log.")]
 
@@ -102,7 +103,9 @@ def train_file(
     with clear_errors(), _waiting(dry_run, verbose) as waiting:
         from rllib_nlac.command.experiment import load_experiments
 
-        _train(load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting)
+        _train(
+            load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting
+        )
 
 
 @app.command("examples")

@@ -79,7 +79,9 @@ class Cache:
         return max(int(self.num_bytes // self.sequence_bytes), 0)
 
 
-def plan_of(settings: Any, spec: Any, max_context: int, whole_sets: tuple[str, ...], on_gpu: bool, in_process: bool) -> EnginePlan:
+def plan_of(
+    settings: Any, spec: Any, max_context: int, whole_sets: tuple[str, ...], on_gpu: bool, in_process: bool
+) -> EnginePlan:
     """The plan that an ``EngineSpec`` and its ``VLLMSettings`` amount to.
 
     Args:

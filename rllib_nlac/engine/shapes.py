@@ -1,4 +1,4 @@
-"""How large a model is, without loading it: from a folder's config.json and the headers of its weights, or from a hub's name."""
+"""How large a model is, without loading it: from a folder's config.json and its weights' headers, or from a hub's name."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ def _known(model: str) -> ModelShape:
         max_position_embeddings=context,
         dtype="bfloat16",
     )
-    return _from(config, dict(_tensors(config)), f"the public configuration of {found}; {model!r} itself is not on this machine")
+    return _from(
+        config, dict(_tensors(config)), f"the public configuration of {found}; {model!r} itself is not on this machine"
+    )
 
 
 def _from(config: Any, shapes: Mapping[str, tuple[int, ...]], source: str) -> ModelShape:
