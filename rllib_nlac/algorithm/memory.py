@@ -183,7 +183,7 @@ def _keys(process: Process, config: LanguageConfig, room: float, on_host: bool) 
 
 def _keys_for(what: str, process: Process, config: LanguageConfig, sizes: dict[str, float], room: float) -> list[str]:
     deepspeed = isinstance(config, LanguageAlgorithmConfig)
-    if what in ("activations", "logits") and process.name != "engine":
+    if what in ("activations", "logits"):
         keys = [CHECKPOINTING] if what == "activations" and not _model(config).gradient_checkpointing else []
         working = sizes.get("activations", 0) + sizes.get("logits", 0)
         left = room - (sum(sizes.values()) - working)
@@ -200,6 +200,8 @@ def _keys_for(what: str, process: Process, config: LanguageConfig, sizes: dict[s
         return [*serving, *(["judge_weights: target"] if Weights.INITIAL.value in _sets(config) else [])]
     if what == "initial weights":
         return ["kl_to_base_coeff: null"]
+    if what == "generation":
+        return ["engine_config: {max_num_seqs: ...}"]
     if what == "KV cache":
         return ["engine_config: {gpu_memory_utilization: ...}" if process.gpus else "engine_config: {cpu_kv_cache_gib: ...}"]
     if what == "snapshot":
@@ -224,6 +226,8 @@ def _learner_plan(config: LanguageConfig, shape: ModelShape, context: int) -> Le
         gradient_checkpointing=_model(config).gradient_checkpointing,
         deepspeed=config.deepspeed_settings if isinstance(config, LanguageAlgorithmConfig) else {},
         num_learners=max(config.num_learners, 1),
+        on_gpu=bool(config.num_gpus_per_learner),
+        exported_sets=sum(name != Weights.INITIAL.value for name in _sets(config)),
     )
 
 

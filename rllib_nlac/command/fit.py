@@ -20,14 +20,14 @@ def memory_lines(config: AlgorithmConfig, gpu_gib: float | None = None) -> Itera
     """What a trial needs where, and whether that is there, in lines of text.
 
     Args:
-        config: Validated. Of algorithms without a language model nothing is said.
+        config: Validated. Of algorithms without a language model of their own nothing is said.
         gpu_gib: Memory of one GPU; None takes that of the GPU here, if there is one.
 
     Raises:
         FileNotFoundError: A file of the model is missing.
         ValueError: A file of the model cannot be read.
     """
-    if not isinstance(config, LanguageConfig):
+    if not isinstance(config, LanguageConfig) or config.engine_spec.endpoint:  # behind one are weights of others
         return
     gpu_bytes = gpu_gib * GIB if gpu_gib is not None else _gpu_bytes()
     try:

@@ -129,7 +129,7 @@ def engine_parts(shape: ModelShape, plan: EnginePlan, gpu_bytes: float | None) -
         parts.append(Part("weight sets", in_files, "the base that adapters are merged with", on_host=True))
     if plan.in_learners_process and plan.lora is None:
         parts.append(Part("weight sets", weights, "the policy's as they were handed over", on_host=True))
-    parts.append(Part("activations", working_bytes(shape, plan) / split, UNMEASURED))
+    parts.append(Part("generation", working_bytes(shape, plan) / split, UNMEASURED))
     sequence = plan.max_context * shape.kv_numbers * size / split
     if gpu_bytes is None:
         return parts, None

@@ -30,6 +30,8 @@ class LearnerPlan:
         gradient_checkpointing: Whether a layer's inside is computed again.
         deepspeed: DeepSpeed's configuration; empty without DeepSpeed.
         num_learners: Learners that share what ZeRO divides.
+        on_gpu: Whether it has a GPU.
+        exported_sets: Weight sets that are copied into the host's memory to be handed over.
     """
 
     dtype: str
@@ -42,6 +44,8 @@ class LearnerPlan:
     gradient_checkpointing: bool = False
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     num_learners: int = 1
+    on_gpu: bool = False
+    exported_sets: int = 0
 
 
 def trained_parameters(shape: ModelShape, lora: LoRASettings | None) -> int:
@@ -74,7 +78,13 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
     if stage > 0:
         bucket = min(int(zero.get("reduce_bucket_size", LARGEST_BUCKET)), numbers)
         parts.append(Part("buckets", bucket * size * (2 if zero.get("overlap_comm") else 1), "reduce_bucket_size"))
-    return [*parts, *working_parts(shape, plan)]
+    parts += working_parts(shape, plan)
+    copies = plan.exported_sets * numbers * size
+    if not plan.on_gpu:  # there they stand in the place of what a gradient step takes
+        copies -= sum(part.num_bytes for part in parts if part.what in ("gradients", "activations", "logits"))
+    if copies > 0:
+        parts.append(Part("sync", copies, "weight sets while they are handed over", on_host=True))
+    return parts
 
 
 def working_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
