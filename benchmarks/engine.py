@@ -81,10 +81,11 @@ class Recorder:
         return self.engine.poll()
 
 
-def speed(work: Callable[[], int]) -> float:
-    """Tokens per second of something that returns how many it generated."""
-    started = time.perf_counter()
-    return work() / (time.perf_counter() - started)
+def speed(work: Callable[[], int]) -> np.ndarray:
+    """Tokens per second, and per second of this process's CPUs, of something that returns how many it generated."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+    tokens = work()
+    return tokens / np.array([time.perf_counter() - started, time.process_time() - cpu_started])
 
 
 def main() -> None:
@@ -110,7 +111,7 @@ def main() -> None:
         return sum(len(g.token_ids) for episode in episodes for g in episode.get_extra_model_outputs(GENERATION))
 
     play()
-    figures: dict[str, list[float]] = {"EnvRunner": [], "engine": [], "waves": [], HELD: [], "bare vLLM": []}
+    figures: dict[str, list[np.ndarray]] = {"EnvRunner": [], "engine": [], "waves": [], HELD: [], "bare vLLM": []}
     for _ in range(arguments.rounds):
         recorder.requests.clear()
         figures["EnvRunner"].append(speed(play))
@@ -129,10 +130,11 @@ def main() -> None:
         (HELD, f"the same prompts, {arguments.slots} held at once, LLMEngine.add_request and step"),
         ("bare vLLM", "all prompts at once"),
     ):
-        ratios = [mine / bare for mine, bare in zip(figures[name], figures[HELD], strict=True)]
+        ratios = np.array([mine / bare for mine, bare in zip(figures[name], figures[HELD], strict=True)])
+        (wall, cpu), (low, _), (high, _) = np.median(ratios, 0), ratios.min(0), ratios.max(0)
         print(
-            f"  {name:10s} {statistics.median(figures[name]):7.0f}   ratio to held {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f})   {label}"
+            f"  {name:10s} {np.median(figures[name], 0)[0]:7.0f}   ratio to held {wall:.2f} ({low:.2f} to {high:.2f}), "
+            f"by CPU time {cpu:.2f}   {label}"
         )
 
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=torch.float32)

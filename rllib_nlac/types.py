@@ -49,6 +49,19 @@ def hash_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
 
 
+class Seen(NamedTuple):
+    """What an engine has seen of a dialogue.
+
+    Attributes:
+        prompt_ids: Ids of a prompt.
+        turn_ids: Ids of the turn that answered it, as they were sampled; the dialogue has that turn and one message more than
+            the prompt. None: the prompt is the whole dialogue.
+    """
+
+    prompt_ids: tuple[int, ...]
+    turn_ids: tuple[int, ...] | None = None
+
+
 @dataclass(frozen=True)
 class Request:
     """One generation that is asked of an engine.
