@@ -26,7 +26,7 @@ from rllib_nlac.baselines.rollouts import RolloutCritic
 from rllib_nlac.baselines.scalar_critic import ScalarCritic, ScalarCriticConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistillationConfig, transcript
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
-from rllib_nlac.engine.chat import PromptTooLong
+from rllib_nlac.engine.chat import PromptTooLong, Wanted
 from rllib_nlac.episode import GENERATION, TASK_SEED
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
@@ -596,7 +596,7 @@ class TestScalarCritic:
         a = fake(action_sampling=Sampling(24, 0.7, 0.8))
         a.chat, a.engine = chat, engine
         states = [(Message("user", f"Guess object {i}."),) for i in range(50)]
-        answers = ScalarCritic._generate(a, states)
+        answers = ScalarCritic._generate(a, [Wanted(state) for state in states])
         assert [chat.decode(g.token_ids) for g in answers] == [str(i) for i in range(50)]
         asked = [request for _, request in engine.requests]
         assert [r.prompt_ids for r in asked] == [chat.prompt_ids(state) for state in states]

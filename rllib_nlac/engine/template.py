@@ -21,6 +21,8 @@ from rllib_nlac.types import Message
 
 logger = logging.getLogger(__name__)
 
+MOST_CHARACTERS_KEPT = 4_000_000  # of dialogues written last: the next turn's begins with one of them, or several roles' do
+
 
 class Written(NamedTuple):
     """A prompt as the template writes it.
@@ -53,6 +55,8 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self.control = ControlTokens(tokenizer)
+        self._recent: dict[tuple[Message, ...], Written] = {}
+        self._num_characters = 0
         self._mark = f"\ue000{secrets.token_hex(16)}:"  # of a placeholder; no text can know it, and no ids depend on it
         self.opening, self.obstacle = self._find_opening()
         if self.obstacle:
@@ -105,11 +109,23 @@ class ChatTemplate:
         """
         if self.opening is None or len(messages) < 3 or [m.role == "assistant" for m in messages[-2:]] != [True, False]:
             return None
-        before, after = self.write(messages[:-2]).text, self.write(messages)
+        before, after = self._written(messages[:-2]).text, self._written(messages)
         turn = self.opening + messages[-2].content
         if not (after.text.startswith(before) and after.text.startswith(turn, len(before))):
             return None
         return after.after(len(before) + len(turn))
+
+    def _written(self, messages: Sequence[Message]) -> Written:
+        """``write``, which the same messages cost once for a while."""
+        key = tuple(messages)
+        written = self._recent.get(key)
+        if written is None:
+            if self._num_characters > MOST_CHARACTERS_KEPT:
+                self._recent.clear()
+                self._num_characters = 0
+            written = self._recent[key] = self.write(messages)
+            self._num_characters += len(written.text)
+        return written
 
     def _apply(self, messages: Sequence[Message]) -> str:
         rows = [message._asdict() for message in messages]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_outputs
@@ -20,7 +21,7 @@ from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.slot import Outcome, Slot, Start
-from rllib_nlac.types import Generation, Request, dialogue_after, hash_seed
+from rllib_nlac.types import Generation, Message, Request, Seen, dialogue_after, hash_seed
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class TextPlayer:
         self.unparsed_turn: str | None = None
         self.stop_reason = MetricNames()
         self._failures_in_a_row = self._discarded_in_a_row = 0
+        self._counts: Counter[str] = Counter()
         count, limit = config.env_threads, config.env_step_timeout_s
         self.threads = EnvThreads(max(count, 1), limit) if count or limit is not None else None
 
@@ -108,12 +110,12 @@ class TextPlayer:
             episode, steps = start.prefix
             if not all(self._replay(slot, episode, t) for t in range(steps)):
                 return False
-        return start.turn is None or self.record(slot, start.turn, self._call(slot.step, self.action(start.turn)))
+        return start.turn is None or self.record(slot, start.turn, self._call(slot.step, self.action(slot, start.turn)))
 
     def _replay(self, slot: Slot, recorded: SingleAgentEpisode, t: int) -> bool:
         """Plays one recorded step again; False where the episode is over, or lost because the environment differs."""
         generation = generation_at(recorded, t)
-        alive = self.record(slot, generation, self._call(slot.step, self.action(generation)))
+        alive = self.record(slot, generation, self._call(slot.step, self.action(slot, generation)))
         if slot.episode is not None and slot.episode.get_observations(-1) != recorded.get_observations(t + 1):
             self.count("branch_mismatches", 1)
             slot.episode = None
@@ -140,9 +142,9 @@ class TextPlayer:
         assert self.speaker is not None
         return self.speaker.poll()
 
-    def action(self, generation: Generation) -> str:
-        """What of a turn goes to the environment: nothing of one that is malformed."""
-        turn = self._chat.decode(generation.token_ids)
+    def action(self, slot: Slot, generation: Generation) -> str:
+        """What of a turn goes to a slot's environment: nothing of one that is malformed."""
+        turn = slot.turn = self._chat.decode(generation.token_ids)
         action = parse_action(turn, self._config.action_format)
         self.count("action_parse_failures", action is None)
         self.count("action_parse_failures_cut_off", action is None and not generation.finished)
@@ -157,7 +159,7 @@ class TextPlayer:
             self._replace_env(slot, "step", outcome.error)
             slot.episode = None
             return False
-        turn, (observation, info) = self._chat.decode(generation.token_ids), self._received(outcome)
+        turn, (observation, info) = slot.turn, self._received(outcome)
         terminated, truncated = outcome.terminated, outcome.truncated
         if info.get("discard"):
             self._discard(slot, info.get("stop_reason") or "unknown", observation)
@@ -169,12 +171,9 @@ class TextPlayer:
         limit = self._config.max_response_tokens
         if not (terminated or truncated) and limit is not None and slot.num_tokens >= limit:
             truncated, info = True, {**info, "success": False, "stop_reason": "response_limit"}
-        if not (terminated or truncated):
-            try:
-                slot.prompt_ids = self._chat.prompt_ids(slot.messages, room=self._max_tokens)
-            except PromptTooLong:
-                truncated, info = True, {**info, "success": False, "stop_reason": "context_limit"}
-                observation = observation[: self._chat.max_context]  # the rest fits no prompt and would only fill the buffer
+        if not (terminated or truncated) and not self._extend_prompt(slot, state, generation):
+            truncated, info = True, {**info, "success": False, "stop_reason": "context_limit"}
+            observation = observation[: self._chat.max_context]  # the rest fits no prompt and would only fill the buffer
         if self._config.truncation_ends:
             terminated, truncated = terminated or truncated, False
         slot.episode.add_env_step(
@@ -191,6 +190,17 @@ class TextPlayer:
             self._discarded_in_a_row = 0
             self._tell("on_episode_end", slot, prev_episode_chunks=[])
         return not (terminated or truncated)
+
+    def _extend_prompt(self, slot: Slot, state: tuple[Message, ...], generation: Generation) -> bool:
+        """Makes the next prompt out of the last one's ids and the sampled ones; False where it exceeds the context."""
+        is_longer = slot.messages[:-2] == state  # and not a window that has moved on
+        seen = Seen(slot.prompt_ids, generation.token_ids) if is_longer else None
+        (prompt,) = self._chat.prompts([Wanted(slot.messages, self._max_tokens, seen)])
+        if isinstance(prompt, PromptTooLong):
+            return False
+        slot.prompt_ids = prompt.ids
+        self.count("retokenised_turns", seen is None or prompt.retokenised)
+        return True
 
     def _received(self, outcome: Outcome) -> tuple[str, dict[str, Any]]:
         """Observation and info as the rest of the run sees them: without what no tokenizer reads or no prompt can hold."""
@@ -230,5 +240,11 @@ class TextPlayer:
             )
 
     def count(self, name: str, amount: int) -> None:
-        """Adds to a sum of the metrics."""
-        self._metrics.log_value(name, int(amount), reduce="sum")
+        """Adds to a sum of the metrics, by the next ``book``."""
+        self._counts[name] += amount
+
+    def book(self) -> None:
+        """Hands the metrics what was counted: to log each single turn costs as much as its step of a fast environment."""
+        for name, amount in self._counts.items():
+            self._metrics.log_value(name, int(amount), reduce="sum")
+        self._counts.clear()

@@ -25,8 +25,8 @@ class Player(Protocol):
     def answers(self) -> Sequence[tuple[int, Generation]]:
         """The tickets that the engine has answered since the last call, at least one."""
 
-    def action(self, generation: Generation) -> str:
-        """What of a turn goes to the environment."""
+    def action(self, slot: Slot, generation: Generation) -> str:
+        """What of a turn goes to a slot's environment."""
 
     def record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
         """Adds a step to its episode; False where the episode is over, or lost: then the slot has none."""
@@ -98,7 +98,7 @@ class Rollout:
         return False
 
     def _act(self, slot: Slot, generation: Generation) -> None:
-        action = self._player.action(generation)
+        action = self._player.action(slot, generation)
         if self._threads is None:
             self._record(slot, generation, slot.step(action))
         else:

@@ -54,6 +54,7 @@ class Slot:
     prompt_ids: tuple[int, ...] = ()
     sampling_seed: int = 0
     num_tokens: int = 0  # generated in this episode
+    turn: str = ""  # what the environment is asked to answer
 
     def reset(self, start: Start) -> Outcome:
         """Resets the environment to the task of an episode."""
