@@ -35,7 +35,7 @@ from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.replay.buffer import ReplaySample, transition_at
 from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Weights
+from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Seen, Weights
 
 
 class Metrics:
@@ -554,9 +554,12 @@ class TestScalarCritic:
         monkeypatch.setattr("rllib_nlac.baselines.scalar_critic.log_replay", lambda *_: None)
         ScalarCritic.training_step(a)
         (states,) = asked
-        assert states == [transitions[0].state] * 2 + [transitions[1].state] * 2 + [
-            episode.get_extra_model_outputs("messages", 2)
-        ]
+        expected = [transitions[0].state] * 2 + [transitions[1].state] * 2 + [episode.get_extra_model_outputs("messages", 2)]
+        assert [state.messages for state in states] == expected
+        # As the engine saw them: the prompts of both, and behind the second one its turn.
+        ids = [t.generation.prompt_ids for t in transitions]
+        assert [state.seen for state in states[:4]] == [Seen(i) for i in ids for _ in range(2)]
+        assert states[4].seen == Seen(ids[1], transitions[1].generation.token_ids)
         # Action i has i + 1 tokens of log-probability -i: Q is i + 1, log π is -i (i + 1), Q - α log π is (i + 1)(1 + i / 2).
         soft = [1.0, 3.0, 6.0, 10.0]
         critic = {s.item: s.scalar for s in learned["sequences"] if s.role == CRITIC}
@@ -606,7 +609,7 @@ class TestScalarCritic:
         assert len(set(seeds.tolist())) == 50 and seeds.min() >= 0 and 2**28 < seeds.max() < 2**31
         with pytest.raises(PromptTooLong):  # a prompt must leave room for the action
             a.config.action_sampling = Sampling(chat.max_context)
-            ScalarCritic._generate(a, states[:1])
+            ScalarCritic._generate(a, [Wanted(states[0])])
 
     @pytest.mark.parametrize("is_local", [True, False])
     def test_the_first_learner_says_what_actions_are_worth(self, is_local):
