@@ -180,7 +180,9 @@ def test_no_reply_brings_a_control_token_into_an_extended_prompt(name):
 def test_a_hostile_reply_is_extended_to_what_the_whole_dialogue_has(name):
     chat = chat_of(name)
     for token in FAMILIES[name].control:
-        messages, prompt = one_more(chat, OPENING, chat.prompt_ids(OPENING), chat.encode("Is it big?"), f"No {token} x{token[:4]}")
+        messages, prompt = one_more(
+            chat, OPENING, chat.prompt_ids(OPENING), chat.encode("Is it big?"), f"No {token} x{token[:4]}"
+        )
         assert not prompt.retokenised and prompt.ids == chat.prompt_ids(messages), token
 
 
@@ -218,7 +220,9 @@ def test_several_prompts_at_once_are_those_of_one_after_the_other(name):
     chat = chat_of(name)
     replies = ["No.", "", f"a {FAMILIES[name].control[0]} b", "x " * 50, FAMILIES[name].control[-1]]
     wanted = [
-        Wanted((*OPENING, Message("assistant", turn), Message("user", reply)), 3, Seen(chat.prompt_ids(OPENING), chat.encode(turn)))
+        Wanted(
+            (*OPENING, Message("assistant", turn), Message("user", reply)), 3, Seen(chat.prompt_ids(OPENING), chat.encode(turn))
+        )
         for turn, reply in itertools.product(["Is it big?", "", "hello"], replies)
     ]
     assert chat.prompts(wanted) == [chat.prompts([each])[0] for each in wanted]

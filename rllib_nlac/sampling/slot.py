@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -71,6 +71,20 @@ class Slot:
     def _step(self, action: str) -> Outcome:
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
         return Outcome(_as_text(observation), reward, terminated, truncated, info)
+
+
+class Played(NamedTuple):
+    """A turn that was played.
+
+    Attributes:
+        slot: Where.
+        generation: The turn.
+        outcome: What the environment said to it.
+    """
+
+    slot: Slot
+    generation: Generation
+    outcome: Outcome
 
 
 def _caught(call: Callable[[Any], Outcome], argument: Any) -> Outcome:
