@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 
@@ -132,6 +133,24 @@ def test_thoughts_of_former_turns_are_left_out_and_turns_without_any_are_extende
     assert prompt.retokenised and prompt.ids == chat.prompt_ids(messages) and "SECRET" not in read(chat, prompt.ids)
     longer, extended = one_more(chat, messages, prompt.ids, chat.encode("Is it red?"), "Yes.")
     assert not extended.retokenised and extended.ids == chat.prompt_ids(longer)
+
+
+def test_a_template_that_changes_what_stands_before_a_turn_is_found_out_when_it_does():
+    """Fails where only the turn itself is looked for, or only the dialogues that are tried at the start count."""
+    tokenizer = copy.deepcopy(chat_of("chatml").tokenizer)
+    tokenizer.chat_template = "{{ 'won ' if 'Yes' in messages[-1]['content'] else 'not ' }}" + tokenizer.chat_template
+    chat = Chat(tokenizer, 10_000)
+    ids, said = chat.prompt_ids(OPENING), chat.encode("Is it big?")
+    assert chat.template.opening == "" and not one_more(chat, OPENING, ids, said, "No.")[1].retokenised
+    messages, prompt = one_more(chat, OPENING, ids, said, "Yes.")
+    assert prompt.retokenised and prompt.ids == chat.prompt_ids(messages) and read(chat, prompt.ids).startswith("won ")
+
+
+@pytest.mark.parametrize("template", ["{{ nothing.at.all }}", "{{ messages[0]['content'] }}", "{{ raise_exception('no') }}"])
+def test_a_template_that_can_do_nothing_of_it_is_no_error_at_the_start(template):
+    tokenizer = copy.deepcopy(chat_of("chatml").tokenizer)
+    tokenizer.chat_template = template
+    assert Chat(tokenizer, 100).template.opening is None
 
 
 @pytest.mark.parametrize("name", EXTENDED)
