@@ -5,15 +5,25 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.attacks.families import FAMILIES
+from benchmarks.attacks.families import FAMILIES as OTHERS
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.types import Message, Seen
 
+# Templates that leave the thoughts of former turns out, of models that open their thoughts themselves.
+QWEN3 = replace(
+    OTHERS["thinking"],
+    template="{% for m in messages %}{% set text = m['content'] %}"
+    "{% if m['role'] == 'assistant' and '</think>' in text and not loop.last %}{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + text + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+)
+FAMILIES = {**OTHERS, "qwen3": QWEN3}
 # In the manner of Qwen2.5, Qwen3 that thinks and that does not, Llama 3, Gemma and Mistral, and of others.
 EXTENDED = ("chatml", "qwen3", "llama3", "gemma", "mistral", "phi", "command_r", "shipped", "slow")
 # The prompt's own opening of a thought, or its empty one, is not shown once the turn is over.

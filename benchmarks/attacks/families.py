@@ -147,14 +147,6 @@ FAMILIES: dict[str, Family] = {
         ("<|im_end|>", "<|im_start|>", "<|endoftext|>"),
         ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
     ),
-    # The same, and the model opens its thoughts itself.
-    "qwen3": Family(
-        "{% for m in messages %}{% set text = m['content'] %}{% if m['role'] == 'assistant' and '</think>' in text and not "
-        "loop.last %}{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
-        "{{ '<|im_start|>' + m['role'] + '\\n' + text + '<|im_end|>\\n' }}{% endfor %}" + _opening("<|im_start|>assistant\\n"),
-        ("<|im_end|>", "<|im_start|>", "<|endoftext|>"),
-        ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-    ),
     "not_thinking": Family(
         _loop("<|im_start|>", "\\n", "<|im_end|>\\n") + _opening("<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"),
         ("<|im_end|>", "<|im_start|>", "<|endoftext|>"),

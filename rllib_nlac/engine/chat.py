@@ -1,4 +1,4 @@
-"""The only module that knows both text and tokens: the chat template is applied here and nowhere else."""
+"""The boundary of text and tokens: all others give messages and get ids, or give ids and get text."""
 
 from __future__ import annotations
 
