@@ -19,7 +19,8 @@ from rllib_nlac.types import Message, Seen
 QWEN3 = replace(
     OTHERS["thinking"],
     template="{% for m in messages %}{% set text = m['content'] %}"
-    "{% if m['role'] == 'assistant' and '</think>' in text and not loop.last %}{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "{% if m['role'] == 'assistant' and '</think>' in text and not loop.last %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
     "{{ '<|im_start|>' + m['role'] + '\\n' + text + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
 )
