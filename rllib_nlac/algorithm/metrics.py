@@ -73,11 +73,13 @@ def log_stages(
             if reason != "not_judged"
         },
         "unparsed_target_rate": _share(targets, lambda t: t.future is None),
+        "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)
     for name in ("prompt_too_long", "reasoning_rewritten", "reasoning_emptied"):
         metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
+    metrics.log_value((STAGES, "retokenised_prompts"), report.counts["retokenised"], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
     metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")
     for role, count in report.answered.items():

@@ -275,6 +275,7 @@ class VLLMEngine:
                 logprobs=0 if request.logprobs else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
+                skip_clone=True,  # nobody else holds them, and a copy costs as much as all else of a request
             )
             adapter = self._adapter_for(request.weights)
             self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter)
@@ -307,6 +308,7 @@ class VLLMEngine:
             finished=answer.finish_reason == "stop",
             weight_version=self._versions[request.weights],
             weights=request.weights,
+            cached_tokens=output.num_cached_tokens or 0,
         )
         return int(name), generation
 

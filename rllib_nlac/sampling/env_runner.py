@@ -261,11 +261,13 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float, are_branches: bool) -> None:
         """Counts what was played. Branches start in the middle of an episode, so their returns are not the policy's."""
-        generated = 0
+        generated = prompted = cached = 0
         for episode in episodes:
             info = episode.get_infos(-1)
             generations: Sequence[Generation] = generations_of(episode)
             generated += sum(len(generation.token_ids) for generation in generations)
+            prompted += sum(len(generation.prompt_ids) for generation in generations)
+            cached += sum(generation.cached_tokens for generation in generations)
             if are_branches:
                 continue
             self._mean(EPISODE_RETURN_MEAN, episode.get_return())
@@ -283,12 +285,15 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self.metrics.log_value(key, value, reduce="lifetime_sum", with_throughput=True)
         self._mean("tokens_per_s", generated / max(seconds, 1e-9))
         self._mean("sample_time_s", seconds)
+        self._mean("prefix_cache_hit_rate", cached / max(prompted, 1))
+        self.player.book()
 
     def _mean(self, key: str, value: float) -> None:
         self.metrics.log_value(key, value, reduce="mean")
 
     @override(EnvRunner)
     def get_metrics(self) -> Any:
+        self.player.book()
         return self.metrics.reduce()
 
     @override(EnvRunner)
