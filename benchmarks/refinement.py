@@ -32,8 +32,7 @@ def cell(plan: Plan, world: str, method: str, seed: int, episodes: int, states: 
     plain = plan.cell(world, method, seed, episodes=episodes)
     plain.experiment["config"] |= {
         "evaluation_interval": 2,
-        "evaluation_critic_states": states,
-        "evaluation_branches": branches,
+        "evaluation_critic": {"states": states, "branches": branches},
     }
     plain.experiment["checkpoint_config"]["checkpoint_frequency"] = 2
     return plain

@@ -9,10 +9,9 @@ FLOORS = (
     ("checkpoints", "sampling", "sync", "tiny"),
     ("replay",),
     ("algorithm",),
-    ("nlac",),
+    ("nlac", "reporting"),
     ("ablations", "baselines"),
     ("algorithms",),
-    ("reporting",),
     ("",),  # the package's own page
     ("command",),
 )

@@ -39,7 +39,15 @@ from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.deepspeed import read_shard
-from rllib_nlac.learner.group import LearnerLost, LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
+from rllib_nlac.learner.group import (
+    LearnerLost,
+    LearnerSnapshots,
+    index_of,
+    is_lost,
+    on_every_learner,
+    watched,
+    watched_update,
+)
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.replay.dialogues import write_dialogues
@@ -57,19 +65,19 @@ ROLES = {
     "critique": ("the critic's critiques", "max_critique_tokens"),
     "refinement": ("the refined actions", "max_action_tokens"),
 }
-MAX_LEARNER_RESTARTS = 3  # in a row; learners that are lost again and again are not lost by accident
+MAX_LEARNER_RESTARTS = 3  # in a row; more have a cause that a restart does not cure
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
 class LanguageAlgorithm(Watched, CheckedCheckpoints):
     """Collects text episodes with vLLM, trains with DeepSpeed, and hands the new weights back.
 
-    A baseline says what to train on by ``training_sequences``; whatever goes around the loop in another way overrides
-    ``training_step``.
+    A baseline implements ``training_sequences``; an algorithm with another loop overrides ``training_step``.
     """
 
     config: Any
     learner_group: LearnerGroup
+    weight_version: int = 0
     nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
 
     @override(Algorithm)
@@ -130,10 +138,10 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         raise NotImplementedError
 
     def make_stages(self, kind: type[LanguageStages] = LanguageStages, variant: Variant = NLAC_AS_IT_IS) -> LanguageStages:
-        """The waves of generation of an algorithm whose critic speaks.
+        """The language stages of an algorithm with a critic in words.
 
-        Where a role is answered by the initial weights the engine is given them here: before anything is learned or restored.
-        The base of an adapter is in the engine anyway.
+        If a role uses the initial weights, the engine gets them here, before anything is learned or restored. With LoRA they
+        are the base, which the engine has.
         """
         settings = self.config.stage_settings
         asked = (settings.judge_weights, settings.backup_weights, variant.future_weights, variant.next_future_weights)
@@ -319,7 +327,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         files = sorted((verified.folder / SHARDS).glob("*.pt"))
         shards = [ray.put(read_shard(verified.read(file))) for file in files]
         if shards:
-            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[learner._learner_index])))
+            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[index_of(learner)])))
 
     @override(CheckedCheckpoints)
     def facts(self) -> dict[str, Any]:
@@ -365,10 +373,11 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     @override(Algorithm)
     def cleanup(self) -> None:
+        # A setup that failed may have made neither of them.
         for group in (getattr(self, "env_runner_group", None), getattr(self, "eval_env_runner_group", None)):
             if group is not None:
                 end_unresponsive(group)
-        if getattr(self, "engine", None) is not None:
+        if self.engine is not None:
             self.engine.stop()
         super().cleanup()
 

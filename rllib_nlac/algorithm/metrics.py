@@ -1,11 +1,10 @@
 """What a run reports beside RLlib's own metrics, all of it through RLlib's metrics logger.
 
-Under ``seconds`` stands what this very iteration took, where RLlib's timers are moving averages that remember the first one for
-long: ``play`` (the episodes), ``replay`` (to keep and draw transitions), ``waves`` (all of them with what is between them; each
-one's own as ``wave_1`` and so on), ``logprob_gap`` (the learner's look at what the engine says), ``learner`` (the gradient
-steps), ``sync`` (the weights to the engines) and ``evaluation``. What an iteration did not do is 0 or not there; the first
-one's ``sync`` also counts the weights that the engines start with. ``evaluation_critic`` is its part that asks
-the critic.
+``seconds`` is what this iteration took. RLlib's timers are moving averages, in which the slow first iteration stays for long.
+Its entries: ``play``, the episodes; ``replay``, keeping and drawing transitions; ``waves``, all of them with what is between,
+and each one as ``wave_1`` and so on; ``logprob_gap``, the comparison of engine and learner; ``learner``, the gradient steps;
+``sync``, the weights to the engines, in the first iteration also those that the engines start with; ``evaluation``, and of it
+``evaluation_critic``, what the critic is asked. What an iteration did not do is 0 or not there.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SECONDS = "seconds"
 
 @contextmanager
 def stage(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: str = "") -> Iterator[None]:
-    """A part of an iteration: its seconds are reported, and whoever waits reads what is done.
+    """A part of an iteration: its seconds are reported, and the progress line says what is being done.
 
     Args:
         metrics: Where to report.
@@ -76,11 +75,13 @@ def log_stages(
             if reason != "not_judged"
         },
         "unparsed_target_rate": _share(targets, lambda t: t.future is None),
+        "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)
     for name in ("prompt_too_long", "reasoning_rewritten", "reasoning_emptied"):
         metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
+    metrics.log_value((STAGES, "retokenised_prompts"), report.counts["retokenised"], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
     metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")
     for role, count in report.answered.items():

@@ -47,7 +47,11 @@ StoragePath = Annotated[str | None, typer.Option(help="Where results and checkpo
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the experiment of this name in the storage path.")]
 Restore = Annotated[Path | None, typer.Option(help="Begin with the state of this checkpoint, as to train on for longer.")]
 NumSamples = Annotated[int | None, typer.Option(help="How often every point of a search is run.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and the memory it needs, and stop.")]
+GpuMemory = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="With --dry-run: GiB of one GPU, to hear whether it fits; else that of the GPU here."),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the workers log.")]
 
 
@@ -64,6 +68,7 @@ def train(
     restore: Restore = None,
     num_samples: NumSamples = None,
     dry_run: DryRun = False,
+    gpu_memory_gib: GpuMemory = None,
     verbose: Verbose = False,
 ) -> None:
     """Train an algorithm, from a file or from options."""
@@ -76,7 +81,7 @@ def train(
             raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
         entry = {"run": algo, "env": env, "config": mapping(config, "--config")}
         experiment = read_experiment(name or f"{algo}-{env}".lower(), entry, "the command line")
-        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, verbose, waiting)
+        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting)
 
 
 @train_app.command("file")
@@ -88,6 +93,7 @@ def train_file(
     restore: Restore = None,
     num_samples: NumSamples = None,
     dry_run: DryRun = False,
+    gpu_memory_gib: GpuMemory = None,
     verbose: Verbose = False,
 ) -> None:
     """Train the experiments of a YAML file, one after the other."""
@@ -98,7 +104,9 @@ def train_file(
     with clear_errors(), _waiting(dry_run, verbose) as waiting:
         from rllib_nlac.command.experiment import load_experiments
 
-        _train(load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, verbose, waiting)
+        _train(
+            load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting
+        )
 
 
 @app.command("examples")
@@ -157,10 +165,11 @@ def _train(
     restore: Path | None,
     num_samples: int | None,
     dry_run: bool,
+    gpu_memory_gib: float | None,
     verbose: bool,
     waiting: Waiting,
 ) -> None:
-    from rllib_nlac.command.experiment import describe, tune_arguments
+    from rllib_nlac.command.experiment import describe, resolve, tune_arguments
     from rllib_nlac.command.interrupts import EXIT_CODE, Interrupts
     from rllib_nlac.command.resume import how_to_go_on
 
@@ -173,8 +182,12 @@ def _train(
     for experiment in experiments:
         tune_arguments(experiment)
     if dry_run:
+        from rllib_nlac.command.fit import memory_lines
+
         for experiment in experiments:
             terminal.say(describe(experiment))
+            for line in memory_lines(resolve(experiment), gpu_memory_gib):
+                terminal.say(f"# {line}".rstrip())  # a comment: what is printed stays YAML
         return
     failed = []
     with Interrupts(terminal) as interrupts:

@@ -168,7 +168,7 @@ def _critic(run: Run, drawn: set[str] | frozenset[str]) -> str:
     if not asked:
         parts.append(
             "No evaluation asked a critic in words: this algorithm has none, or the run had no evaluation, or "
-            "evaluation_critic_states is 0."
+            "evaluation_critic has states: 0."
         )
         return "\n\n".join(parts)
     ends = [asked[0], asked[-1]] if len(asked) > 1 else asked

@@ -126,7 +126,7 @@ def evaluation_costs(run: Run) -> str | None:
     total, evaluation = run.total("time_this_iter_s"), run.total("seconds/evaluation")
     if not total or evaluation < 0.5 * total or len(run.evaluated) < 2:
         return None
-    return f"Evaluation took {evaluation / total:.0%} of the time: a larger evaluation_interval, or fewer evaluation_branches."
+    return f"Evaluation took {evaluation / total:.0%} of the time: a larger evaluation_interval, or fewer branches."
 
 
 def few_seeds(run: Run) -> str | None:
