@@ -57,10 +57,11 @@ def config(request):
 def test_every_number_and_flag_of_our_own_has_a_range(config):
     """Whatever a class adds to RLlib's configuration and is a number, a flag, or None by default."""
     theirs, known = vars(RLLIBS.get(type(config), AlgorithmConfig)()), ranges_of(type(config))
-    texts_or_none = {"attn_implementation", "preset", "prompts"}
+    texts_or_none = {"attn_implementation", "evaluation_retention_prompts", "preset", "prompts"}
+    mappings = {key for base in type(config).__mro__ for key in vars(base).get("NESTED_RANGES", {})}
     for key, value in vars(type(config)()).items():
         if not key.startswith("_") and key not in theirs and (value is None or isinstance(value, (bool, int, float))):
-            assert key in known or key in texts_or_none, f"{key} is checked nowhere"
+            assert key in known.keys() | texts_or_none | mappings, f"{key} is checked nowhere"
 
 
 BAD = [math.nan, math.inf, -math.inf, -1, -1e-9, True, "1", "no", [], {}, np.float64("nan"), np.bool_(True), 10**400]
@@ -90,6 +91,8 @@ def test_none_of_them_takes_what_is_no_number_of_its_range(config):
     [
         (NLACConfig, "replay_buffer_config", ("capacity", "max_bytes", "alpha", "beta", "beta_final_timesteps")),
         (NLACConfig, "engine_config", ("max_num_seqs", "tensor_parallel_size", "gpu_memory_utilization", "cpu_kv_cache_gib")),
+        (NLACConfig, "lora", ("rank", "alpha", "dropout")),
+        (NLACConfig, "rehearsal", ("fraction", "weight", "num_answers")),
         (ReActConfig, "endpoint", ("max_concurrency", "max_retries", "timeout_s")),
     ],
 )

@@ -14,6 +14,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.evaluation import evaluate_tasks
+from rllib_nlac.algorithm.rehearsal import RehearsalSettings, read_prompts
 from rllib_nlac.engine.chat import Chat, check_model_path
 from rllib_nlac.engine.lora import SERVED_RANKS, LoRASettings
 from rllib_nlac.engine.make import ENGINES, EngineSpec
@@ -437,6 +438,7 @@ class LanguageConfig(AlgorithmConfig):
 class LanguageAlgorithmConfig(LanguageConfig):
     """What NLAC and the baselines of this package share: collection by episodes, and DeepSpeed's gradient step."""
 
+    trains_by_imitation = False  # whether sequences are learned as they stand, so that rehearsed ones can stand beside them
     RANGES = {
         "minibatch_size": ranges.COUNT,
         "max_staleness": ranges.WHOLE_NOT_NEGATIVE,
@@ -445,12 +447,18 @@ class LanguageAlgorithmConfig(LanguageConfig):
         "learner_snapshot_interval": ranges.WHOLE_NOT_NEGATIVE,
         "tau": ranges.Range(0, 1, optional=True),
         "kl_to_base_coeff": ranges.Range(0, optional=True),
+        "evaluation_retention": ranges.WHOLE_NOT_NEGATIVE,
     }
     NESTED_RANGES = {
+        "rehearsal": {
+            "fraction": ranges.Range(0, 0.9, above=True),
+            "weight": ranges.POSITIVE,
+            "num_answers": ranges.COUNT,
+        },
         "optimizer": {
             "weight_decay": ranges.NOT_NEGATIVE,
             "eps": ranges.Range(0, above=True, why="at 0 a weight without a gradient becomes 0 / 0"),
-        }
+        },
     }
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -468,6 +476,11 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
         self.tau: float | None = None
         self.kl_to_base_coeff: float | None = None
+        self.rehearsal: dict[str, Any] | None = None
+        # evaluation(...)
+        self.evaluation_retention = 64
+        self.evaluation_retention_prompts: str | None = None
+        # training(...)
         self.optimizer: dict[str, float] = {}
         # deepspeed(...)
         self.deepspeed_config: dict[str, Any] = {}
@@ -479,6 +492,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         episodes_per_iteration: int | None = NotProvided,
         tau: float | None = NotProvided,
         kl_to_base_coeff: float | None = NotProvided,
+        rehearsal: dict[str, Any] | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
@@ -491,12 +505,39 @@ class LanguageAlgorithmConfig(LanguageConfig):
                 keeps none, for algorithms that need none.
             kl_to_base_coeff: Weight of KL(π_θ || π_base) in the policy's loss, π_base being the model as it was loaded. At 0 it
                 is measured only, as ``kl_to_base``, which with ``lora`` it is anyway; without, it takes a copy of the weights.
+            rehearsal: The fields of ``RehearsalSettings`` (fraction, weight, num_answers, prompts): a share of each gradient
+                step is what the untrained model itself answered at the start, so that less of it is forgotten. None: none.
+                For algorithms that imitate, not for policy gradients.
 
         Returns:
             This updated config.
         """
         arguments = locals()
         super().training(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def evaluation(  # type: ignore[override]
+        self,
+        *,
+        evaluation_retention: int | None = NotProvided,
+        evaluation_retention_prompts: str | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets what evaluation asks of the untrained model's knowledge; the keys above and RLlib's own are taken too.
+
+        Args:
+            evaluation_retention: So many answers of the untrained model, which training never sees, are kept with the first
+                episodes. Their loss under the current weights and under the untrained ones stand under
+                ``evaluation/retention``. 0: none.
+            evaluation_retention_prompts: JSONL or parquet with ``messages`` or a ``prompt`` in each row, which are answered for
+                it. None takes what ``rehearsal`` takes, or the prompts of the run's own first episodes, of all roles.
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().evaluation(**kwargs)
         return self._set(arguments)
 
     @override(AlgorithmConfig)
@@ -552,6 +593,17 @@ class LanguageAlgorithmConfig(LanguageConfig):
         return self._set(locals())
 
     @property
+    def rehearsal_settings(self) -> RehearsalSettings | None:
+        """What is rehearsed; None where nothing is."""
+        return None if self.rehearsal is None else RehearsalSettings.of(self.rehearsal)
+
+    @property
+    def retention_prompts(self) -> str | None:
+        """The files that ask what is still known; None: the run's own first episodes do."""
+        rehearsal = self.rehearsal_settings
+        return self.evaluation_retention_prompts or (rehearsal.prompts if rehearsal else None)
+
+    @property
     def deepspeed_settings(self) -> dict[str, Any]:
         """DeepSpeed's configuration: what RLlib's keys say, with ``deepspeed_config`` merged over it."""
         settings: dict[str, Any] = {
@@ -582,6 +634,18 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "max_staleness",
             "needs remote EnvRunners (num_env_runners > 0): one in the learner's process cannot play meanwhile",
         )
+        self._check(
+            self.rehearsal is None or self.trains_by_imitation,
+            "rehearsal",
+            "needs an algorithm that imitates texts, such as NLAC or RFT: leave it out and set kl_to_base_coeff",
+        )
+        rehearsal = self.rehearsal_settings
+        for key, files in (
+            ("rehearsal", rehearsal and rehearsal.prompts),
+            ("evaluation_retention_prompts", self.retention_prompts),
+        ):
+            if files is not None:
+                _check_prompts(key, files)
         self._check(self.zero_stage in range(4), "deepspeed_config", "must have a zero_optimization.stage of 0, 1, 2 or 3")
         self._check(self.grad_clip_by == "global_norm", "grad_clip_by", "must be global_norm: DeepSpeed clips by nothing else")
         for key in DEEPSPEED_KEYS_OF_OURS.keys() & self.deepspeed_config.keys():
@@ -601,6 +665,13 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "must be at least 1 with remote EnvRunners (num_env_runners > 0): they cannot reach an engine inside "
             "another process",
         )
+
+
+def _check_prompts(key: str, files: Any) -> None:
+    try:
+        read_prompts(files)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"config.{key}: prompts cannot be read from {files!r}: {error}") from error
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

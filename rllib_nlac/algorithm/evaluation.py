@@ -36,8 +36,8 @@ REPEATED = "repeated"  # results of the tasks that are attempted several times, 
 def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
     """RLlib's hook: plays ``evaluation_duration`` episodes, and whatever else the config asks for.
 
-    That is as many with a refinement, a few tasks again for pass@k, and what the algorithm examines of the episodes by its
-    ``examine(episodes, group)``, if it has one.
+    That is as many with a refinement, a few tasks again for pass@k, and, where the algorithm has such methods, what it examines
+    of the episodes by its ``examine(episodes, group)`` and of what the untrained model knew by its ``check_retention()``.
     """
     config = algorithm.config
     own = getattr(algorithm, "evaluation_config", None) or config  # may have another temperature
@@ -63,6 +63,8 @@ def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[
         steps += sum(len(episode) for episode in episodes)
         if key == ENV_RUNNER_RESULTS and (examine := getattr(algorithm, "examine", None)) is not None:
             examine(episodes, group)
+    if (check_retention := getattr(algorithm, "check_retention", None)) is not None:
+        check_retention()
     return {}, steps, steps
 
 

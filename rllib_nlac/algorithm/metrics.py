@@ -4,7 +4,8 @@ Under ``seconds`` stands what this very iteration took, where RLlib's timers are
 long: ``play`` (the episodes), ``replay`` (to keep and draw transitions), ``waves`` (all of them with what is between them; each
 one's own as ``wave_1`` and so on), ``logprob_gap`` (the learner's look at what the engine says), ``learner`` (the gradient
 steps), ``sync`` (the weights to the engines) and ``evaluation``. What an iteration did not do is 0; the first one's ``sync``
-also counts the weights that the engines start with. ``evaluation_critic`` is the part of ``evaluation`` that asks the critic.
+also counts the weights that the engines start with. ``base_answers`` is what the untrained model is asked at the start.
+``evaluation_critic`` is the part of ``evaluation`` that asks the critic.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
@@ -124,6 +126,14 @@ def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
     metrics.log_value((SYNC, "weight_version"), report.version, window=1)
     metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
     metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
+
+
+def log_retention(metrics: MetricsLogger, figures: Mapping[str, float]) -> None:
+    """What an evaluation says of the untrained model's own answers."""
+    summary = MetricsLogger(root=False)
+    for name, value in figures.items():
+        summary.log_value(name, value, window=1)
+    metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, "retention"))
 
 
 def logprob_gap(

@@ -160,7 +160,9 @@ class ReplayAlgorithm(LanguageAlgorithm):
     def replay(self) -> ReplaySample | None:
         """Collects, keeps and draws; None until enough was collected."""
         if self.is_learning_offline:
-            return self._draw()
+            sample = self._draw()
+            self.remember_base(sample.transitions)
+            return sample
         episodes = self.collect()
         with stage(self.metrics, "replay", "keeping the episodes"):
             self.local_replay_buffer.add(episodes)
