@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -11,7 +12,7 @@ import pytest
 from faulty import Faulty
 from scripted_engine import ScriptedEngine
 
-from rllib_nlac.algorithm.evaluation import _TaskRounds
+from rllib_nlac.algorithm.evaluation import _TaskRounds, _tasks
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
@@ -132,14 +133,15 @@ def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
 
     class Asked(Group):
         def foreach_env_runner_async(self, function, *, tag, remote_worker_ids):
-            tasks = function.keywords["request"].keywords["tasks"]
+            tasks = function.keywords["request"].keywords["items"]
             self.fatal = lambda *_: 11 in tasks
             played.extend(() if 11 in tasks else tasks)
             super().foreach_env_runner_async(function, tag=tag, remote_worker_ids=remote_worker_ids)
 
     group = Asked(make, 2)
+    rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False))
     with pytest.raises(CollectionError, match=r"while they played evaluation task 11\. Its environment ends the process"):
-        _TaskRounds(algorithm, group, 1, False).play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
+        rounds.play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
     assert sorted(played) == [task for task in range(16) if task != 11]  # each once: of what was lost the halves are asked
 
 

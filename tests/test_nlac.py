@@ -222,8 +222,8 @@ def test_a_run_survives_an_iteration_in_which_nothing_parses(algorithm, broken):
     ids = algorithm.chat.encode(broken)
     generate = algorithm.engine.generate
 
-    def garbage(requests, weights=Weights.POLICY):
-        return [replace(g, token_ids=ids, logprobs=np.zeros(len(ids), np.float32)) for g in generate(requests, weights)]
+    def garbage(requests):
+        return [replace(g, token_ids=ids, logprobs=np.zeros(len(ids), np.float32)) for g in generate(requests)]
 
     algorithm.engine.generate = garbage
     result = algorithm.train()

@@ -17,7 +17,6 @@ from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.language.report import StageReport
-from rllib_nlac.types import Weights
 
 TRIAL = SimpleNamespace(trial_id="abc_00000")
 
@@ -126,9 +125,9 @@ class TestRuns:
             ids = chat.encode("no label \x1b[31m here")
 
             def garbage(finished):
-                return lambda requests, weights=Weights.POLICY: [
+                return lambda requests: [
                     replace(g, token_ids=ids, logprobs=g.logprobs[:1].repeat(len(ids)), finished=finished)
-                    for g in generate(requests, weights)
+                    for g in generate(requests)
                 ]
 
             algorithm.engine.generate = garbage(True)
@@ -142,8 +141,10 @@ class TestRuns:
             algorithm.engine.generate = generate
             assert NOTICES not in algorithm.train()
             algorithm.engine.generate = garbage(False)
-            (future,) = [text for text in algorithm.train()[NOTICES].splitlines() if "the critic's futures" in text]
-            assert "cut off by max_future_tokens" in future and "What to do: raise max_future_tokens, which is 24" in future
+            again = [text for text in algorithm.train()[NOTICES].splitlines() if "the critic's futures" in text]
+            (future,) = [text for text in again if "cut off by max_future_tokens" in text]
+            assert "What to do: raise max_future_tokens, which is 24" in future
+            assert any("futures 100% do not parse, where it was 0%" in text for text in again)
         finally:
             algorithm.stop()
 

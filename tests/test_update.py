@@ -11,9 +11,9 @@ from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
-from rllib_nlac.algorithm.algorithm import last_losses
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.notices import Notices
-from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER
+from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
@@ -259,16 +259,17 @@ class TestReplay:
     def drawing(self, make, steps=0, **settings):
         algorithm = make(steps, **settings)
         log: list[tuple] = []
+        drawn = sample_of([])
         algorithm.collect = lambda: log.append(("collect",)) or ["episode"]
         algorithm.local_replay_buffer = SimpleNamespace(
             add=lambda episodes: log.append(("add", episodes)),
-            sample_transitions=lambda *a: log.append(("draw", *a)) or "drawn",
+            sample_transitions=lambda *a: log.append(("draw", *a)) or drawn,
         )
         return algorithm, log
 
     def test_what_was_collected_is_kept_before_anything_is_drawn(self, make):
         algorithm, log = self.drawing(make, 50, n_step=3, replay_buffer_config={"beta": 0.5, "beta_final_timesteps": 100})
-        assert algorithm.replay() == "drawn"
+        assert algorithm.replay().transitions == []
         assert log == [("collect",), ("add", ["episode"]), ("draw", COUNT, 0.75, 3)]
 
     def test_without_logs_the_first_iteration_collects(self, make):
@@ -280,13 +281,13 @@ class TestReplay:
 
     @pytest.mark.parametrize("logged", [True, False])
     def test_logged_dialogues_are_in_the_buffer_before_anything_is_learned(self, make, monkeypatch, logged):
-        monkeypatch.setattr(nlac.LanguageAlgorithm, "setup", lambda self, config: None)
+        monkeypatch.setattr(LanguageAlgorithm, "setup", lambda self, config: None)
         algorithm, added = make(prompts="compact"), []
         algorithm.chat = "chat"
         algorithm.local_replay_buffer = SimpleNamespace(add=added.append)
         data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
         algorithm.offline_data = data if logged else None
-        nlac.ReplayAlgorithm.setup(algorithm, {})
+        ReplayAlgorithm.setup(algorithm, {})
         assert added == ([("chat", "compact")] if logged else [])
 
     @pytest.mark.parametrize(
@@ -336,7 +337,7 @@ def test_a_restored_run_goes_on_with_the_stages_random_state(make):
 def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make, monkeypatch, tmp_path):
     calls: list = []
     for name in ("setup", "cleanup"):
-        monkeypatch.setattr(nlac.ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
+        monkeypatch.setattr(ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(NLAC, "make_stages", lambda self, kind, variant: f"stages of {kind.__name__}")
     monkeypatch.setattr(nlac, "TransitionWriter", lambda folder: SimpleNamespace(close=lambda: calls.append(folder)))
     algorithm = make()
