@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,6 +32,7 @@ from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
+from rllib_nlac.language.settings import Sampling
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL, TrainingSequence, to_multi_agent_batch
 from rllib_nlac.types import Generation, Request, Weights
@@ -120,7 +122,8 @@ class TestAnswers:
     def test_the_untrained_model_speaks_in_all_roles_at_temperature_1(self, chat, compact):
         """Fails where the weights or the temperature of a role in training are taken, or a role is left out."""
         engine = ScriptedEngine(chat, script())
-        stages = LanguageStages(engine, chat, lambda env: compact, SETTINGS)
+        settings = replace(SETTINGS, action=Sampling(24, 0.5, 0.9), critique=Sampling(24, 0.0))
+        stages = LanguageStages(engine, chat, lambda env: compact, settings)
         before = stages.rng.bit_generator.state
         config = NLACConfig().environment("TwentyQuestions").training(rehearsal={"num_answers": 30})
         config.evaluation(evaluation_interval=1, evaluation_retention=10)
