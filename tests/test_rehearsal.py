@@ -292,7 +292,7 @@ class TestRun:
         algorithm = NLAC.__new__(NLAC)
         algorithm.config, algorithm.weight_version = small.training(rehearsal={}), 5
         with pytest.raises(ValueError, match=r"config.rehearsal is new to this checkpoint"):
-            algorithm.remember_base([transition()])
+            algorithm.remember_base(lambda: [transition()])
         algorithm.config = small.training(rehearsal=None)
-        algorithm.remember_base([transition()])
+        algorithm.remember_base(lambda: [transition()])
         assert algorithm.base_answers.retention == ()

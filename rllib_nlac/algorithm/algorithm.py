@@ -175,20 +175,23 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             if moved is not None:
                 self.metrics.log_value("kl_to_base", moved, window=1)
         log_collection(self.metrics, episodes, self.weight_version)
-        self.remember_base([transition_at(str(self.config.env), e, t) for e in episodes for t in range(len(e))])
+        self.remember_base(lambda: [transition_at(str(self.config.env), e, t) for e in episodes for t in range(len(e))])
         if self.config.output:
             write_dialogues(Path(self.config.output) / f"episodes_{self.iteration + 1:08d}.jsonl", episodes)
         return episodes
 
-    def remember_base(self, turns: Sequence[Transition]) -> None:
+    def remember_base(self, turns_of: Callable[[], Sequence[Transition]]) -> None:
         """With the first episodes, has the untrained model answer what is rehearsed and what evaluations look at.
+
+        Args:
+            turns_of: Gives turns of these episodes.
 
         Raises:
             ValueError: Weights have been learned already, and the untrained ones are not known any more.
         """
         config, kept = self.config, self.base_answers
         wanted = rehearsal.wanted_parts(config, kept)
-        if not wanted or not turns:
+        if not wanted or not (turns := turns_of()):
             return
         if self.weight_version > 1 and config.lora is None:
             if any(part.name == "rehearsal" for part in wanted):

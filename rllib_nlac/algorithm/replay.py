@@ -161,7 +161,7 @@ class ReplayAlgorithm(LanguageAlgorithm):
         """Collects, keeps and draws; None until enough was collected."""
         if self.is_learning_offline:
             sample = self._draw()
-            self.remember_base(sample.transitions)
+            self.remember_base(lambda: sample.transitions)
             return sample
         episodes = self.collect()
         with stage(self.metrics, "replay", "keeping the episodes"):
