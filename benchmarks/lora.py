@@ -49,7 +49,7 @@ def main() -> None:
         adapter = {name: tensor.clone() for name, tensor in served_state(model).items()}
         engines = {
             "whole sets": (VLLMEngine(folder, chat.max_context, [chat.end_id]), whole),
-            "adapters": (VLLMEngine(folder, chat.max_context, [chat.end_id], lora=lora), adapter),
+            "adapters": (VLLMEngine(folder, chat.max_context, [chat.end_id], lora=lora, merges_lora=False), adapter),
             "merged": (VLLMEngine(folder, chat.max_context, [chat.end_id], lora=lora, merges_lora=True), adapter),
         }
         engines["whole sets"][0].set_weights(Weights.INITIAL, 0, whole)
