@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, nargs="+", default=[], help="of each rank; else the example's")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=int, help="of a run; else the example's")
-    parser.add_argument("--serving", default="auto", help="lora_serving")
+    parser.add_argument("--serving", default="auto", help="lora_serving of engine_config")
     parser.add_argument("--record", type=Path, help="JSON lines, one a run")
     arguments = parser.parse_args()
     ways = list(zip(arguments.ranks, [*arguments.lr, *[None] * len(arguments.ranks)], strict=False))
@@ -64,7 +64,8 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     config = OURS[example.run].get_default_config().update_from_dict(example.config)
     config.debugging(seed=asked["seed"])
     if asked["rank"]:
-        config.language(lora={"rank": asked["rank"]}, lora_serving=asked["serving"])
+        config.language(lora={"rank": asked["rank"]})
+        config.engines(engine_config={**config.engine_config, "lora_serving": asked["serving"]})
     if asked["lr"] is not None:
         config.training(lr=asked["lr"])
     episodes = asked["episodes"] or example.stop["env_runners/num_episodes_lifetime"]

@@ -50,7 +50,7 @@ def main() -> None:
         .environment("TwentyQuestions", env_config=TWENTY_QUESTIONS.env_config)
         .language(language_model="tiny", prompts="compact", max_action_tokens=12)
         .learners(num_learners=1)
-        .engines(num_engines=1, engine_timeout_s=600)
+        .engines(num_engines=1, engine_config={"timeout_s": 600})
         .fault_tolerance(learner_snapshot_interval=0)
         .debugging(seed=0)
     )

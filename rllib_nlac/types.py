@@ -97,7 +97,7 @@ class Generation:
 
     @property
     def sampled_logprobs(self) -> np.ndarray:
-        """``logprobs``, for whom cannot do without.
+        """``logprobs``, one for each sampled id.
 
         Raises:
             ValueError: There is not one for each id.
@@ -121,11 +121,11 @@ class Transition:
         reward: The reward of this step.
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
-        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. In no prompt but
-            that of self-distillation's evaluator, which reads real rollouts and how they ended.
-        returns_to_go: Undiscounted sum of rewards from this step to the end; never in a prompt either.
-        next_messages: s', where it is known and no mere extension of s, because old turns are left out.
-        following: The next steps of the same episode, as many as an n-step backup rests on: at most n - 1.
+        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. The only prompt
+            that shows it is that of self-distillation's evaluator, which reads real rollouts.
+        returns_to_go: Undiscounted sum of rewards from this step to the end. No prompt shows it.
+        next_messages: s', where it is not just s and one turn more, because old turns are left out; else None.
+        following: The next steps of the same episode that an n-step backup uses, at most n - 1.
     """
 
     id: int
@@ -189,8 +189,8 @@ class BellmanTarget:
 
     Attributes:
         transition: The transition backed up.
-        generation: The target's ids; None where it did not parse, and the transition's L1 is dropped. Of a thinking
-            model these are the ids of its corrected reasoning and the description, which no engine sampled as they stand.
+        generation: The target's ids; None where it did not parse, and the transition then has no L1. For a thinking model the
+            ids of the corrected reasoning and the description, a sequence that no engine sampled.
         future: The parsed target, None likewise.
         next_action: a', None after an end.
         next_future: d', None after an end or where it did not parse.
@@ -217,7 +217,7 @@ class Refinement:
         generation: The ids to train the policy on, None where this item's L2 is dropped.
         kept: Whether ``action`` equals the stored one.
         reason: Why L2 is trained or dropped, one of ``Refinement.REASONS``.
-        weight: Of this item among its minibatch's.
+        weight: Weight of this item's L2 within its minibatch.
     """
 
     REASONS = (
@@ -245,5 +245,5 @@ class Refinement:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody knows what the policy has to learn here: a text did not parse, or none was asked for."""
+        """Whether it is unknown what the policy should learn here: a text did not parse, or none was asked for."""
         return self.reason.startswith("unparsed") or self.reason == "not_judged"

@@ -545,7 +545,7 @@ class TestScalarCritic:
             return {CRITIC: np.array([4.0, 1.0]), POLICY: np.array([100.0, 100.0])}
 
         updated = {}
-        a.replay, a._generate, a.learn = (lambda: sample), generate, learn
+        a.collect, a.replay, a._generate, a.learn = (lambda: ["episode"]), (lambda episodes: sample), generate, learn
         a._targets = lambda *arguments: ScalarCritic._targets(a, *arguments)
         a._sequences = lambda *arguments: ScalarCritic._sequences(a, *arguments)
         a.prioritise = lambda *arguments: ScalarCritic.prioritise(a, *arguments)
@@ -566,8 +566,6 @@ class TestScalarCritic:
         assert updated["nodes"] == [7, 8] and updated["synced"] and learned["count"] == 2
         top = np.quantile([4.0, 1.0], 0.95)
         assert updated["p"] == pytest.approx([top + 1e-3, 1 + 1e-3]) and a.metrics.logged["q_mean"] == 5.0
-        a.replay = lambda: None
-        assert ScalarCritic.training_step(a) is None and len(asked) == 1
 
     def test_values_of_policy_and_target_weights_in_any_groups(self, tmp_path):
         learner = build_learner(

@@ -230,7 +230,8 @@ class TestGradientStep:
     @pytest.mark.parametrize("stage", [0, 3])
     def test_gradient_checkpointing_runs_each_layer_twice_and_changes_nothing(self, make_learner, stage):
         plain, checkpointed = (
-            make_learner(**zero(stage), optimizer={"eps": 1e-3}, gradient_checkpointing=on) for on in (False, True)
+            make_learner(**zero(stage), optimizer={"eps": 1e-3}, learner_model={"gradient_checkpointing": on})
+            for on in (False, True)
         )
         before, runs = weights_of(plain), []
         for learner in (plain, checkpointed):
@@ -246,7 +247,7 @@ class TestGradientStep:
         shutil.copytree(model_path, folder)
         settings = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.5}))
-        learner = make_learner(language_model=str(folder), gradient_checkpointing=True)
+        learner = make_learner(language_model=str(folder), learner_model={"gradient_checkpointing": True})
         first, second = (learner.logprobs_of([(3, 10, 11)], [(20, 21, 1)])[0] for _ in range(2))
         np.testing.assert_array_equal(first, second)
 
@@ -255,7 +256,7 @@ class TestGradientStep:
         """In float32 master weights: in bfloat16 most of these steps are lost (cosine 0.18, a length of 0.27)."""
         moved: list[dict[Weights, torch.Tensor]] = []
         for dtype in ("float32", "bfloat16"):
-            learner = make_learner(lr=2e-5, tau=0.1, learner_dtype=dtype, **zero(stage))
+            learner = make_learner(lr=2e-5, tau=0.1, learner_model={"dtype": dtype}, **zero(stage))
             before = learner.export_weights()
             assert {tensor.dtype for tensor in before[Weights.POLICY].values()} == {getattr(torch, dtype)}
             for _ in range(30):

@@ -17,7 +17,7 @@ from rllib_nlac.engine.lora import LoRASettings, adapter_name, as_served, merged
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.learner.adapter import add_adapter, as_base, check_targets, has_adapter, with_dropout
-from rllib_nlac.learner.batch import POLICY, TrainingSequence, to_multi_agent_batch
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, to_multi_agent_batch
 from rllib_nlac.learner.losses import mean_kl
 from rllib_nlac.learner.rl_module import load_own_entries, own_entries, served_state
 from rllib_nlac.types import Generation, Message, Request, Weights
@@ -65,7 +65,7 @@ class TestSettings:
             ({"alpha": 0}, r"config.lora\['alpha'\] is 0"),
             ({"dropout": 1.0}, r"config.lora\['dropout'\] is 1.0"),
             ({"target_modules": "q_proj"}, r"give \"all-linear\" or a list of names"),
-            ({"target_modules": []}, "give at least one name of a linear layer"),
+            *(({"target_modules": bad}, "give at least one name of a linear") for bad in ([], 3, {"q_proj": 1}, [[]])),
             (
                 {"target_modules": ["q_proj", "query"]},
                 "has 'query', and .* has no such linear layer within it; it has down_proj",
@@ -77,9 +77,18 @@ class TestSettings:
         with pytest.raises(ValueError, match=complaint):
             config.language(lora=lora).validate()
 
+    @pytest.mark.parametrize("targets", ["all-linear", ["q_proj"], ("q_proj", "down_proj"), None])
+    def test_what_can_be_used_is_taken(self, config, targets):
+        given = {} if targets is None else {"target_modules": targets}
+        config.language(lora=given).validate()
+        expected = targets if isinstance(targets, str) else tuple(targets) if targets else "all-linear"
+        assert config.lora_settings == LoRASettings(target_modules=expected)
+
     def test_a_serving_that_does_not_exist(self, config):
-        with pytest.raises(ValueError, match=r"config.lora_serving is 'both' and must be one of auto, adapter, merged"):
-            config.language(lora={}, lora_serving="both").validate()
+        with pytest.raises(
+            ValueError, match=r"config.engine_config\['lora_serving'\] is 'both' and must be one of auto, adapter, merged"
+        ):
+            config.language(lora={}).engines(engine_config={"lora_serving": "both"}).validate()
 
 
 class TestModel:
@@ -492,6 +501,16 @@ class TestKL:
             distances.append(float(np.abs(learner.logprobs_of(prompt, answer)[0] - base).sum()))
         assert distances[1] < 0.5 * distances[0]
 
+    def test_a_critics_sequence_has_none(self, make_learner):
+        """Fails where the critic is drawn to the base, which is to learn what the base does not know."""
+        learner = make_learner(lr=1e-2, kl_to_base_coeff=1e3)
+        both = [TrainingSequence((3, 10, 11), (20, 21, 1), role, role, 0, 1.0) for role in (CRITIC, POLICY)]
+        learner.update(batch=to_multi_agent_batch(both, 2), timesteps={"num_env_steps_sampled_lifetime": 0})
+        rows = {name: torch.as_tensor(column) for name, column in to_multi_agent_batch(both, 2)["default_policy"].items()}
+        critic, policy = learner._sequence_losses(rows).detach().tolist()
+        (logprobs,) = learner.logprobs_of([both[0].prompt_ids], [both[0].answer_ids])
+        assert critic == pytest.approx(-logprobs.mean(), abs=1e-4) and policy > critic + 0.01
+
     def test_without_a_coefficient_a_whole_model_keeps_no_copy(self, make_learner):
         assert not make_learner().knows_base
 
@@ -521,7 +540,7 @@ class TestLearner:
     def test_gradient_checkpointing_changes_nothing(self, make_learner):
         found = []
         for checkpointing in (False, True):
-            learner = make_learner(lora={"rank": 8}, gradient_checkpointing=checkpointing)
+            learner = make_learner(lora={"rank": 8}, learner_model={"gradient_checkpointing": checkpointing})
             learner.update(batch=to_multi_agent_batch(sequences(), 3), timesteps={"num_env_steps_sampled_lifetime": 0})
             found.append(learner.export_weights()[Weights.POLICY])
         assert any(tensor.abs().max() > 0 for name, tensor in found[0].items() if "lora_B" in name)

@@ -277,7 +277,7 @@ class TestRemote:
 
     def test_remote_runners_and_engines(self, small, ray_session):
         small.env_runners(num_env_runners=2)
-        small.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25}, engine_timeout_s=120)
+        small.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25, "timeout_s": 120})
         algorithm = small.build_algo()
         try:
             result = [algorithm.train() for _ in range(2)][-1]

@@ -125,8 +125,10 @@ class TestAnswers:
         settings = replace(SETTINGS, action=Sampling(24, 0.5, 0.9), critique=Sampling(24, 0.0))
         stages = LanguageStages(engine, chat, lambda env: compact, settings)
         before = stages.rng.bit_generator.state
-        config = NLACConfig().environment("TwentyQuestions").training(rehearsal={"num_answers": 30})
-        config.evaluation(evaluation_interval=1, evaluation_retention=10)
+        config = (
+            NLACConfig().environment("TwentyQuestions").training(rehearsal={"fraction": 0.1, "num_answers": 30, "held_out": 10})
+        )
+        config.evaluation(evaluation_interval=1)
         turns = [transition(i, action=f"Is it {i}?") for i in range(40)]
         wanted = wanted_parts(config, BaseAnswers())
         assert [part.name for part in wanted] == ["rehearsal", "retention"]
@@ -144,7 +146,7 @@ class TestAnswers:
 
     def test_without_a_critic_in_words_the_policy_speaks_in_one_call(self, chat):
         engine = ScriptedEngine(chat, script())
-        config = RFTConfig().environment("TwentyQuestions").training(rehearsal={"num_answers": 5})
+        config = RFTConfig().environment("TwentyQuestions").training(rehearsal={"fraction": 0.1, "num_answers": 5})
         turns = [transition(i) for i in range(9)]
         wanted = wanted_parts(config, BaseAnswers())
         kept = ask_base(BaseAnswers(), wanted, turns, engine, Weights.POLICY, chat, config, None)
@@ -155,8 +157,12 @@ class TestAnswers:
         file = tmp_path / "prompts.jsonl"
         file.write_text("".join(json.dumps({"prompt": f"Is {i} even?"}) + "\n" for i in range(20)))
         engine = ScriptedEngine(chat, lambda prompt, weights: "Yes.")
-        config = RFTConfig().environment("TwentyQuestions").training(rehearsal={"num_answers": 6, "prompts": str(file)})
-        config.evaluation(evaluation_interval=1, evaluation_retention=4)
+        config = (
+            RFTConfig()
+            .environment("TwentyQuestions")
+            .training(rehearsal={"fraction": 0.1, "num_answers": 6, "held_out": 4, "prompts": str(file)})
+        )
+        config.evaluation(evaluation_interval=1)
         kept = ask_base(BaseAnswers(), wanted_parts(config, BaseAnswers()), [], engine, Weights.POLICY, chat, config, None)
         assert len(engine.calls) == 1 and len(kept.rehearsal) == 6 and len(kept.retention) == 4
         texts = {chat.tokenizer.decode(list(each.prompt_ids)) for each in (*kept.rehearsal, *kept.retention)}
@@ -166,9 +172,13 @@ class TestAnswers:
         file = tmp_path / "prompts.jsonl"
         file.write_text("".join(json.dumps({"prompt": f"Is {i} even?"}) + "\n" for i in range(8)))
         engine = ScriptedEngine(chat, lambda prompt, weights: "Yes.")
-        config = RFTConfig().environment("TwentyQuestions").training(rehearsal={"num_answers": 4, "prompts": str(file)})
+        config = (
+            RFTConfig()
+            .environment("TwentyQuestions")
+            .training(rehearsal={"fraction": 0.1, "num_answers": 4, "held_out": 8, "prompts": str(file)})
+        )
         kept = ask_base(BaseAnswers(), wanted_parts(config, BaseAnswers()), [], engine, Weights.POLICY, chat, config, None)
-        config.evaluation(evaluation_interval=1, evaluation_retention=8)
+        config.evaluation(evaluation_interval=1)
         later = ask_base(kept, wanted_parts(config, kept), [], engine, Weights.INITIAL, chat, config, None)
         assert later.rehearsal == kept.rehearsal and len(later.retention) == 4
         assert not {each.prompt_ids for each in later.rehearsal} & {each.prompt_ids for each in later.retention}
@@ -196,18 +206,23 @@ def test_the_figures_of_an_evaluation_are_per_token(monkeypatch):
 class TestConfig:
     @pytest.mark.parametrize("cls", [GRPOConfig, ScalarCriticConfig, ReActConfig])
     def test_a_policy_gradient_has_nothing_to_rehearse_beside(self, cls):
-        with pytest.raises(ValueError, match=r"config.rehearsal is \{\} and needs an algorithm that imitates texts"):
-            cls().environment("TwentyQuestions").training(rehearsal={}).validate()
+        with pytest.raises(
+            ValueError, match=r"config.rehearsal is \{'fraction': 0.1\} and needs an algorithm that imitates texts"
+        ):
+            cls().environment("TwentyQuestions").training(rehearsal={"fraction": 0.1}).validate()
 
     @pytest.mark.parametrize(
         ("given_", "complaint"),
         [
-            ({"fraction": 0}, r"config.rehearsal\['fraction'\] is 0 and must be above 0 and at most 0.9"),
+            ({"fraction": -0.1}, r"config.rehearsal\['fraction'\] is -0.1 and must be between 0 and 0.9"),
             ({"fraction": 1.0}, r"config.rehearsal\['fraction'\] is 1.0"),
             ({"weight": -1}, r"config.rehearsal\['weight'\] is -1"),
             ({"num_answers": 2.5}, r"config.rehearsal\['num_answers'\] is 2.5 and must be a whole number"),
             ({"fractoin": 0.1}, "config.rehearsal: unknown key 'fractoin'; did you mean 'fraction'?"),
-            ({"prompts": "nowhere.jsonl"}, "config.rehearsal: prompts cannot be read from 'nowhere.jsonl': no file matches"),
+            (
+                {"prompts": "nowhere.jsonl"},
+                r"config.rehearsal\['prompts'\] is 'nowhere.jsonl', from which no prompts can be read: no file matches",
+            ),
             ("a lot", "config.rehearsal is 'a lot' and must be a mapping"),
         ],
     )
@@ -229,8 +244,10 @@ class TestConfig:
     def test_a_users_file_is_read_before_anything_starts(self, tmp_path, line, complaint):
         file = tmp_path / "prompts.jsonl"
         file.write_text(line)
-        config = NLACConfig().environment("TwentyQuestions").evaluation(evaluation_retention_prompts=str(file))
-        with pytest.raises(ValueError, match=rf"config.evaluation_retention_prompts: prompts cannot be read.*{complaint}"):
+        config = NLACConfig().environment("TwentyQuestions").training(rehearsal={"prompts": str(file)})
+        with pytest.raises(
+            ValueError, match=rf"config.rehearsal\['prompts'\] is .*, from which no prompts can be read.*{complaint}"
+        ):
             config.validate()
 
     def test_texts_of_a_users_file_are_made_readable(self, tmp_path):
@@ -245,10 +262,8 @@ def small(config):
     config.evaluation(
         evaluation_interval=1,
         evaluation_duration=8,
-        evaluation_critic_states=0,
-        evaluation_fixed_states=0,
-        evaluation_repeated_tasks=0,
-        evaluation_retention=40,
+        evaluation_critic={"states": 0, "fixed_states": 0},
+        evaluation_repeats={"tasks": 0},
     )
     config.num_envs_per_env_runner = 16
     return config
@@ -265,7 +280,7 @@ class TestRun:
     def test_it_resumes_exactly_and_forgets_less(self, small, ray_session, lent_engine, tmp_path):
         """Fails where the answers or their order are not those of the checkpoint."""
         losses = {}
-        for name, rehearsal in (("without", None), ("with", {"fraction": 0.3, "weight": 2.0})):
+        for name, rehearsal in (("without", {"held_out": 40}), ("with", {"fraction": 0.3, "weight": 2.0, "held_out": 40})):
             algorithm = small.copy(copy_frozen=False).training(rehearsal=rehearsal, lr=3e-3).build_algo()
             algorithm.train()
             path = algorithm.save_to_path(str(tmp_path / name))
@@ -280,7 +295,7 @@ class TestRun:
             learned, relearned = result["learners"]["default_policy"], resumed["learners"]["default_policy"]
             assert learned["policy_loss"] == relearned["policy_loss"] and learned["critic_loss"] == relearned["critic_loss"]
             assert learned.get("rehearsal_loss") == relearned.get("rehearsal_loss")
-            assert ("rehearsal_loss" in learned) == (rehearsal is not None)
+            assert ("rehearsal_loss" in learned) == ("fraction" in rehearsal)
             figures = result["evaluation"]["retention"]
             assert figures == resumed["evaluation"]["retention"]
             losses[name] = figures["loss"] - figures["loss_of_base"]
@@ -290,9 +305,9 @@ class TestRun:
         from rllib_nlac.nlac import NLAC
 
         algorithm = NLAC.__new__(NLAC)
-        algorithm.config, algorithm.weight_version = small.training(rehearsal={}), 5
+        algorithm.config, algorithm.weight_version = small.training(rehearsal={"fraction": 0.1}), 5
         with pytest.raises(ValueError, match=r"config.rehearsal is new to this checkpoint"):
             algorithm.remember_base(lambda: [transition()])
-        algorithm.config = small.training(rehearsal=None)
+        algorithm.config = small.training(rehearsal={})
         algorithm.remember_base(lambda: [transition()])
         assert algorithm.base_answers.retention == ()

@@ -163,12 +163,12 @@ def test_weights_that_did_not_reach_the_workers_are_found(engines, folder, lost)
 def test_the_7b_examples_processes_learn_on_a_cpu(folder, config, ray_session):
     """Two learners under ZeRO 3 in bfloat16 that recompute activations, two EnvRunners, and an engine in two parts."""
     (example,) = load_experiments(Path(__file__).parent.parent / "tuned_examples" / "twenty_questions_nlac_qwen2.5_7b.yaml")
-    shared = ("learner_dtype", "gradient_checkpointing", "deepspeed_config", "learner_snapshot_interval")
+    shared = ("learner_model", "deepspeed_config", "learner_snapshot_interval")
     config.language(language_model=str(folder))
     config.training(train_batch_size_per_learner=128, episodes_per_iteration=32, judge_weights="initial")
     config.env_runners(num_env_runners=2, num_envs_per_env_runner=16).learners(num_learners=2)
-    engine = {"dtype": "bfloat16", "tensor_parallel_size": 2, "cpu_kv_cache_gib": 0.25}
-    config.engines(num_engines=1, engine_config=engine, engine_timeout_s=600)
+    engine = {"dtype": "bfloat16", "tensor_parallel_size": 2, "cpu_kv_cache_gib": 0.25, "timeout_s": 600}
+    config.engines(num_engines=1, engine_config=engine)
     for key in shared:
         setattr(config, key, example.config[key])
     algorithm = config.build_algo()

@@ -50,7 +50,15 @@ from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.deepspeed import read_shard
-from rllib_nlac.learner.group import LearnerLost, LearnerSnapshots, is_lost, on_every_learner, watched, watched_update
+from rllib_nlac.learner.group import (
+    LearnerLost,
+    LearnerSnapshots,
+    index_of,
+    is_lost,
+    on_every_learner,
+    watched,
+    watched_update,
+)
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.replay.buffer import transition_at
@@ -70,21 +78,21 @@ ROLES = {
     "critique": ("the critic's critiques", "max_critique_tokens"),
     "refinement": ("the refined actions", "max_action_tokens"),
 }
-MAX_LEARNER_RESTARTS = 3  # in a row; learners that are lost again and again are not lost by accident
+MAX_LEARNER_RESTARTS = 3  # in a row; more have a cause that a restart does not cure
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
 class LanguageAlgorithm(Watched, CheckedCheckpoints):
     """Collects text episodes with vLLM, trains with DeepSpeed, and hands the new weights back.
 
-    A baseline says what to train on by ``training_sequences``; whatever goes around the loop in another way overrides
-    ``training_step``.
+    A baseline implements ``training_sequences``; an algorithm with another loop overrides ``training_step``.
     """
 
     config: Any
     learner_group: LearnerGroup
     stages: Any = None  # of an algorithm whose critic speaks
     base_answers = BaseAnswers()  # what the untrained model said
+    weight_version: int = 0
     nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
 
     @override(Algorithm)
@@ -145,10 +153,10 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         raise NotImplementedError
 
     def make_stages(self, kind: type[LanguageStages] = LanguageStages, variant: Variant = NLAC_AS_IT_IS) -> LanguageStages:
-        """The waves of generation of an algorithm whose critic speaks.
+        """The language stages of an algorithm with a critic in words.
 
-        Where a role is answered by the initial weights the engine is given them here: before anything is learned or restored.
-        The base of an adapter is in the engine anyway.
+        If a role uses the initial weights, the engine gets them here, before anything is learned or restored. With LoRA they
+        are the base, which the engine has.
         """
         settings = self.config.stage_settings
         asked = (settings.judge_weights, settings.backup_weights, variant.future_weights, variant.next_future_weights)
@@ -190,6 +198,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             ValueError: Weights have been learned already, and the untrained ones are not known any more.
         """
         config, kept = self.config, self.base_answers
+        if not self.weight_version:  # nothing is ever trained
+            return
         wanted = rehearsal.wanted_parts(config, kept)
         if not wanted or not (turns := turns_of()):
             return
@@ -206,6 +216,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         with stage(self.metrics, "base_answers", "asking the untrained model"):
             self.base_answers = rehearsal.ask_base(kept, wanted, turns, self.engine, weights, self.chat, config, self.stages)
 
+    @override(Watched)
     def check_retention(self) -> None:
         """Books what the untrained model's own answers cost today, below ``evaluation/retention``."""
         if kept := self.base_answers.retention:
@@ -226,7 +237,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             NotFiniteError: The third step in a row was.
         """
         env_steps = count or len(sequences)
-        if (settings := self.config.rehearsal_settings) is not None and (kept := self.base_answers.rehearsal):
+        settings = self.config.rehearsal_settings
+        if settings.fraction and (kept := self.base_answers.rehearsal):
             seed = (self.config.seed or 0, self.weight_version)  # so that a resumed run rehearses the same
             sequences = rehearsal.with_rehearsal(sequences, kept, settings, seed)
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
@@ -376,7 +388,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         files = sorted((verified.folder / SHARDS).glob("*.pt"))
         shards = [ray.put(read_shard(verified.read(file))) for file in files]
         if shards:
-            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[learner._learner_index])))
+            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[index_of(learner)])))
 
     @override(CheckedCheckpoints)
     def facts(self) -> dict[str, Any]:
@@ -422,10 +434,11 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     @override(Algorithm)
     def cleanup(self) -> None:
+        # A setup that failed may have made neither of them.
         for group in (getattr(self, "env_runner_group", None), getattr(self, "eval_env_runner_group", None)):
             if group is not None:
                 end_unresponsive(group)
-        if getattr(self, "engine", None) is not None:
+        if self.engine is not None:
             self.engine.stop()
         super().cleanup()
 

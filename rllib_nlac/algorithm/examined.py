@@ -16,6 +16,7 @@ from rllib_nlac.algorithm.evaluation import play_forks
 from rllib_nlac.algorithm.examination import Examiner, examine, log
 from rllib_nlac.algorithm.metrics import TransitionWriter, stage
 from rllib_nlac.algorithm.replay import ReplayAlgorithm
+from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.types import Transition
@@ -30,25 +31,26 @@ class ExaminedAlgorithm(ReplayAlgorithm):
     writer: TransitionWriter
     _fixed: tuple[Transition, ...] = ()
 
+    @override(Watched)
     def examine(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
-        """Asks the critic about turns of an evaluation's episodes; see ``ExaminationConfig.evaluation``.
+        """Asks the critic about turns of an evaluation's episodes; see ``ExaminationSettings``.
 
         Args:
             episodes: As the current policy has just played them.
             group: Who plays in evaluations; None: the algorithm's own runner.
         """
-        config = self.config
+        asked = self.config.examination
         with stage(self.metrics, "evaluation_critic", "examining the critic"):
-            examiner = self.examiner(config.evaluation_critic_futures)
+            examiner = self.examiner(asked.futures)
             results: dict[str, Any] = {}
-            if config.evaluation_critic_states:
+            if asked.states:
                 results = examine(
                     examiner,
                     episodes,
                     list(self.local_replay_buffer.episodes),
                     self.weight_version,
-                    config.evaluation_critic_states,
-                    config.evaluation_branches,
+                    asked.states,
+                    asked.branches,
                     partial(play_forks, self, group),
                 )
             log(self.metrics, {**results, **self._ask_about_fixed_states(examiner, episodes)})
@@ -62,14 +64,13 @@ class ExaminedAlgorithm(ReplayAlgorithm):
 
     def examiner(self, futures: int) -> Examiner:
         """Asks so many futures of a turn, as the algorithm itself would."""
-        played = getattr(self, "evaluation_config", None) or self.config
-        env = played.played_env if hasattr(played, "played_env") else str(played.env)
+        env = (self.evaluation_config or self.config).played_env
         return Examiner(self.stages, env, self.config.seed or 0, futures)
 
     def _ask_about_fixed_states(self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]) -> dict[str, Any]:
         """What the critic says today of turns that the first evaluation chose, also as text for TensorBoard."""
-        if not self._fixed and self.config.evaluation_fixed_states:
-            drawn = examiner.transitions(examiner.draw(episodes, self.config.evaluation_fixed_states))
+        if not self._fixed and (count := self.config.examination.fixed_states):
+            drawn = examiner.transitions(examiner.draw(episodes, count))
             self._fixed = tuple(replace(t, following=()) for t in drawn)
         figures: dict[str, Any] = {}
         for number, refinement in enumerate(examiner.refine(self._fixed), start=1):

@@ -1,11 +1,11 @@
 """What a run reports beside RLlib's own metrics, all of it through RLlib's metrics logger.
 
-Under ``seconds`` stands what this very iteration took, where RLlib's timers are moving averages that remember the first one for
-long: ``play`` (the episodes), ``replay`` (to keep and draw transitions), ``waves`` (all of them with what is between them; each
-one's own as ``wave_1`` and so on), ``logprob_gap`` (the learner's look at what the engine says), ``learner`` (the gradient
-steps), ``sync`` (the weights to the engines) and ``evaluation``. What an iteration did not do is 0; the first one's ``sync``
-also counts the weights that the engines start with. ``base_answers`` is what the untrained model is asked at the start.
-``evaluation_critic`` is the part of ``evaluation`` that asks the critic.
+``seconds`` is what this iteration took. RLlib's timers are moving averages, in which the slow first iteration stays for long.
+Its entries: ``play``, the episodes; ``replay``, keeping and drawing transitions; ``waves``, all of them with what is between,
+and each one as ``wave_1`` and so on; ``logprob_gap``, the comparison of engine and learner; ``learner``, the gradient steps;
+``sync``, the weights to the engines, in the first iteration also those that the engines start with; ``evaluation``, and of it
+``evaluation_critic``, what the critic is asked; ``base_answers``, what the untrained model is asked at the start. What an
+iteration did not do is 0.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,6 @@ from rllib_nlac.language.settings import Sampling
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.learner.batch import REHEARSAL, TrainingSequence
 from rllib_nlac.learner.group import on_every_learner
-from rllib_nlac.names import unknown_key
 from rllib_nlac.types import Generation, Message, Request, Transition, Weights, hash_seed
 
 SEED = 26
@@ -35,33 +34,24 @@ ROLES_OF_A_TURN = 4  # that a critic in words asks at least; mostly there are si
 
 @dataclass(frozen=True)
 class RehearsalSettings:
-    """What ``config.rehearsal`` says.
+    """Answers of the untrained model; each field is a key of ``rehearsal``.
 
     Attributes:
-        fraction: Of the sequences of each gradient step so many are answers of the untrained model, and at least one.
+        fraction: Of the sequences of each gradient step so many are answers of the untrained model, and at least one. 0: none.
+            Above 0 for algorithms that imitate, not for policy gradients.
         weight: Of their mean loss per token, beside 1 for the critic's.
         num_answers: So many are asked for at the start and kept; over the steps each is trained on equally often.
+        held_out: So many more are never trained on. Every evaluation reports their loss under the current weights and under the
+            untrained ones, as ``evaluation/retention``. 0: none.
         prompts: JSONL or parquet with ``messages``, as of a chat, or a ``prompt`` in each row, which the untrained model
             answers in up to ``max_action_tokens``. None takes the prompts of the run's own first episodes, of all roles.
     """
 
-    fraction: float = 0.1
+    fraction: float = 0.0
     weight: float = 1.0
     num_answers: int = 256
+    held_out: int = 64
     prompts: str | None = None
-
-    @staticmethod
-    def of(given: Mapping[str, Any]) -> RehearsalSettings:
-        """Reads ``config.rehearsal``, whose numbers have been looked at before.
-
-        Raises:
-            ValueError: A key is unknown.
-        """
-        known = [each.name for each in fields(RehearsalSettings)]
-        for key in given:
-            if key not in known:
-                raise ValueError(f"config.rehearsal: {unknown_key(key, known)}")
-        return RehearsalSettings(**given)
 
     def count_beside(self, own: int) -> int:
         """Answers of the untrained model beside so many other sequences of a gradient step."""
@@ -122,20 +112,19 @@ class Recorder:
 
 
 class Part(NamedTuple):
-    """A part of ``BaseAnswers`` that is still to be asked for: its name, whose prompts (None: the roles'), and how many."""
+    """A part of ``BaseAnswers`` that is still to be asked for: its name, and how many answers."""
 
     name: str
-    prompts: str | None
     size: int
 
 
 def wanted_parts(config: Any, kept: BaseAnswers) -> list[Part]:
     """What a configuration asks for and is not there."""
-    wanted = []
-    if (settings := config.rehearsal_settings) is not None and kept.rehearsal is None:
-        wanted.append(Part("rehearsal", settings.prompts, settings.num_answers))
-    if config.evaluation_interval and config.evaluation_retention and kept.retention is None:
-        wanted.append(Part("retention", config.retention_prompts, config.evaluation_retention))
+    settings, wanted = config.rehearsal_settings, []
+    if settings.fraction and kept.rehearsal is None:
+        wanted.append(Part("rehearsal", settings.num_answers))
+    if config.evaluation_interval and settings.held_out and kept.retention is None:
+        wanted.append(Part("retention", settings.held_out))
     return wanted
 
 
@@ -149,7 +138,7 @@ def ask_base(
     config: Any,
     stages: LanguageStages | None,
 ) -> BaseAnswers:
-    """Has the untrained model answer what is wanted; parts with the same source of prompts are asked for together.
+    """Has the untrained model answer what is wanted, all of it at once.
 
     Args:
         kept: What is there already.
@@ -165,20 +154,16 @@ def ask_base(
         ValueError: There is nothing to rehearse.
     """
     seed, action = config.seed or 0, config.action_sampling
-    parts: dict[str, tuple[BaseAnswer, ...]] = {}
+    total, recorder = sum(part.size for part in wanted), Recorder(engine, weights)
+    if (files := config.rehearsal_settings.prompts) is not None:
+        answer(recorder, chat, drawn(read_prompts(files), total, seed), action, seed)
+    elif stages is None:
+        answer(recorder, chat, [turn.state for turn in drawn(turns, total, seed)], action, seed)
+    else:
+        answer_roles(recorder, drawn(turns, math.ceil(total / ROLES_OF_A_TURN), seed), stages, seed)
     known = {each.prompt_ids for part in (kept.rehearsal, kept.retention) for each in part or ()}
-    for source in dict.fromkeys(part.prompts for part in wanted):
-        own = [part for part in wanted if part.prompts == source]
-        total, recorder = sum(part.size for part in own), Recorder(engine, weights)
-        if source is not None:
-            answer(recorder, chat, drawn(read_prompts(source), total, seed), action, seed)
-        elif stages is None:
-            answer(recorder, chat, [turn.state for turn in drawn(turns, total, seed)], action, seed)
-        else:
-            answer_roles(recorder, drawn(turns, math.ceil(total / ROLES_OF_A_TURN), seed), stages, seed)
-        new = [each for ids, each in recorder.answers.items() if ids not in known]
-        known |= recorder.answers.keys()
-        parts |= zip([part.name for part in own], divided(new, [part.size for part in own], seed), strict=True)
+    new = [each for ids, each in recorder.answers.items() if ids not in known]
+    parts = dict(zip([part.name for part in wanted], divided(new, [part.size for part in wanted], seed), strict=True))
     if parts.get("rehearsal") == ():
         raise ValueError("config.rehearsal: none of its prompts was answered; do they fit max_context beside an answer?")
     return replace(kept, **parts)

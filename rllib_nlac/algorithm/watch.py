@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 
@@ -21,6 +24,8 @@ class Watched(Algorithm):
     """A mixin for RLlib's algorithms and ours: put it before the algorithm."""
 
     config: Any
+    engine: Any = None  # the algorithm's own; None where each runner has one, as under RLlib's algorithms
+    weight_version: int | None = None  # of the weights that play; None where RLlib's own sync numbers none
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.notices = Notices()
@@ -81,6 +86,17 @@ class Watched(Algorithm):
             f"{failed} of {asked} of {role} ({failed / asked:.0%}) do not parse{cut}. One of them: {shown(example)}. "
             f"What to do: {advice}",
         )
+
+    def examine(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
+        """What else an algorithm looks at in the episodes of an evaluation; here nothing.
+
+        Args:
+            episodes: As the current policy has just played them.
+            group: Who plays in evaluations; None: the algorithm's own runner.
+        """
+
+    def check_retention(self) -> None:
+        """What an evaluation looks at to see what is forgotten; here nothing."""
 
     def way_back(self) -> str:
         """Where a run that ends because of its numbers can go on, and with what."""

@@ -31,7 +31,6 @@ ENDPOINT_CONTEXT = 1_000_000  # the endpoint minds its own limit
 class ReActConfig(LanguageAlgorithmConfig):
     """Configures ReAct prompting."""
 
-    RANGES = {"evaluation_retention": ranges.Range(0, 0, whole=True, why="nothing is trained, so nothing is forgotten")}
     NESTED_RANGES = {
         "endpoint": {
             "max_concurrency": ranges.COUNT,
@@ -43,7 +42,6 @@ class ReActConfig(LanguageAlgorithmConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReAct)
         self.action_format = "react"
-        self.evaluation_retention = 0
         self.endpoint: dict[str, Any] = {}
 
     @override(AlgorithmConfig)

@@ -22,6 +22,7 @@ from rllib_nlac.algorithm.metrics import log_replay
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
 from rllib_nlac.baselines.grpo import PolicyGradientLearner
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches
+from rllib_nlac.learner.group import on_first_learner
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.losses import clipped_policy_loss, priorities
 from rllib_nlac.learner.value_head import ValueHeadModule
@@ -139,9 +140,7 @@ class ScalarCritic(ReplayAlgorithm):
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
-        sample = self.replay()
-        if sample is None:
-            return
+        sample = self.replay(self.collect())
         n, transitions = self.config.num_candidates, sample.transitions
         ends = [(t, *t.following)[-1] for t in transitions]
         answers = self._generate([t.state for t in transitions for _ in range(n)] + [t.next_state for t in ends if not t.ended])
@@ -219,6 +218,4 @@ class ScalarCritic(ReplayAlgorithm):
         if not generations:
             return np.zeros(0)
         sequences = [(*g.prompt_ids, *g.token_ids) for g in generations]
-        if self.learner_group.is_local:
-            return self.learner_group._learner.q_values(sequences, target)
-        return self.learner_group.foreach_learner(lambda learner: learner.q_values(sequences, target)).get_first().get()
+        return on_first_learner(self.learner_group, lambda learner: learner.q_values(sequences, target))

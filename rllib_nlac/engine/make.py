@@ -22,7 +22,24 @@ from rllib_nlac.engine.remote import EngineActor, RemoteEngines
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 
 ENGINES: dict[str, type[LocalEngine]] = {"vllm": VLLMEngine}
+MERGES_LORA = {"auto": None, "adapter": False, "merged": True}  # by what ``lora_serving`` says
 _shared: WeakValueDictionary[str, LocalEngine] = WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class EngineKeys:
+    """What ``engine_config`` says of any engine; its other keys are the fields of the engine's own settings.
+
+    Attributes:
+        engine: A name of ``ENGINES``.
+        timeout_s: An engine actor that gives no answer for so many seconds counts as stalled, and the run ends.
+        lora_serving: "adapter" keeps base and adapters apart and answers all weight sets in one batch; "merged" puts each set
+            into the model, which decodes faster, and swaps sets; "auto" merges on a CPU alone.
+    """
+
+    engine: str = "vllm"
+    timeout_s: float = 600.0
+    lora_serving: str = "auto"
 
 
 @dataclass(frozen=True)

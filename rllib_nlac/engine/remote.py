@@ -194,8 +194,8 @@ class RemoteEngines:
             if not first:
                 names = self._names(engine for _, engine, _ in self._waiting.values())
                 raise EngineError(
-                    f"{names} answered none of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s): an "
-                    "engine hangs, is slower than that, or could not be started again"
+                    f"{names} answered none of {len(references)} requests within {self._timeout_s:g} s "
+                    "(engine_config: timeout_s): an engine hangs, is slower than that, or could not be started again"
                 )
             ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
             asked = [self._waiting.pop(reference) for reference in ready]
@@ -256,8 +256,8 @@ class RemoteEngines:
         if late:
             names = self._names(asked[reference] for reference in late)
             raise EngineError(
-                f"{names} did not answer {call}() within {self._timeout_s:g} s (engine_timeout_s): it hangs, is slower than "
-                "that, or could not be started again"
+                f"{names} did not answer {call}() within {self._timeout_s:g} s (engine_config: timeout_s): it hangs, is "
+                "slower than that, or could not be started again"
             )
         answers: list[tuple[int, Any]] = []
         refused = set()

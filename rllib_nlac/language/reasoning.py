@@ -49,7 +49,7 @@ class Thought:
 def target_thought(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> Thought | None:
     """The reasoning of a Bellman target; None where there is none.
 
-    It saw the next observation, and where it rests on further stored steps a text that was made with theirs in view.
+    It saw the next observation. With n steps it also saw a text that was written in view of the later ones.
     """
     if target.generation is None:
         return None
@@ -71,7 +71,7 @@ def action_thought(
 ) -> Thought | None:
     """The reasoning of a refined action; None where there is none or a ReAct thought is clean.
 
-    It saw the critique of its round, and with the turn that was refined perhaps what that had quoted of a former one.
+    It saw the critique of its round and the turn before it, which may quote an earlier critique.
     """
     if answer is None or not critiques:
         return None

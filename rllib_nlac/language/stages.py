@@ -6,8 +6,8 @@
 
 The two columns are two generators, ``backup_stage`` and ``improvement_stage``: each is read from top to bottom and yields
 what it asks of the model, and ``LanguageStages.drive`` answers what several of them ask at the same time in one call.
-A further round of refinement (m > 1), a longer backup (n > 1), several a', fresh actions and verification yield more often.
-Where the stored action is judged by its target ("backed_up"), the second begins when the first has ended.
+More rounds of refinement (m > 1), longer backups (n > 1), several a', fresh actions and judged refined actions add waves.
+Where the stored action is judged by its target ("backed_up"), the second generator starts when the first has ended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def backup_stage(
     report: StageReport,
     variant: Variant = NLAC_AS_IT_IS,
 ) -> Stage[list[BellmanTarget]]:
-    """y of every transition. With n steps, y of the last of them first, and each earlier one rests on the next one's."""
+    """The Bellman target y of every transition. With n steps the last one's y comes first, and each earlier y uses the next."""
     chains = [(t, *t.following) for t in transitions]
     ends = [chain[-1] for chain in chains]
     next_actions, next_futures = yield from _continuation(ends, prompts, settings, report, variant)
@@ -82,9 +82,9 @@ def backup_stage(
 
 
 def _with_prompt(prompts: PromptSet, target: BellmanTarget, chat: Chat, report: StageReport) -> BellmanTarget:
-    """A target with the ids of the prompt that it is trained under; without what to train on where both are too long.
+    """Adds the ids of the prompt that the target is trained under: the prediction's, which may be longer than the backup's.
 
-    That prompt is the prediction's, which may be longer than the backup's.
+    Where prompt and target together exceed the context, there is nothing to train on.
     """
     if target.generation is None:
         return target
@@ -99,7 +99,7 @@ def _with_prompt(prompts: PromptSet, target: BellmanTarget, chat: Chat, report: 
 def _continuation(
     ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, report: StageReport, variant: Variant
 ) -> Stage[tuple[list[str | None], list[Future | None]]]:
-    """a' and d' behind every transition; of several a', the first whose d' the evaluator approves of, or else the first."""
+    """a' and d' after every transition. Of several a', the first one that the evaluator approves, or else the first."""
     count = settings.num_next_actions
     states = [(p, t) for p, t in zip(prompts, ends, strict=True) for _ in range(count)]
     answers = yield Ask([backup.next_action_prompt(t) for _, t in states], settings.action, Weights.POLICY)
@@ -158,13 +158,13 @@ class Attempt:
         transition: The transition.
         prompts: Its environment's.
         action: What the next round judges: the transition's action, then the refined ones; None where none is left.
-        accepted: Whether the evaluator's yes was found: it is not asked again.
+        accepted: Whether the evaluator said yes; then it is not asked again.
         futures: What the evaluator saw in the first round.
         critique: What it said then.
         refined: The last refined turn.
         advice: The critiques of all rounds behind it.
         imitated: Whether the stored action is learned as it is.
-        rejected: Whether the evaluator was asked for the refined action and did not say yes.
+        rejected: Whether the evaluator judged the refined action and did not say yes.
     """
 
     transition: Transition
@@ -194,7 +194,7 @@ def improvement_stage(
     futures: Sequence[tuple[Future, ...]] | None = None,
     variant: Variant = NLAC_AS_IT_IS,
 ) -> Stage[list[Refinement]]:
-    """Critique and refinement of every transition's action, up to m rounds: as many as it takes to find the evaluator's yes.
+    """Critique and refinement of every transition's action, in up to m rounds, until the evaluator says yes.
 
     Args:
         transitions: The batch.
@@ -203,7 +203,7 @@ def improvement_stage(
         chat: For the correction of reasoning.
         report: Counts what is lost.
         rng: For the ablation that permutes futures.
-        futures: What the first round's evaluator sees, where it is not the successor model's to say.
+        futures: What the evaluator sees in the first round; None asks the successor model.
         variant: What an ablation does otherwise.
     """
     transitions = yield from variant.judged(transitions, settings)
@@ -278,7 +278,7 @@ def _judge(
 def _refine(
     attempts: Sequence[Attempt], critiques: Sequence[Critique | None], settings: StageSettings, report: StageReport
 ) -> Stage[None]:
-    """Asks for a better action wherever the critique finds fault; where none comes, the former round's stands."""
+    """Asks for a better action where the verdict is no. If the answer does not parse, the action of the round before stays."""
     answers = yield Ask(
         [
             refine.refine_prompt(a.prompts, a.transition.state, a.open_action, c) if a.open_action is not None else None
@@ -299,7 +299,7 @@ def _refine(
 def _corrected(
     thoughts: Sequence[reasoning.Thought | None], sampling: Sampling, chat: Chat, report: StageReport
 ) -> Stage[list[Generation | None]]:
-    """The ids with each thought rewritten, or left empty where the rewriting still leaks; None where there is no thought."""
+    """Each generation with its reasoning rewritten, or emptied if it still leaks; None where there is no reasoning."""
     if not any(thoughts):
         return [None] * len(thoughts)
     answers = yield Ask([t.prompt if t else None for t in thoughts], sampling, Weights.TARGET)
@@ -453,6 +453,6 @@ class LanguageStages:
 
 
 def _of_each(transitions: Sequence[Transition], targets: Sequence[BellmanTarget]) -> list[BellmanTarget]:
-    """The target of each transition of a batch; one may have been drawn with more of its episode than another time."""
+    """The target of each transition of a batch. Copies of a transition share it, and each keeps its own record."""
     by_id = {target.transition.id: target for target in targets}
     return [replace(by_id[t.id], transition=t) for t in transitions]

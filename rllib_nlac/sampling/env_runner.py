@@ -36,6 +36,7 @@ from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.envs.spaces import check_text_env
 from rllib_nlac.episode import TASK, episode_success, generations_of, task_seed_of
+from rllib_nlac.sampling.env_watch import watched
 from rllib_nlac.sampling.player import TextPlayer
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Rollout
@@ -236,7 +237,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         started = time.perf_counter()
         replaced = replace_lost and not are_branches
         player = self.player
-        done = Rollout(player, player.slots, next_start, num_episodes, num_timesteps, replaced, player.threads).run()
+        with watched(player.slots, str(self.config.env)):
+            done = Rollout(player, player.slots, next_start, num_episodes, num_timesteps, replaced, player.threads).run()
         self._log_episodes(done, time.perf_counter() - started, are_branches)
         self._call_back("on_sample_end", samples=done)
         return done
