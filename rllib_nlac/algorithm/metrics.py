@@ -4,7 +4,8 @@
 Its entries: ``play``, the episodes; ``replay``, keeping and drawing transitions; ``waves``, all of them with what is between,
 and each one as ``wave_1`` and so on; ``logprob_gap``, the comparison of engine and learner; ``learner``, the gradient steps;
 ``sync``, the weights to the engines, in the first iteration also those that the engines start with; ``evaluation``, and of it
-``evaluation_critic``, what the critic is asked. What an iteration did not do is 0 or not there.
+``evaluation_critic``, what the critic is asked; ``base_answers``, what the untrained model is asked at the start. What an
+iteration did not do is 0 or not there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
@@ -128,6 +130,14 @@ def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
     metrics.log_value((SYNC, "weight_version"), report.version, window=1)
     metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
     metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
+
+
+def log_retention(metrics: MetricsLogger, figures: Mapping[str, float]) -> None:
+    """What an evaluation says of the untrained model's own answers."""
+    summary = MetricsLogger(root=False)
+    for name, value in figures.items():
+        summary.log_value(name, value, window=1)
+    metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, "retention"))
 
 
 def logprob_gap(

@@ -102,6 +102,9 @@ class Watched(Algorithm):
             group: Who plays in evaluations; None: the algorithm's own runner.
         """
 
+    def check_retention(self) -> None:
+        """What an evaluation looks at to see what is forgotten; here nothing."""
+
     def way_back(self) -> str:
         """Where a run that ends because of its numbers can go on, and with what."""
         where = (
