@@ -126,6 +126,9 @@ class Transition:
         returns_to_go: Undiscounted sum of rewards from this step to the end; never in a prompt either.
         next_messages: s', where it is known and no mere extension of s, because old turns are left out.
         following: The next steps of the same episode, as many as an n-step backup rests on: at most n - 1.
+        episode: The episode's id, for whoever reads a record of it; empty where there is none.
+        turn: Which of the episode's it is, from 0.
+        task_seed: What the environment was reset with; None where nobody knows, as of logged dialogues.
     """
 
     id: int
@@ -141,6 +144,9 @@ class Transition:
     returns_to_go: float
     next_messages: tuple[Message, ...] | None = None
     following: tuple[Transition, ...] = ()
+    episode: str = ""
+    turn: int = 0
+    task_seed: int | None = None
 
     @property
     def ended(self) -> bool:

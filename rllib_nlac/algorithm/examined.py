@@ -18,7 +18,7 @@ from rllib_nlac.algorithm.metrics import TransitionWriter, stage
 from rllib_nlac.algorithm.replay import ReplayAlgorithm
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.stages import LanguageStages
-from rllib_nlac.types import Transition
+from rllib_nlac.types import Future, Refinement, Transition
 
 FIXED_STATES = "fixed_states"  # key of our part of a checkpoint
 
@@ -41,6 +41,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
         with stage(self.metrics, "evaluation_critic", "examining the critic"):
             examiner = self.examiner(config.evaluation_critic_futures)
             results: dict[str, Any] = {}
+            asked: list[tuple[Transition, Sequence[Future]]] = []
             if config.evaluation_critic_states:
                 results = examine(
                     examiner,
@@ -50,8 +51,11 @@ class ExaminedAlgorithm(ReplayAlgorithm):
                     config.evaluation_critic_states,
                     config.evaluation_branches,
                     partial(play_forks, self, group),
+                    asked,
                 )
-            log(self.metrics, {**results, **self._ask_about_fixed_states(examiner, episodes)})
+            figures, fixed = self._ask_about_fixed_states(examiner, episodes)
+            log(self.metrics, {**results, **figures})
+            self.examined(episodes, asked, fixed)
             self.writer.write_histograms(
                 self.iteration + 1,
                 {
@@ -60,26 +64,43 @@ class ExaminedAlgorithm(ReplayAlgorithm):
                 },
             )
 
+    def examined(
+        self,
+        episodes: Sequence[SingleAgentEpisode],
+        asked: Sequence[tuple[Transition, Sequence[Future]]],
+        fixed: Sequence[Refinement],
+    ) -> None:
+        """Hears what an evaluation found out, for whoever keeps it; nobody does here.
+
+        Args:
+            episodes: Of the evaluation.
+            asked: Turns of them with the futures that the critic predicted.
+            fixed: What it says of the states that every evaluation asks about.
+        """
+
     def examiner(self, futures: int) -> Examiner:
         """Asks so many futures of a turn, as the algorithm itself would."""
         played = getattr(self, "evaluation_config", None) or self.config
         env = played.played_env if hasattr(played, "played_env") else str(played.env)
         return Examiner(self.stages, env, self.config.seed or 0, futures)
 
-    def _ask_about_fixed_states(self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]) -> dict[str, Any]:
+    def _ask_about_fixed_states(
+        self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]
+    ) -> tuple[dict[str, Any], list[Refinement]]:
         """What the critic says today of turns that the first evaluation chose, also as text for TensorBoard."""
         if not self._fixed and self.config.evaluation_fixed_states:
             drawn = examiner.transitions(examiner.draw(episodes, self.config.evaluation_fixed_states))
             self._fixed = tuple(replace(t, following=()) for t in drawn)
         figures: dict[str, Any] = {}
-        for number, refinement in enumerate(examiner.refine(self._fixed), start=1):
+        refinements = examiner.refine(self._fixed)
+        for number, refinement in enumerate(refinements, start=1):
             name = f"state_{number}"
             self.writer.write_state(name, self.iteration + 1, refinement)
             figures[name] = {
                 "predicts_success": float(predicts_success(refinement.futures)),
                 "optimal": float(refinement.critique.optimal) if refinement.critique else float("nan"),
             }
-        return {"fixed": figures} if figures else {}
+        return ({"fixed": figures} if figures else {}), refinements
 
     @override(LanguageAlgorithm)
     def own_state(self) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 Under ``seconds`` stands what this very iteration took, where RLlib's timers are moving averages that remember the first one for
 long: ``play`` (the episodes), ``replay`` (to keep and draw transitions), ``waves`` (all of them with what is between them; each
 one's own as ``wave_1`` and so on), ``logprob_gap`` (the learner's look at what the engine says), ``learner`` (the gradient
-steps), ``sync`` (the weights to the engines) and ``evaluation``. What an iteration did not do is 0; the first one's ``sync``
-also counts the weights that the engines start with. ``evaluation_critic`` is the part of ``evaluation`` that asks the critic.
+steps), ``record`` (what ``rllib inspect`` reads), ``sync`` (the weights to the engines) and ``evaluation``. What an iteration
+did not do is 0; the first one's ``sync`` also counts the weights that the engines start with. ``evaluation_critic`` is the part
+of ``evaluation`` that asks the critic.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def backup_stage(
     """y of every transition. With n steps, y of the last of them first, and each earlier one rests on the next one's."""
     chains = [(t, *t.following) for t in transitions]
     ends = [chain[-1] for chain in chains]
-    next_actions, next_futures = yield from _continuation(ends, prompts, settings, report, variant)
+    next_actions, next_futures = yield from _continuation(transitions, ends, prompts, settings, report, variant)
 
     later: list[Future | None] = list(next_futures)
     targets: list[BellmanTarget] = [backup.read_target(t, None, None, None) for t in transitions]
@@ -71,7 +71,7 @@ def backup_stage(
         for i, step, answer in zip(due, steps, answers, strict=True):
             targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i])
             later[i] = targets[i].future
-        report.note("target", answers, [targets[i].future for i in due])
+        report.note("target", answers, [targets[i].future for i in due], [transitions[i].id for i in due])
     if settings.reasoning is not None:
         thoughts = [reasoning.target_thought(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
         generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
@@ -97,9 +97,17 @@ def _with_prompt(prompts: PromptSet, target: BellmanTarget, chat: Chat, report: 
 
 
 def _continuation(
-    ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, report: StageReport, variant: Variant
+    transitions: Sequence[Transition],
+    ends: Sequence[Transition],
+    prompts: Sequence[PromptSet],
+    settings: StageSettings,
+    report: StageReport,
+    variant: Variant,
 ) -> Stage[tuple[list[str | None], list[Future | None]]]:
-    """a' and d' behind every transition; of several a', the first whose d' the evaluator approves of, or else the first."""
+    """a' and d' behind the last step of every transition.
+
+    Of several a' it is the first whose d' the evaluator approves of, or else the first.
+    """
     count = settings.num_next_actions
     states = [(p, t) for p, t in zip(prompts, ends, strict=True) for _ in range(count)]
     answers = yield Ask([backup.next_action_prompt(t) for _, t in states], settings.action, Weights.POLICY)
@@ -110,7 +118,8 @@ def _continuation(
         variant.next_future_weights,
     )
     futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
-    report.note("future", answers, futures)
+    about = [t.id for t in transitions]
+    report.note("future", answers, futures, about)
     if count == 1:
         return actions, futures
     verdicts = yield from _critiques(
@@ -120,6 +129,7 @@ def _continuation(
         [(d,) if d else () for d in futures],
         settings,
         report,
+        about,
     )
     chosen = []
     for start in range(0, len(states), count):
@@ -135,6 +145,7 @@ def _critiques(
     futures: Sequence[Sequence[Future]],
     settings: StageSettings,
     report: StageReport,
+    about: Sequence[int],
 ) -> Stage[list[Critique | None]]:
     """What the evaluator says of each action, given its futures; None where there is no action or no future."""
     answers = yield Ask(
@@ -146,7 +157,7 @@ def _critiques(
         settings.judge_weights,
     )
     critiques = [critique.read_critique(answer) for answer in answers]
-    report.note("critique", answers, critiques)
+    report.note("critique", answers, critiques, about)
     return critiques
 
 
@@ -266,13 +277,15 @@ def _judge(
             variant.future_weights,
         )
         parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(attempts))]
-        report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
+        each = [next(iter(critique.read_futures([answer])), None) for answer in answers]
+        report.note("future", answers, each, [a.transition.id for a in attempts])
         asked = sum(a.open_action is not None for a in attempts)
         report.counts["unparsed_future"] += k * asked - sum(map(len, parsed))
     seen = variant.shown(parsed, rng)
     states = [a.transition.state for a in attempts]
     actions = [a.open_action for a in attempts]
-    return seen, (yield from _critiques([a.prompts for a in attempts], states, actions, seen, settings, report))
+    about = [a.transition.id for a in attempts]
+    return seen, (yield from _critiques([a.prompts for a in attempts], states, actions, seen, settings, report, about))
 
 
 def _refine(
@@ -288,7 +301,7 @@ def _refine(
         settings.judge_weights,
     )
     new = [refine.read_action(answer, settings.action_format) for answer in answers]
-    report.note("refinement", answers, new)
+    report.note("refinement", answers, new, [a.transition.id for a in attempts])
     for attempt, turn, judgement in zip(attempts, new, critiques, strict=True):
         if turn is not None:
             attempt.refined = turn
@@ -378,6 +391,18 @@ class LanguageStages:
         """``improvement_stage`` with these settings."""
         prompts = self._prompts(transitions)
         return improvement_stage(transitions, prompts, self.settings, self.chat, report, self.rng, futures, self.variant)
+
+    @property
+    def answered_by(self) -> dict[str, Weights]:
+        """Which weights answer each role."""
+        return {
+            "next_action": Weights.POLICY,
+            "next_future": self.variant.next_future_weights,
+            "target": self.settings.backup_weights,
+            "future": self.variant.future_weights,
+            "critique": self.settings.judge_weights,
+            "refinement": self.settings.judge_weights,
+        }
 
     def predict_ids(self, transition: Transition) -> tuple[int, ...]:
         """Prompt of M(.|s, a), under which the successor model is trained."""

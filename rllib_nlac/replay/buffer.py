@@ -20,7 +20,14 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from rllib_nlac.episode import environment_of, episode_success, generation_at, generations_of, messages_at
+from rllib_nlac.episode import (
+    environment_of,
+    episode_success,
+    generation_at,
+    generations_of,
+    known_task_seed,
+    messages_at,
+)
 from rllib_nlac.replay.storage import EpisodeFiles, Opener, open_file
 from rllib_nlac.types import Transition
 
@@ -237,6 +244,9 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
         returns_to_go=float(sum(episode.get_rewards(slice(t, None)))),
         next_messages=None if last else messages_at(episode, t + 1),
         following=tuple(transition_at(env, episode, later, first_id) for later in ahead),
+        episode=episode.id_,
+        turn=t,
+        task_seed=known_task_seed(episode),
     )
 
 
