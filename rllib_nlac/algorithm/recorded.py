@@ -39,7 +39,16 @@ from rllib_nlac.types import BellmanTarget, Future, Refinement, Transition, Weig
 from rllib_nlac.version import __version__
 
 # What a configuration holds that tells a reader nothing.
-UNTOLD = ("callbacks_class", "offline_data_class", "env_runner_cls", "custom_evaluation_function", "logger_config")
+UNTOLD = (
+    "env",
+    "env_config",
+    "simple_optimizer",
+    "callbacks_class",
+    "offline_data_class",
+    "env_runner_cls",
+    "custom_evaluation_function",
+    "logger_config",
+)
 
 
 class RecordedConfig(ExaminationConfig):

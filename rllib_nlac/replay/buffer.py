@@ -158,6 +158,16 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         """p^α of everything kept, in no order that means anything; shape (N,)."""
         return np.array([self._sum_segment[node] for *_, node in self._indices], float)
 
+    @property
+    def num_evicted(self) -> int:
+        """Episodes that were added and are gone: the number of the oldest that is kept."""
+        return self._num_episodes_evicted
+
+    def places(self) -> list[tuple[tuple[int, int], float]]:
+        """The episode's number and the step of everything kept, each with its priority before the exponent."""
+        power = 1 / self.alpha if self.alpha else 0.0
+        return [((place[0], place[1]), float(self._sum_segment[place[2]]) ** power) for place in self._indices]
+
     def ages(self, version: int) -> np.ndarray:
         """How many versions of the weights ago each turn that is kept was generated; shape (N,)."""
         made = [generation.weight_version for episode in list(self.episodes) for generation in generations_of(episode)]
