@@ -1,4 +1,4 @@
-"""Runs as the page takes them: columns, and every text once. 10,000 transitions of short dialogues fit into a megabyte or two."""
+"""Runs as the page takes them: as columns, and every text once."""
 
 from __future__ import annotations
 

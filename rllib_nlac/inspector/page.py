@@ -33,9 +33,10 @@ def render(data: bytes, title: str, stamp: str = "") -> bytes:
         stamp: Of the data, where the page asks its server for news; empty: it asks nobody.
     """
     style, script = source("page.css"), "\n".join(map(source, SCRIPTS))
+    connect = "'self'" if stamp else "'none'"
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
-        f"connect-src {"'self'" if stamp else "'none'"}; base-uri 'none'; form-action 'none'; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
     parts = {

@@ -129,7 +129,7 @@ class RunReader:
             self._facts(results),
             iterations,
             curves,
-            [each for row in results if (each := _evaluation(row))],
+            evaluations_of(results),
             [(_iteration(row), line) for row in results for line in str(row.get("notices") or "").splitlines()],
             lines,
             episodes,
@@ -155,7 +155,7 @@ class RunReader:
             return facts
         given = _read_object(self.folder / PARAMETERS)
         last = results[-1] if results else {}
-        name = str(last.get("trial_id") and self.folder.name.split("_")[0] or "")
+        name = self.folder.name.split("_")[0] if last.get("trial_id") else ""
         config = {key: [value, None] for key, value in given.items() if key not in ("env", "env_config")}
         return {"algorithm": name, "env": given.get("env"), "env_config": given.get("env_config") or {}, "config": config}
 
@@ -207,7 +207,22 @@ def _evaluation(row: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(own, Mapping):
         return None
     parts = {name: own[name] for name in ("critic", "repeated", "refined", "env_runners") if isinstance(own.get(name), Mapping)}
-    return {"iteration": _iteration(row), **{name: _numbers(part) for name, part in parts.items()}}
+    found = {name: _numbers(part) for name, part in parts.items()}
+    if all(value is None for part in found.values() for _, value in _leaves(part, "", lambda name: True)):
+        return None  # without an evaluation of its own an iteration tells of the last one again, or nothing but NaN
+    return {"iteration": _iteration(row), **found}
+
+
+def evaluations_of(results: Lines) -> Lines:
+    """Each evaluation once: the results of the next iteration tell it again."""
+    found: Lines = []
+    for row in results:
+        if (each := _evaluation(row)) is None:
+            continue
+        if found and {**each, "iteration": 0} == {**found[-1], "iteration": 0}:
+            continue
+        found.append(each)
+    return found
 
 
 def _numbers(value: Any, depth: int = 6) -> Any:
@@ -230,8 +245,11 @@ def curves_of(results: Lines) -> tuple[list[int], dict[str, list[float | None]]]
     step = -(-len(results) // MAX_ROWS) or 1
     rows = [row for number, row in enumerate(results) if (len(results) - 1 - number) % step == 0]
     curves: dict[str, list[float | None]] = {}
+    told = {each["iteration"] for each in evaluations_of(results)}
     for number, row in enumerate(rows):
-        for name, value in _leaves(row, "", lambda name: name.startswith(TOLD)):
+        if _iteration(row) not in told:
+            row = {key: value for key, value in row.items() if key != "evaluation"}
+        for name, value in _leaves(row, "", _is_told):
             if not name.startswith(CALIBRATION) or name.count("/") == 2:
                 curves.setdefault(name, [None] * len(rows))[number] = value
     return [_iteration(row) for row in rows], {name: curves[name] for name in sorted(curves)}
@@ -246,3 +264,7 @@ def _leaves(value: Mapping[str, Any], path: str, told: Callable[[str], bool]) ->
             yield from _leaves(each, f"{name}/", told)
         elif (number := _number(each)) is not None:
             yield name, number
+
+
+def _is_told(name: str) -> bool:
+    return name.startswith(TOLD)

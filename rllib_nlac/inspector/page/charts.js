@@ -26,7 +26,7 @@ function mark(kind, x, y, size, extra) {
 
 // series: [{name, xs, ys, low?, high?}]; options: {title, unit, low, high, pick, note, help}
 function lineChart(series, options) {
-  const W = 440, H = 190, L = 44, R = 12, T = 10, B = 24;
+  const W = 340, H = 170, L = 42, R = 10, T = 10, B = 24;
   const known = series.filter((each) => each && each.ys.some((y) => y !== null && Number.isFinite(y)));
   if (!known.length) return null;
   const xs = known.flatMap((each) => each.xs), ys = known.flatMap((each) => [each.ys, each.low || [], each.high || []]).flat().filter((y) => y !== null && Number.isFinite(y));
@@ -87,7 +87,7 @@ function reliabilityChart(several, title) {
   const W = 300, P = 36, size = W - P - 12, px = (x) => P + x * size, py = (y) => 12 + (1 - y) * size;
   const parts = [s("rect", { x: P, y: 12, width: size, height: size, class: "frame" })];
   for (const at of [0, 0.25, 0.5, 0.75, 1]) {
-    parts.push(s("line", { x1: P, x2: W - 12, y1: py(at), y2: py(at), class: "grid" }), s("text", { x: P - 6, y: py(at) + 3.5, class: "tick end" }, number(at)), s("text", { x: px(at), y: W + 6, class: "tick middle" }, number(at)));
+    parts.push(s("line", { x1: P, x2: W - 12, y1: py(at), y2: py(at), class: "grid" }), s("text", { x: P - 6, y: py(at) + 3.5, class: "tick end" }, number(at)), s("text", { x: px(at), y: 12 + size + 16, class: "tick middle" }, number(at)));
   }
   parts.push(s("line", { x1: px(0), y1: py(0), x2: px(1), y2: py(1), class: "ideal" }));
   several.forEach((each, place) => {
@@ -99,9 +99,9 @@ function reliabilityChart(several, title) {
       parts.push(dot);
     });
   });
-  parts.push(s("text", { x: P + size / 2, y: W + 22, class: "tick middle" }, "predicted chance of success"), s("text", { x: 0, y: 0, class: "tick middle", transform: `translate(9 ${12 + size / 2}) rotate(-90)` }, "came"));
+  parts.push(s("text", { x: P + size / 2, y: 12 + size + 33, class: "tick middle" }, "predicted chance of success"), s("text", { x: 0, y: 0, class: "tick middle", transform: `translate(9 ${12 + size / 2}) rotate(-90)` }, "came"));
   return h("figure", { class: "card chartcard square" }, h("figcaption", null, h("h3", null, title)),
-    s("svg", { viewBox: `0 0 ${W} ${W + 28}`, class: "chart", role: "img", "aria-label": title }, parts),
+    s("svg", { viewBox: `0 0 ${W} ${12 + size + 38}`, class: "chart", role: "img", "aria-label": title }, parts),
     h("div", { class: "legend" }, several.map((each, at) => h("span", null, key(STYLES[at % STYLES.length]), each.name)), h("span", { class: "quiet" }, "on the diagonal: as often as predicted; larger marks: more turns")));
 }
 

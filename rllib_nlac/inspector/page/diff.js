@@ -17,7 +17,27 @@ function difference(before, after) {
   if (a.length * b.length > MAX_CELLS) parts.push(["-", a.join("")], ["+", b.join("")]);
   else parts.push(...byWords(a, b));
   parts.push(["=", tail.join("")]);
-  return joined(parts);
+  return blocks(joined(parts));
+}
+
+// Changes with nothing but space between them become one: whole words are read more easily than a patchwork.
+function blocks(parts) {
+  const found = [];
+  let out = "", put_ = "", space = "";
+  const flush = () => {
+    if (out) found.push(["-", out]);
+    if (put_) found.push(["+", put_]);
+    if (space) found.push(["=", space]);
+    out = put_ = space = "";
+  };
+  for (const [kind, text] of parts) {
+    if (kind === "=" && (out || put_) && !text.trim()) { space += text; continue; }
+    if (kind === "=") { flush(); found.push([kind, text]); continue; }
+    if (space) { out += space; put_ += space; space = ""; }
+    if (kind === "-") out += text; else put_ += text;
+  }
+  flush();
+  return joined(found);
 }
 
 function byWords(a, b) {
