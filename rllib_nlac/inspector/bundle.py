@@ -11,6 +11,7 @@ from rllib_nlac.inspector.run import Lines, Run
 
 FORMAT = 1
 MOST = 10_000  # transitions of a run
+LARGEST = 1e300  # of a number; NaN is no smaller
 KINDS = ("transition", "state", "prediction")
 NUMBERS = (
     "iteration",
@@ -107,8 +108,7 @@ def columns(lines: Lines, texts: Texts) -> dict[str, Any]:
     for line in lines:
         table["kind"].append(KINDS.index(line["kind"]))
         for name in NUMBERS:
-            value = line.get(name)
-            table[name].append(value if isinstance(value, (int, float)) and not isinstance(value, bool) else None)
+            table[name].append(finite(line.get(name)))
         for name in TEXTS:
             table[name].append(texts.number(line.get(name)))
         for name in FLAGS:
@@ -149,21 +149,29 @@ def _tokens(strips: Any, texts: Texts) -> dict[str, Any] | None:
     found = {}
     for name, strip in (_object(strips) or {}).items():
         if isinstance(strip, dict) and isinstance(strip.get("text"), list):
-            numbers = {key: value for key, value in strip.items() if key != "text" and isinstance(value, list)}
-            found[name] = {"text": [texts.number(str(each)) for each in strip["text"]], **plain(numbers)}
+            numbers = {
+                key: list(map(finite, value)) for key, value in strip.items() if key != "text" and isinstance(value, list)
+            }
+            found[name] = {"text": [texts.number(str(each)) for each in strip["text"]], **numbers}
     return found or None
 
 
 def _episode(line: dict[str, Any], texts: Texts) -> dict[str, Any]:
-    numbers = {name: line.get(name) for name in ("iteration", "version", "task", "task_seed")}
+    numbers = {name: finite(line.get(name)) for name in ("iteration", "version", "task", "task_seed")}
+    rewards = line.get("rewards")
     return {
-        **plain(numbers),
+        **numbers,
         "messages": dialogue(line.get("messages"), texts),
-        "rewards": [each for each in line.get("rewards") or () if isinstance(each, (int, float))],
+        "rewards": [finite(each) or 0 for each in rewards] if isinstance(rewards, list) else [],
         "success": bool(line.get("success")),
         "ended": texts.number(line.get("stop_reason") or ("terminated" if line.get("terminated") else "truncated")),
         "episode": texts.number(line.get("episode")),
     }
+
+
+def finite(value: Any) -> float | None:
+    """A number that a browser reads as one, else None."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST else None
 
 
 def _object(value: Any) -> dict[str, Any] | None:

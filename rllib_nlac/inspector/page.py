@@ -21,7 +21,7 @@ SCRIPTS = ("data.js", "dom.js", "charts.js", "diff.js", "list.js", "transition.j
 
 def packed(data: dict[str, Any]) -> bytes:
     """Data as the page unpacks it; equal data gives equal bytes."""
-    return gzip.compress(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), 6, mtime=0)
+    return gzip.compress(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(), 6, mtime=0)
 
 
 def render(data: bytes, title: str, stamp: str = "") -> bytes:

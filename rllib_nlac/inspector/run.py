@@ -198,7 +198,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _iteration(row: Mapping[str, Any]) -> int:
     number = row.get("training_iteration")
-    return number if isinstance(number, int) else 0
+    return number if isinstance(number, int) and abs(number) < 1 << 53 else 0
 
 
 def _evaluation(row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -219,10 +219,16 @@ def evaluations_of(results: Lines) -> Lines:
     for row in results:
         if (each := _evaluation(row)) is None:
             continue
-        if found and {**each, "iteration": 0} == {**found[-1], "iteration": 0}:
+        if found and _figures(each) == _figures(found[-1]):
             continue
         found.append(each)
     return found
+
+
+def _figures(evaluation: Mapping[str, Any]) -> tuple[Any, ...]:
+    """By which two evaluations are told apart; timers move on by themselves."""
+    played = evaluation.get("env_runners") or {}
+    return evaluation.get("critic"), *(played.get(name) for name in ("success_rate", "episode_return_mean", "num_tasks"))
 
 
 def _numbers(value: Any, depth: int = 6) -> Any:

@@ -51,8 +51,9 @@ class App {
       this.show("transitions", i === undefined ? wanted : null);
       return;
     }
+    this.open = null;
     const given = [...asked].filter(([name]) => name in EMPTY);
-    if (given.length) { Object.assign(this.filters, EMPTY, Object.fromEntries(given)); this.open = null; }
+    if (given.length) { Object.assign(this.filters, EMPTY, Object.fromEntries(given)); }
     const view = asked.get("view");
     const names = VIEWS.map(([name]) => name);
     this.show(names.includes(view) && (view !== "compare" || this.runs.length > 1) ? view : this.runs[0].iterations.length ? "run" : "transitions", null);
