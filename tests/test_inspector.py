@@ -23,6 +23,7 @@ from rllib_nlac.algorithm.record import EVALUATION, ITERATION, Learned, Record, 
 from rllib_nlac.command.inspect import inspect
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.inspector.atif import trajectories
+from rllib_nlac.inspector.buffer import read_checkpoint
 from rllib_nlac.inspector.bundle import Texts, bundle, columns, thinned
 from rllib_nlac.inspector.follow import Server, Source
 from rllib_nlac.inspector.inspect_log import logs
@@ -276,3 +277,61 @@ def test_an_episode_without_rewards_is_exported(tmp_path):
     write_lines(folder / "transitions" / "evaluation_00000002.jsonl", [episode(2, 0, rewards=[], messages=[])])
     run = RunReader(folder).read()
     assert trajectories(run) and logs(run) and os.path.exists(folder)
+
+
+@pytest.fixture()
+def small(config):
+    config.training(episodes_per_iteration=8, train_batch_size_per_learner=24, minibatch_size=12, tau=0.5)
+    config.evaluation(evaluation_interval=2, evaluation_duration=8, evaluation_critic_states=6)
+    config.reporting(record={"transitions": 16, "tokens": 4, "episodes": 3})
+    config.num_envs_per_env_runner = 8
+    return config
+
+
+def test_a_real_run_records_itself_and_goes_on_where_it_cannot(small, tmp_path, ray_session, lent_engine):
+    algorithm = small.build_algo()
+    try:
+        results = [algorithm.train() for _ in range(2)]
+        run = RunReader(algorithm.record.folder.parent).read()
+        every = [line for line in run.lines if line["kind"] == "transition"]
+        assert {line["iteration"]: sum(line["iteration"] == each["iteration"] for each in every) for line in every} == {
+            1: 16,
+            2: 16,
+        }
+        assert run.unread == 0 and {line["number"] for line in run.lines if line["kind"] == "state"} == {1, 2, 3}
+        assert len([line for line in run.lines if line["kind"] == "prediction"]) == 6 and len(run.episodes) == 3
+        assert run.facts["env_config"]["max_turns"] == 6 and run.facts["config"]["lr"] == [0.001, 1e-06]
+        assert all(line["priority"] > 0 and line["task_seed"] is not None and line["importance"] <= 1 for line in every)
+        strips = [(line, name, strip) for line in every for name, strip in (line["tokens"] or {}).items()]
+        assert len({(line["iteration"], line["id"]) for line, *_ in strips}) == 8
+        for line, name, strip in strips:
+            assert len(strip["text"]) == len(strip["policy"]) == len(strip["target"])
+            if name == "action" and line["age"] == 0:  # played by the very weights that are asked
+                assert strip["played"] == pytest.approx(strip["policy"], abs=1e-3)
+            if line["iteration"] == 1:  # θ̄ begins as θ
+                assert strip["target"] == pytest.approx(strip["policy"], abs=1e-3)
+            else:
+                assert strip["target"] != strip["policy"]
+            text = line[name]["text"] if name == "target" else line[name]
+            assert "".join(strip["text"]).partition("<|end|>")[0].removeprefix("Future:").strip() == text.strip()
+        assert results[-1]["seconds"]["record"] > 0
+
+        (tmp_path / "file").write_text("in the way")
+        folder, algorithm.record.folder = algorithm.record.folder, tmp_path / "file" / "transitions"
+        said = [algorithm.train().get("notices", "") for _ in range(2)]
+        assert said[0].count("the record for rllib inspect has a gap") == 1 and "has a gap" not in said[1]
+        algorithm.record.folder = folder
+        algorithm.train()
+        assert numbers(folder.parent) == [1, 2, 5]
+
+        checkpoint = Path(algorithm.save_to_path(tmp_path / "checkpoint"))
+        own = read_checkpoint(checkpoint)
+        buffer = algorithm.local_replay_buffer
+        assert own.is_buffer and len(own.lines) == buffer.get_num_timesteps()
+        assert sorted(line["age"] for line in own.lines) == sorted(buffer.ages(algorithm.weight_version).tolist())
+        powers = sorted(line["priority"] ** buffer.alpha for line in own.lines)
+        assert powers == pytest.approx(sorted(buffer.priorities.tolist()))
+        assert own.facts["env"] == "TwentyQuestions" and all(line["futures"] == [] for line in own.lines if "futures" in line)
+        json.dumps(bundle([own]), allow_nan=False)
+    finally:
+        algorithm.stop()

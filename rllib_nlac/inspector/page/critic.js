@@ -41,8 +41,8 @@ function statesView(app) {
 function calibrationView(app) {
   const run = app.run, page = h("div", { class: "page", id: "calibration" }, h("h2", null, "Does the critic foresee what comes?"));
   const known = run.evaluations.filter((each) => each.critic);
-  if (!known.length) { page.append(h("p", { class: "quiet" }, "No evaluation has examined the critic (evaluation_interval, evaluation_critic_states).")); return page; }
-  page.append(h("p", { class: "quiet" }, "Turns of fresh evaluation episodes: the share of futures that end well is the predicted chance of success, held against what the episode came to."));
+  if (!known.length) { put(page, null, [h("p", { class: "quiet" }, "No evaluation has examined the critic (evaluation_interval, evaluation_critic_states).")]); return page; }
+  put(page, null, [h("p", { class: "quiet" }, "Turns of fresh evaluation episodes: the share of futures that end well is the predicted chance of success, held against what the episode came to.")]);
   const xs = known.map((each) => each.iteration), of = (path) => known.map((each) => path.split("/").reduce((value, part) => (value === null || value === undefined ? null : value[part] ?? null), each));
   const line = (name, path, low, high) => ({ name, xs, ys: of(path), low: low && of(low), high: high && of(high) });
   const charts = h("div", { class: "charts" });
@@ -56,7 +56,7 @@ function calibrationView(app) {
     lineChart([line("Brier", "critic/brier"), line("of the base rate", "critic/brier_of_base_rate"), line("calibration error", "critic/ece")], { title: "Brier score and calibration error", low: 0, note: "0 is perfect" }),
     lineChart([line("foreseen", "critic/predicted_success"), line("came", "critic/success")], { title: "Foreseen and came", low: 0, high: 1 }),
     lineChart([line("win rate", "critic/refinement/win_rate", "critic/refinement/win_low", "critic/refinement/win_high")], { title: "Refined against action", low: 0, high: 1, note: "0.5: refinement is worth nothing" }));
-  page.append(charts, h("h2", null, "One evaluation ", select), place, driftCard(run), surprisesCard(app));
+  put(page, null, [charts, h("h2", null, "One evaluation ", select), place, driftCard(run), surprisesCard(app)]);
   draw(known[known.length - 1]);
   return page;
 }
@@ -105,13 +105,13 @@ function surprisesCard(app) {
 
 function episodesView(app) {
   const run = app.run, page = h("div", { class: "page", id: "episodes" }, h("h2", null, "Evaluation episodes"));
-  if (!run.episodes.length) { page.append(h("p", { class: "quiet" }, "None were recorded.")); return page; }
+  if (!run.episodes.length) { put(page, null, [h("p", { class: "quiet" }, "None were recorded.")]); return page; }
   const iterations = [...new Set(run.episodes.map((each) => each.iteration))].sort((a, b) => b - a), place = h("div", null);
   const select = h("select", { "aria-label": "Evaluation", id: "episodes-of", onchange: () => draw() }, iterations.map((each) => h("option", { value: String(each) }, `after iteration ${number(each)}`)));
   const ending = h("select", { "aria-label": "Outcome", id: "episodes-outcome", onchange: () => draw() }, [["", "any outcome"], ["1", "✓ success"], ["0", "✗ failure"]].map(([value, text]) => h("option", { value }, text)));
   const draw = () => replace(place, run.episodes.filter((each) => String(each.iteration) === select.value && (ending.value === "" || each.success === (ending.value === "1"))).map((each) => h("details", { class: "card episode" },
     h("summary", null, outcome(each.success), ` task ${number(each.task)} · ${number(each.rewards.length)} turns · return ${number(each.rewards.reduce((a, b) => a + b, 0))} · `, inline(run.at(each.ended), 60)), dialogueView(run.messages(each.messages)))));
-  page.append(h("p", { class: "line" }, select, ending), place);
+  put(page, null, [h("p", { class: "line" }, select, ending), place]);
   draw();
   return page;
 }
@@ -121,17 +121,17 @@ function compareView(app) {
     h("p", { class: "legendline" }, [a, b].map((run, at) => h("span", null, key(STYLES[at]), h("b", null, "AB"[at], " "), inline(run.name, 120)))));
   const charts = CURVES.flatMap((each) => each.lines.slice(0, each.title === "Losses" ? 2 : 1).map((own) => lineChart([...series(a, [own], "A "), ...series(b, [own], "B ")], { ...each, title: each.title === "Losses" ? own[1] : each.title === "Success" ? "Success in evaluation" : `${each.title}: ${own[1]}` }))).filter(Boolean);
   const auc = lineChart([...series(a, [[C + "auc", "AUC"]], "A "), ...series(b, [[C + "auc", "AUC"]], "B ")], { title: "AUC of the critic", low: 0, high: 1 });
-  page.append(h("div", { class: "charts" }, charts, auc));
+  put(page, null, [h("div", { class: "charts" }, charts, auc)]);
   const reliable = [a, b].map((run, at) => { const last = run.evaluations.filter((each) => each.critic && each.critic.reliability).pop(); return last && { name: `${"AB"[at]}, after iteration ${number(last.iteration)}`, ...last.critic.reliability }; }).filter((each) => each && Array.isArray(each.predicted) && each.predicted.length);
   if (reliable.length) page.append(h("div", { class: "charts" }, reliabilityChart(reliable, "Reliability at the last evaluation")));
   const of = (run, name) => { const pair = (run.facts.config || {})[name]; return pair === undefined ? undefined : Array.isArray(pair) ? pair[0] : pair; };
   const usual = (name) => [a, b].map((run) => (run.facts.config || {})[name]).filter(Array.isArray).map((pair) => pair[1])[0];
   const names = [...new Set([...Object.keys(a.facts.config || {}), ...Object.keys(b.facts.config || {})])].filter((name) => JSON.stringify(of(a, name) ?? usual(name)) !== JSON.stringify(of(b, name) ?? usual(name))).sort();
   const text = (value) => h("code", null, inline(value === undefined || value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value), 300));
-  page.append(card("Configuration", h("span", { class: "quiet" }, names.length ? "where they differ" : "the same"), names.length ? table(["key", "A", "B"], names.map((name) => [h("code", null, inline(name, 80)), text(of(a, name) ?? usual(name)), text(of(b, name) ?? usual(name))]), "config") : null));
+  put(page, null, [card("Configuration", h("span", { class: "quiet" }, names.length ? "where they differ" : "the same"), names.length ? table(["key", "A", "B"], names.map((name) => [h("code", null, inline(name, 80)), text(of(a, name) ?? usual(name)), text(of(b, name) ?? usual(name))]), "config") : null)]);
   const own = statesOf(a), other = statesOf(b), shared = [...own.keys()].filter((each) => other.has(each));
-  page.append(h("h2", null, "The same evaluation states"), shared.length ? shared.map((each, at) => h("div", { class: "sidebyside" }, stateCard(a, own.get(each), `A · state ${at + 1}`), stateCard(b, other.get(each), `B · state ${at + 1}`, { bare: true })))
+  put(page, null, [h("h2", null, "The same evaluation states"), shared.length ? shared.map((each, at) => h("div", { class: "sidebyside" }, stateCard(a, own.get(each), `A · state ${at + 1}`), stateCard(b, other.get(each), `B · state ${at + 1}`, { bare: true })))
     : h("p", { class: "quiet" }, "The two runs have no evaluation state in common: they were played with other seeds, or another policy played the first evaluation."),
-    shared.length || !(own.size && other.size) ? null : h("div", { class: "sidebyside" }, [[a, own, "A"], [b, other, "B"]].map(([run, groups, name]) => h("div", null, [...groups.values()].map((rows_, at) => stateCard(run, rows_, `${name} · state ${at + 1}`))))));
+    shared.length || !(own.size && other.size) ? null : h("div", { class: "sidebyside" }, [[a, own, "A"], [b, other, "B"]].map(([run, groups, name]) => h("div", null, [...groups.values()].map((rows_, at) => stateCard(run, rows_, `${name} · state ${at + 1}`)))))]);
   return page;
 }

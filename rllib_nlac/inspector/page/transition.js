@@ -50,7 +50,7 @@ function summaryOf(run, i) {
     parts.push(` and the episode ended in ${won ? "success" : "failure"}: ${foresees === won ? "as foreseen" : "a surprise"}. `);
   } else parts.push(`The episode ended in ${won ? "success" : "failure"}. `);
   if (critique) parts.push(critique.optimal ? "The action was found optimal. " : "The action was found wanting. ");
-  if (reason) parts.push((REASONS[reason] || reason).replace(/^[^:]*: /, "").replace(/^./, (c) => c.toUpperCase()), ".");
+  if (reason) parts.push((REASONS[reason] || reason).replace(/^(refined|kept|imitated|not judged): /, "").replace(/^./, (c) => c.toUpperCase()), ".");
   return h("p", { class: "summary" }, parts);
 }
 
