@@ -27,6 +27,7 @@ from rllib_nlac.algorithm.record import (
     future,
     moment,
     opinion,
+    plain,
     token_texts,
     transition_lines,
 )
@@ -39,16 +40,7 @@ from rllib_nlac.types import BellmanTarget, Future, Refinement, Transition, Weig
 from rllib_nlac.version import __version__
 
 # What a configuration holds that tells a reader nothing.
-UNTOLD = (
-    "env",
-    "env_config",
-    "simple_optimizer",
-    "callbacks_class",
-    "offline_data_class",
-    "env_runner_cls",
-    "custom_evaluation_function",
-    "logger_config",
-)
+UNTOLD = ("env", "env_config", "simple_optimizer", "policies", "logger_config")
 
 
 class RecordedConfig(ExaminationConfig):
@@ -218,10 +210,7 @@ class RecordedAlgorithm(ExaminedAlgorithm):
 
 
 def _told(config: Any) -> dict[str, Any]:
-    """A configuration as a reader understands it: its own attributes, without classes and functions."""
-    values: dict[str, Any] = {}
-    for key, value in vars(config).items():
-        if key.startswith("_") or key in UNTOLD or callable(value) or isinstance(value, AlgorithmConfig):
-            continue
-        values[key] = value
-    return values
+    """A configuration as a reader understands it: its own attributes as JSON says them, without classes and functions."""
+    kinds = (bool, int, float, str, list, tuple, dict)
+    shown = {key: value for key, value in vars(config).items() if not key.startswith("_") and key not in UNTOLD}
+    return {key: plain(value) for key, value in shown.items() if value is None or isinstance(value, kinds)}
