@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -55,7 +56,6 @@ def train(folder: Path, iterations: int, transitions: int) -> tuple[Path, float]
     from rllib_nlac import NLACConfig
     from rllib_nlac.inputs import examples
 
-    os.environ["HOME"] = str(folder)
     example = yaml.safe_load(examples.find("twenty_questions_nlac").read_text())["twenty-questions-nlac"]
     keys = {**example["config"], "evaluation_interval": None, "record": {"transitions": transitions}}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
@@ -66,9 +66,10 @@ def train(folder: Path, iterations: int, transitions: int) -> tuple[Path, float]
         for _ in range(iterations):
             spent.append(algorithm.train()["seconds"])
             print(f"iteration {len(spent)} of {iterations}", file=sys.stderr)
-        run = algorithm.record.folder.parent
     finally:
         algorithm.stop()
+    own = algorithm.record.folder.parent  # RLlib's, in the home folder
+    run = Path(shutil.move(own, folder / f"run_{transitions}"))
     return run, share(spent)
 
 
@@ -106,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="a run's folder, instead of training one")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--iterations", type=int, default=28)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="inspector_") as scratch:
         folder = Path(scratch)
