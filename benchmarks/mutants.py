@@ -48,7 +48,6 @@ CACHE = Path(tempfile.gettempdir()) / "rllib_nlac_mutants"
 GOAL = 0.9
 SLOW_S = 8.0
 CLEAN_LIMIT_S = 60  # of a test, in the run without changes
-STARTS_PROCESSES = {"session_engine", "ray_session"}  # fixtures
 INVALID = re.compile(r"missing \d+ required|expected (at least |exactly )?\d+ argument")
 
 _BASELINES = ["test_baseline_losses", "test_baselines", "test_roles", "test_taint"]
@@ -59,10 +58,12 @@ PARTS: dict[str, list[str]] = {
     "language/backup": ["test_stages", "test_waves", "test_roles"],
     "language/critique": ["test_stages", "test_waves", "test_roles"],
     "language/refine": ["test_stages", "test_waves", "test_roles"],
-    "learner/losses": ["test_learner", "test_gradients", "test_not_finite", "test_update"],
+    "language/prediction": ["test_examination"],
+    "learner/losses": ["test_learner", "test_gradients", "test_not_finite", "test_update", "test_lora"],
     "learner/batch": ["test_learner", "test_gradients", "test_update", "test_baseline_losses"],
     "learner/target": ["test_learner", "test_gradients"],
-    "learner/learner": ["test_learner", "test_gradients", "test_not_finite"],
+    "learner/learner": ["test_learner", "test_gradients", "test_not_finite", "test_lora"],
+    "learner/adapter": ["test_lora"],
     "replay/buffer": ["test_replay", "test_replay_details", "test_seeds", "test_update"],
     "sampling/env_runner": [
         "test_env_runner",
@@ -74,8 +75,11 @@ PARTS: dict[str, list[str]] = {
     ],
     "sampling/player": ["test_env_runner", "test_collection", "test_seeds", "test_answers", "test_hostile_texts"],
     "sampling/rollout": ["test_env_runner", "test_collection", "test_seeds", "test_answers", "test_lost_processes"],
+    "engine/lora": ["test_lora", "test_ranges"],
     "engine/chat": ["test_chat", "test_control_tokens", "test_hostile_texts", "test_model_folder"],
     "ablations": ["test_stages", "test_roles", "test_taint"],
+    "algorithm/examination": ["test_examination", "test_roles", "test_taint"],
+    "algorithm/calibration": ["test_calibration"],
     "sync/sync": ["test_sync", "test_not_finite"],
     "baselines/grpo": [*_BASELINES, "test_gradients"],
     "baselines/scalar_critic": [*_BASELINES, "test_gradients"],
@@ -155,7 +159,10 @@ class Recorder:
         self.failed: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if not STARTS_PROCESSES & set(getattr(item, "fixturenames", ()))]
+        from conftest import NEEDS
+
+        starting = {*NEEDS["vllm"], *NEEDS["ray"]}  # fixtures
+        items[:] = [item for item in items if not starting & set(getattr(item, "fixturenames", ()))]
         self.fixtures = {item.nodeid: set(getattr(item, "fixturenames", ())) for item in items}
 
     @pytest.hookimpl(wrapper=True)

@@ -50,6 +50,7 @@ nitpick_ignore_regex = [
     ),
 ]
 
+highlight_language = "none"  # what a program prints is no Python
 html_theme = "furo"
 html_title = f"rllib_nlac {release}"
 html_static_path = ["_static"]

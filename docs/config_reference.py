@@ -17,7 +17,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 
 from rllib_nlac import algorithms
 from rllib_nlac.ablations import ABLATIONS
-from rllib_nlac.engine.make import ENGINES
+from rllib_nlac.engine.lora import LoRASettings
+from rllib_nlac.engine.make import ENGINES, EngineKeys
 from rllib_nlac.nlac import PRESETS
 
 PACKAGE = "rllib_nlac"
@@ -146,6 +147,11 @@ def default_of(name: str, users: Mapping[str, AlgorithmConfig]) -> str:
     return f"{common} ({', '.join(others)})" if others else common
 
 
+def own_keys(config: AlgorithmConfig) -> list[str]:
+    """The keys that a configuration adds to RLlib's ``AlgorithmConfig``."""
+    return sorted(set(vars(config)) - set(vars(AlgorithmConfig())))
+
+
 def heading(users: list[str], everyone: list[str]) -> str:
     """Which algorithms take the keys of a class."""
     if set(users) == set(everyone):
@@ -176,7 +182,7 @@ def reference() -> str:
     for algorithm, config in everyone.items():
         for cls in own_classes(config):
             users.setdefault(cls, {})[algorithm] = config
-    parts = []
+    parts = [f"NLAC has {len(own_keys(everyone['NLAC']))} keys beside RLlib's own."]
     for cls in sorted(users, key=lambda cls: -len(users[cls])):
         keys = list(keys_of(cls))
         if not keys:
@@ -195,19 +201,25 @@ def reference() -> str:
 
 def _nested(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:
     spec = next(iter(everyone.values())).engine_spec
-    engine, kind = spec.settings, spec.kind
-    meanings = arguments_of(type(engine).__doc__ or "", "Attributes")
     yield "## Keys of `engine_config`"
-    names = ", ".join(f'"{name}"' for name in ENGINES)
-    rows = [("`engine`", shown(kind), f"Which engine: {names}. The keys below are those of the default.")]
-    for field in fields(engine):
-        if field.name not in meanings:
-            raise Undocumented(f"engine_config: {field.name}")
-        rows.append((f"`{field.name}`", shown(getattr(engine, field.name)), meanings[field.name]))
+    yield f"The first {len(fields(EngineKeys))} are keys of any engine ({', '.join(ENGINES)}), the others of `{spec.kind}`."
+    rows = [*_fields("engine_config", EngineKeys), *_fields("engine_config", type(spec.settings))]
     yield table(("key", "default", "meaning"), rows)
-    replay = next(config.replay_settings for config in everyone.values() if hasattr(config, "replay_settings"))
-    yield "## Defaults of `replay_buffer_config`"
-    yield table(("key", "default"), [(f"`{key}`", shown(value)) for key, value in replay.items()])
+    mappings: dict[str, type] = {"lora": LoRASettings}
+    for config in everyone.values():
+        mappings |= config.of_all_bases("SETTINGS")  # type: ignore[attr-defined]
+    for key, settings in mappings.items():
+        yield f"## Keys of `{key}`"
+        yield table(("key", "default", "meaning"), list(_fields(key, settings)))
+
+
+def _fields(key: str, settings: type) -> Iterator[tuple[str, str, str]]:
+    """The keys of a mapping: the fields of a dataclass, and what its docstring says of them."""
+    meanings = arguments_of(settings.__doc__ or "", "Attributes")
+    for field in fields(settings):
+        if field.name not in meanings:
+            raise Undocumented(f"{key}: {field.name}")
+        yield f"`{field.name}`", shown(field.default), meanings[field.name]
 
 
 def _presets(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:

@@ -26,6 +26,7 @@ class Doing:
         done: So much of it.
         total: Of so much; 0 where that is not known.
         unit: What is counted.
+        remark: What a person should know beside it.
     """
 
     stage: str = ""
@@ -33,12 +34,13 @@ class Doing:
     done: int = 0
     total: int = 0
     unit: str = ""
+    remark: str = ""
 
     def __str__(self) -> str:
         """As a person reads it."""
         where = f"iteration {self.iteration}: " if self.iteration else ""
         count = f"{self.done} of {self.total} {self.unit}" if self.total else f"{self.done} {self.unit}" if self.done else ""
-        return f"{where}{self.stage}{', ' if count else ''}{count}"
+        return f"{where}{self.stage}{', ' if count else ''}{count}{'; ' if self.remark else ''}{self.remark}"
 
 
 class Activity:
@@ -65,7 +67,11 @@ class Activity:
     def advance(self, unit: str, count: int = 1) -> None:
         """So many more are done; a stage that counts something else takes no notice."""
         if self.now.unit == unit:
-            self.now = replace(self.now, done=self.now.done + count)
+            self.now = replace(self.now, done=self.now.done + count, remark="")
+
+    def remark(self, text: str) -> None:
+        """Something about the stage, until it goes on."""
+        self.now = replace(self.now, remark=text)
 
     def publish(self, send: Callable[[Doing], None]) -> None:
         """Sends what changes from now on, in a thread; it ends where something cannot be sent."""
@@ -107,7 +113,7 @@ def read_from_ray(trial: str) -> Doing | None:
     with contextlib.suppress(Exception):
         said = json.loads(internal_kv._internal_kv_get(_key(trial)))
         iteration, done, total = (int(said[name]) for name in ("iteration", "done", "total"))
-        return Doing(str(said["stage"]), iteration, done, total, str(said["unit"]))
+        return Doing(str(said["stage"]), iteration, done, total, str(said["unit"]), str(said["remark"]))
     return None
 
 

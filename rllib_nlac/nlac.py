@@ -1,4 +1,4 @@
-"""Natural Language Actor-Critic: ``NLACConfig`` says what to do, and ``NLAC.training_step`` does it, one call a stage."""
+"""Natural Language Actor-Critic: ``NLACConfig`` says what to do, ``NLAC.training_step`` does it."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     # For long episodes with a reward at their end, and a model whose advice is as weak as its play.
     "long_horizon": {
-        # What was done is judged by what came of it, and what is advised instead by what the critic predicts.
+        # A stored action is judged by what really followed, a refined one by what the critic predicts.
         "critic_input": "backed_up",
         "n_step": 3,
-        # Up to four pieces of advice are tried until the critic accepts one; what it does not accept counts little.
+        # Up to four rounds of refinement, until the evaluator says yes. An action without its yes has a small weight.
         "num_refinements": 4,
         "rejected_weight": 0.05,
-        "critique_temperature": 1.0,
+        "judge_temperatures": {"critique": 1.0},
         "train_on_yes": "always",
-        # The backup follows the first of three next actions that the critic accepts: a state is worth what the policy is about
-        # to do there.
+        # Of three sampled next actions the backup uses the first that the evaluator approves, which is what the policy is
+        # learning to do.
         "num_next_actions": 3,
-        # Evaluator, refinement and backup are not trained: under moving weights they are forgotten.
+        # Evaluator, refinement and backup are not trained, and would be forgotten as the weights change.
         "judge_weights": "initial",
-        # The critic has facts to learn: five passes, and half of the batch teaches it alone. Most refined actions are guesses,
-        # whose noise would keep it from learning.
+        # The critic has facts to learn: five epochs, and half of the batch trains it alone. Most refined actions are guesses,
+        # and their noise would slow it.
         "num_epochs": 5,
         "judged_fraction": 0.5,
         "policy_loss_coeff": 0.3,
@@ -105,25 +105,26 @@ class NLACConfig(ReplayConfig, RecordedConfig):
     ) -> Self:
         """Sets NLAC's own hyper-parameters.
 
-        ``train_batch_size_per_learner`` counts the transitions sampled per iteration, ``minibatch_size`` those of one
-        gradient step, and ``num_epochs`` how often each target and refinement is trained on: gradient steps cost little beside
-        the generation of what they learn from.
+        ``train_batch_size_per_learner`` is the number of transitions sampled per iteration, ``minibatch_size`` that of one
+        gradient step, and ``num_epochs`` how often each target and refinement is trained on. Gradient steps are cheap compared
+        with generating their data.
 
         Args:
-            preset: A name of ``PRESETS``, "paper" or "long_horizon", whose settings come first and everything else over them.
+            preset: A name of ``PRESETS``, "paper" or "long_horizon". Its settings are applied first; any other key overrides
+                them.
             num_futures: k, futures that the evaluator sees for each action.
             num_next_actions: Number of next actions a' sampled in s'. The backup uses the first one that the evaluator approves
                 (1: the current policy's, as in the paper). Costs so many futures and critiques for each target.
             num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the critic accepts.
-            critic_input: What the evaluator reads. "predicted" futures, as in the paper; "backed_up": of the stored action its
-                Bellman target, which knows what really came, and of a refined one what is predicted, so that what an episode
-                has shown is imitated before the critic has learned it.
-            rejected_weight: Below 1 a refined action is judged, too, and one without the verdict yes counts this much in the
-                policy's loss, beside the others of its minibatch; where all are rejected they count in full. For models whose
-                advice is weak. 0 leaves the policy as it is where the critic knows nothing good; a little keeps the policy
-                trying the advice there. 1: refined actions are not judged, as in the paper.
-            judged_fraction: Share of the sampled transitions whose actions are judged and refined; the others teach the critic
-                alone, which costs a third of the generation or less. Below 1 the replay priorities are those of the critic.
+            critic_input: What the evaluator reads. "predicted": futures, as in the paper. "backed_up": for a stored action its
+                Bellman target, which contains the real reply, and for a refined action predicted futures. So the policy uses
+                what an episode has shown before the critic has learned it.
+            rejected_weight: Below 1 the evaluator judges refined actions, too. One without its yes has this weight in the
+                policy's loss, relative to the rest of its minibatch; if none has a yes, all count in full. For models whose
+                advice is weak. 0: the policy learns approved actions only. A small value: it still tries the advice. 1:
+                refined actions are not judged, as in the paper.
+            judged_fraction: Share of the sampled transitions whose actions are judged and refined. The others train the critic
+                only, which costs a third of the generation or less. Below 1, replay priorities are those of L1 alone.
 
         Returns:
             This updated config.
@@ -178,34 +179,40 @@ class NLAC(RecordedAlgorithm):
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
-        # 1, 2, 3. Environments and engine make episodes; replay keeps them and draws transitions.
-        sample = self.replay()
-        if sample is None:
-            return
+        episodes = self.collect()  # stages 1 and 2: environments and engine make episodes
+        sample = self.replay(episodes)  # 3: the buffer keeps them and draws transitions
+        targets, refinements = self.ask_critic(sample)  # 4, 5 and 6: backup, critique and refinement share three waves
+        if self.learn_from(sample, targets, refinements):  # 7: two losses; each transition's become its priority
+            self.sync_weights()  # 8: the new weights go to every engine
 
-        # 4, 5, 6. Backup, critique and refinement, in three waves of generation.
+    def ask_critic(self, sample: ReplaySample) -> tuple[list[BellmanTarget], list[Refinement]]:
+        """Bellman target and refined action of each transition."""
         with stage(self.metrics, "waves", "asking the critic"):
             targets, refinements, report = self.stages.run(sample.transitions)
         log_stages(self.metrics, report, targets, refinements)
         self.heed_stages(report)
-        self.writer.write(self.iteration, targets, refinements)
-        strips = self.token_strips(targets, refinements)
+        self.writer.write(self.iteration + 1, targets, refinements)
+        self.begin_record(targets, refinements, report)
+        return targets, refinements
 
-        # 7. The two losses, one gradient step a minibatch; what they say of each transition becomes its priority.
+    def learn_from(self, sample: ReplaySample, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> bool:
+        """Takes one gradient step per minibatch, and gives the transitions their priorities.
+
+        Returns:
+            Whether there was anything to learn.
+        """
         sequences = self.sequences_of(sample, targets, refinements)
         self.heed_lessons(sequences)
         if not sequences:
-            self.keep(targets, refinements, report, None, strips)
-            return
+            self.end_record(None)
+            return False
         losses = self.learn(sequences, count=len(sample.transitions))
         with stage(self.metrics, "replay", "keeping the priorities"):
             new = priorities(losses[CRITIC], self.policy_losses(losses[POLICY], refinements))
             self.prioritise(sample, new)
-        self.keep(targets, refinements, report, Learned(losses[CRITIC], losses[POLICY], new, sample.weights), strips)
+        self.end_record(Learned(losses[CRITIC], losses[POLICY], new, sample.weights))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
-
-        # 8. The new weights go to every engine.
-        self.sync_weights()
+        return True
 
     def policy_losses(self, losses: np.ndarray, refinements: Sequence[Refinement]) -> np.ndarray:
         """L2 as the priorities take it: 0 where the policy has nothing to learn, NaN where that is not known.
@@ -215,8 +222,8 @@ class NLAC(RecordedAlgorithm):
             refinements: Of the same transitions.
 
         Returns:
-            Shape (N,). Where only a part of the batch is judged all are NaN: else what happened to be judged would be drawn
-            more often.
+            Shape (N,). All are NaN where only part of the batch is judged: otherwise judged transitions would be drawn more
+            often by chance.
         """
         if self.config.judged_fraction < 1:
             return np.full(len(losses), np.nan)

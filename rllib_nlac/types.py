@@ -49,6 +49,19 @@ def hash_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
 
 
+class Seen(NamedTuple):
+    """What an engine has seen of a dialogue.
+
+    Attributes:
+        prompt_ids: Ids of a prompt.
+        turn_ids: Ids of the turn that answered it, as they were sampled; the dialogue has that turn and one message more than
+            the prompt. None: the prompt is the whole dialogue.
+    """
+
+    prompt_ids: tuple[int, ...]
+    turn_ids: tuple[int, ...] | None = None
+
+
 @dataclass(frozen=True)
 class Request:
     """One generation that is asked of an engine.
@@ -86,6 +99,7 @@ class Generation:
         finished: False where ``max_tokens`` cut the generation off.
         weight_version: Version of the weights that answered.
         weights: Which they were.
+        cached_tokens: Of the prompt's tokens those that the engine's prefix cache held.
     """
 
     prompt_ids: tuple[int, ...]
@@ -94,10 +108,16 @@ class Generation:
     finished: bool
     weight_version: int
     weights: Weights = Weights.POLICY
+    cached_tokens: int = 0
+
+    @property
+    def seen(self) -> Seen:
+        """Prompt and turn, for what follows them."""
+        return Seen(self.prompt_ids, self.token_ids)
 
     @property
     def sampled_logprobs(self) -> np.ndarray:
-        """``logprobs``, for whom cannot do without.
+        """``logprobs``, one for each sampled id.
 
         Raises:
             ValueError: There is not one for each id.
@@ -121,11 +141,11 @@ class Transition:
         reward: The reward of this step.
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
-        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. In no prompt but
-            that of self-distillation's evaluator, which reads real rollouts and how they ended.
-        returns_to_go: Undiscounted sum of rewards from this step to the end; never in a prompt either.
-        next_messages: s', where it is known and no mere extension of s, because old turns are left out.
-        following: The next steps of the same episode, as many as an n-step backup rests on: at most n - 1.
+        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. The only prompt
+            that shows it is that of self-distillation's evaluator, which reads real rollouts.
+        returns_to_go: Undiscounted sum of rewards from this step to the end. No prompt shows it.
+        next_messages: s', where it is not just s and one turn more, because old turns are left out; else None.
+        following: The next steps of the same episode that an n-step backup uses, at most n - 1.
         episode: The episode's id, for whoever reads a record of it; empty where there is none.
         turn: Which of the episode's it is, from 0.
         task_seed: What the environment was reset with; None where nobody knows, as of logged dialogues.
@@ -152,6 +172,16 @@ class Transition:
     def ended(self) -> bool:
         """Whether nothing follows: a truncated episode counts as an end."""
         return self.terminated or self.truncated
+
+    @property
+    def seen(self) -> Seen:
+        """s and a as an engine saw and sampled them."""
+        return self.generation.seen
+
+    @property
+    def next_seen(self) -> Seen | None:
+        """The same, as the beginning of s'; None where s' leaves old turns out."""
+        return self.seen if self.next_state[:-2] == self.state else None
 
     @property
     def next_state(self) -> tuple[Message, ...]:
@@ -195,8 +225,8 @@ class BellmanTarget:
 
     Attributes:
         transition: The transition backed up.
-        generation: The target's ids; None where it did not parse, and the transition's L1 is dropped. Of a thinking
-            model these are the ids of its corrected reasoning and the description, which no engine sampled as they stand.
+        generation: The target's ids; None where it did not parse, and the transition then has no L1. For a thinking model the
+            ids of the corrected reasoning and the description, a sequence that no engine sampled.
         future: The parsed target, None likewise.
         next_action: a', None after an end.
         next_future: d', None after an end or where it did not parse.
@@ -223,7 +253,7 @@ class Refinement:
         generation: The ids to train the policy on, None where this item's L2 is dropped.
         kept: Whether ``action`` equals the stored one.
         reason: Why L2 is trained or dropped, one of ``Refinement.REASONS``.
-        weight: Of this item among its minibatch's.
+        weight: Weight of this item's L2 within its minibatch.
     """
 
     REASONS = (
@@ -251,5 +281,5 @@ class Refinement:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody knows what the policy has to learn here: a text did not parse, or none was asked for."""
+        """Whether it is unknown what the policy should learn here: a text did not parse, or none was asked for."""
         return self.reason.startswith("unparsed") or self.reason == "not_judged"

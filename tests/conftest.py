@@ -41,7 +41,7 @@ WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 NEEDS = {
     "vllm": ("session_engine", "adapters", "merging"),
     "ray": ("ray_session",),
-    "process": ("browser", "commands", "disk", "real_server", "source", "trained"),
+    "process": ("browser", "chromium", "commands", "disk", "real_server", "source", "trained"),
 }
 # The first to begin where tests are divided, so that no long one begins last; by name of the test or its file, longest first.
 LONGEST = (

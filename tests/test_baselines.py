@@ -32,7 +32,7 @@ from rllib_nlac.learner.batch import POLICY, TrainingSequence, into_minibatches,
 from rllib_nlac.learner.losses import clipped_policy_loss
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.types import Critique, Future, Message, Request, Weights
+from rllib_nlac.types import Critique, Future, Message, Request
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 CONFIGS = {
@@ -272,9 +272,9 @@ class TestNLRLAndSelfDistillation:
         prompts = []
         generate = algorithm.engine.generate
 
-        def spy(requests, weights=Weights.POLICY):
+        def spy(requests):
             prompts.extend(algorithm.chat.tokenizer.decode(list(r.prompt_ids)) for r in requests)
-            return generate(requests, weights)
+            return generate(requests)
 
         algorithm.engine.generate = spy
         algorithm.train()

@@ -85,7 +85,7 @@ def test_training_2n_equals_n_save_new_process_restore_n(small, ray_session, tmp
 def test_two_learners_resume_with_all_their_shards(small, ray_session, lent_engine, tmp_path, stage, shards):
     """In bfloat16, so that the float32 master weights are part of what is resumed."""
     small.learners(num_learners=2).deepspeed(deepspeed_config={"zero_optimization": {"stage": stage}}).language(
-        learner_dtype="bfloat16"
+        learner_model={"dtype": "bfloat16"}
     )
     algorithm = small.build_algo()
     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import itertools
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,13 +19,14 @@ from pathlib import Path
 import pytest
 import typer.main
 import yaml
+from conftest import NEEDS
 from rooms import FLOORS
 
 from benchmarks.compare import Plan, read_rows, summary
 from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.command.experiment import describe, load_experiments, tune_arguments
 from rllib_nlac.inputs import examples
-from rllib_nlac.nlac import PRESETS
+from rllib_nlac.nlac import NLAC, PRESETS, NLACConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -145,6 +148,15 @@ def test_commands_and_their_options_exist(code):
             assert words[0] in ("tensorboard",), f"no check knows {words}"
 
 
+def test_make_check_says_what_it_leaves_out_and_slow_tests_run_exactly_that():
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = dict(re.findall(r"^([\w-]+):[^\n]*\n((?:\t[^\n]*\n)+)", makefile, re.MULTILINE))
+    quick, slow = (re.search(r'-m "(.*)"', recipes[name])[1] for name in ("quick-tests", "slow-tests"))
+    assert quick == f"not ({slow})" and slow.split(" or ") == list(NEEDS)
+    assert "-m" not in recipes["test"] and "make slow-tests" in recipes["check"]
+    assert "-rfEs" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"].split()
+
+
 def check_rllib(words: list[str]) -> None:
     """Walks down to the subcommand and lets it parse its options, without running it."""
     command = typer.main.get_command(importlib.import_module(COMMAND).app)
@@ -165,10 +177,10 @@ def check_module(module: str, words: list[str]) -> None:
         assert f'"{option}"' in source, (module, option)
 
 
-def test_modules_that_the_text_names_exist():
+def test_modules_that_the_text_names_exist_with_their_options():
     for page in PAGES:
-        for module in re.findall(r"`python -m ([\w.]+)", page.read_text()):
-            assert importlib.util.find_spec(module) is not None, (page.name, module)
+        for module, options in re.findall(r"`python -m ([\w.]+)([^`]*)`", FENCE.sub("", page.read_text())):
+            check_module(module, options.split())
 
 
 def test_messages_of_the_troubleshooting_page_stand_in_the_code():
@@ -203,6 +215,14 @@ def test_the_rooms_stand_on_the_floors_that_the_architecture_has():
     assert list(zip(floors, rooms, strict=True)) == [(n, room) for n, on_it in enumerate(FLOORS, 1) for room in on_it]
 
 
+def test_an_iteration_is_the_calls_of_the_data_path():
+    """One after the other, and nothing else."""
+    table = (DOCS / "concepts.md").read_text().partition("| call of `training_step` |")[2].partition("\n\n")[0]
+    tree = ast.parse(inspect.cleandoc(inspect.getsource(NLAC.training_step)))
+    calls = [node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == calls
+
+
 def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
     everyone = config_reference.configs()
     config_reference.check(everyone)
@@ -214,6 +234,13 @@ def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
     everyone["GRPO"].an_attribute_of_its_own = 1
     with pytest.raises(config_reference.Undocumented, match="GRPO: an_attribute_of_its_own, which no setter method takes"):
         config_reference.check(everyone)
+
+
+def test_the_knobs_are_few(config_reference):
+    """A new key goes into the mapping of its topic, takes the place of another, or is an algorithm of its own."""
+    keys = config_reference.own_keys(NLACConfig())
+    print(f"NLACConfig has {len(keys)} keys of its own: {', '.join(keys)}")
+    assert len(keys) <= 46 and {"num_futures", "language_model"} <= set(keys)
 
 
 def test_ones_own_environment_is_short_and_trains(my_game, commands, ray_session):

@@ -56,6 +56,10 @@ def check(**entry):
         ({"stop": {EXAMPLE_METRIC: 0.9}}, "needs evaluation"),
         ({"config": [1]}, "config is .* must be a mapping"),
         ({"config": {**EVALUATED, "evaluation_config": {"exploer": False}}}, "evaluation_config: unknown key 'exploer'"),
+        (
+            {"config": {**EVALUATED, "evaluation_config": {"action_temperature": -1}}},
+            "e, evaluation_config: config.action_temperature is -1 and must not be negative",
+        ),
         ({"config": {**EVALUATED, "evaluation_config": [1]}}, "evaluation_config is .* must be a mapping"),
         ({"config": {**EVALUATED, "evaluation_config": {"env_config": {"turns": 1}}}}, "did you mean 'max_turns'"),
     ],
@@ -79,6 +83,16 @@ def test_what_is_right_passes():
     )
     assert made["num_samples"] == 2 and made["mode"] == "min"
     assert check(num_samples=-1, time_budget_s=9)["num_samples"] == -1
+
+
+@pytest.mark.parametrize("run", ["GRPO", "PPO", "APPO", "ScalarCritic"])
+def test_what_a_gradient_needs_is_not_asked_of_an_evaluation(run, tmp_path):
+    """A greedy evaluation of a policy that is trained at temperature 1."""
+    for key, value in (("action_temperature", 0), ("action_top_p", 0.9)):
+        entry = {"run": run, "env": "TwentyQuestions"}
+        read_experiment("e", {**entry, "config": {**EVALUATED, "evaluation_config": {key: value}}}, "e")
+        with pytest.raises(ExperimentError, match=f"^e: config.{key} is {value}"):
+            read_experiment("e", {**entry, "config": {**EVALUATED, key: value}}, "e")
 
 
 @pytest.mark.parametrize(

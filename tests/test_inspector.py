@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import episode, make_run, transition, write_iteration, write_lines
 
-from rllib_nlac.algorithm.record import EVALUATION, ITERATION, Learned, Record, RecordSettings, plain, transition_lines
+from rllib_nlac.algorithm.record import EVALUATION, ITERATION, Learned, Record, RecordSettings, Said, plain, transition_lines
 from rllib_nlac.command.inspect import inspect
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.inspector.atif import trajectories
@@ -59,7 +59,8 @@ class TestRecord:
             *(np.array(values) for values in ([0.1, np.inf, 9], [np.nan, 0.2, 9], [0.3, np.nan, 9], [1.0, 0.5, 9]))
         )
         by = {"future": Weights.POLICY, "critique": Weights.INITIAL, "target": Weights.TARGET}
-        first, second = transition_lines(5, 7, targets, refinements, by, {1: [("future", "noise")]}, learned, 8)
+        said = Said(targets, refinements, by, {1: [("future", "noise")]}, {}, 7)
+        first, second = transition_lines(5, said, learned, 8)
         assert (first["id"], first["turn"], first["age"], first["predicted"]) == (1, 2, 4, 0.5)
         assert first["by"] == {
             **{key: ["policy", 3] for key in ("action", "target", "refinement")},
@@ -69,7 +70,7 @@ class TestRecord:
         assert first["unparsed"] == [{"role": "future", "text": "noise"}] and second["unparsed"] == []
         assert (first["critic_loss"], first["policy_loss"], first["stopped"]) == (0.1, None, False)
         assert (second["critic_loss"], second["priority"], second["stopped"]) == (None, None, True)
-        assert len(transition_lines(5, 7, targets, refinements, by, {}, None, 1)) == 1
+        assert len(transition_lines(5, said, None, 1)) == 1
 
     def test_files_are_whole_and_written_anew_after_a_restart(self, tmp_path):
         for text in ("lost", "kept"):

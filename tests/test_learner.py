@@ -206,7 +206,10 @@ class TestGradientStep:
     def test_per_sequence_losses_come_back_in_order(self, make_learner):
         learner = make_learner()
         expected = [float(reference_loss(learner.lm, [s]).detach() / s.weight) for s in SEQUENCES]
-        table = np.concatenate(update(learner)[DEFAULT_MODULE_ID][SEQUENCE_LOSSES].peek())
+        results = update(learner)[DEFAULT_MODULE_ID]
+        table = np.concatenate(results[SEQUENCE_LOSSES].peek())
+        whole = sum(s.weight * loss for s, loss in zip(SEQUENCES, expected, strict=True))
+        assert float(results["total_loss"].peek()) == pytest.approx(whole, rel=1e-4)  # weighted, as the gradient's is
         assert table[:, 0].tolist() == [0, 0, 1, 2] and table[:, 1].tolist() == [CRITIC, POLICY, CRITIC, POLICY]
         assert table[:, 2].tolist() == [0] * 4
         np.testing.assert_allclose(table[:, 3], expected, rtol=1e-4)
@@ -230,7 +233,8 @@ class TestGradientStep:
     @pytest.mark.parametrize("stage", [0, 3])
     def test_gradient_checkpointing_runs_each_layer_twice_and_changes_nothing(self, make_learner, stage):
         plain, checkpointed = (
-            make_learner(**zero(stage), optimizer={"eps": 1e-3}, gradient_checkpointing=on) for on in (False, True)
+            make_learner(**zero(stage), optimizer={"eps": 1e-3}, learner_model={"gradient_checkpointing": on})
+            for on in (False, True)
         )
         before, runs = weights_of(plain), []
         for learner in (plain, checkpointed):
@@ -246,7 +250,7 @@ class TestGradientStep:
         shutil.copytree(model_path, folder)
         settings = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.5}))
-        learner = make_learner(language_model=str(folder), gradient_checkpointing=True)
+        learner = make_learner(language_model=str(folder), learner_model={"gradient_checkpointing": True})
         first, second = (learner.logprobs_of([(3, 10, 11)], [(20, 21, 1)])[0] for _ in range(2))
         np.testing.assert_array_equal(first, second)
 
@@ -255,7 +259,7 @@ class TestGradientStep:
         """In float32 master weights: in bfloat16 most of these steps are lost (cosine 0.18, a length of 0.27)."""
         moved: list[dict[Weights, torch.Tensor]] = []
         for dtype in ("float32", "bfloat16"):
-            learner = make_learner(lr=2e-5, tau=0.1, learner_dtype=dtype, **zero(stage))
+            learner = make_learner(lr=2e-5, tau=0.1, learner_model={"dtype": dtype}, **zero(stage))
             before = learner.export_weights()
             assert {tensor.dtype for tensor in before[Weights.POLICY].values()} == {getattr(torch, dtype)}
             for _ in range(30):

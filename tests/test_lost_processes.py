@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -11,7 +14,8 @@ import pytest
 from faulty import Faulty
 from scripted_engine import ScriptedEngine
 
-from rllib_nlac.algorithm.evaluation import _TaskRounds
+from rllib_nlac.activity import EPISODES, activity
+from rllib_nlac.algorithm.evaluation import _TaskRounds, _tasks
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
@@ -132,14 +136,15 @@ def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
 
     class Asked(Group):
         def foreach_env_runner_async(self, function, *, tag, remote_worker_ids):
-            tasks = function.keywords["request"].keywords["tasks"]
+            tasks = function.keywords["request"].keywords["items"]
             self.fatal = lambda *_: 11 in tasks
             played.extend(() if 11 in tasks else tasks)
             super().foreach_env_runner_async(function, tag=tag, remote_worker_ids=remote_worker_ids)
 
     group = Asked(make, 2)
+    rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False))
     with pytest.raises(CollectionError, match=r"while they played evaluation task 11\. Its environment ends the process"):
-        _TaskRounds(algorithm, group, 1, False).play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
+        rounds.play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
     assert sorted(played) == [task for task in range(16) if task != 11]  # each once: of what was lost the halves are asked
 
 
@@ -168,6 +173,7 @@ class Hanging(gym.Env):
     observation_space = action_space = TextSpace()
     calls = 0
     hang_in: frozenset[int] = frozenset()
+    release = threading.Event()
 
     def reset(self, *, seed=None, options=None):
         self._call()
@@ -180,7 +186,7 @@ class Hanging(gym.Env):
     def _call(self):
         Hanging.calls += 1
         if Hanging.calls in Hanging.hang_in:
-            threading.Event().wait()
+            Hanging.release.wait()
 
 
 @pytest.mark.parametrize("threads", [0, 3])
@@ -196,6 +202,25 @@ def test_an_environment_that_never_returns_loses_its_episode(make, engine, threa
     assert "raised TimeoutError: no answer within 0.2 s (env_step_timeout_s)" in caplog.text
     mine = [thread for thread in threading.enumerate() if thread.name == "env"]
     assert mine and all(thread.daemon for thread in mine)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_where_nothing_limits_the_wait_it_is_said_whom_one_waits_for(make, engine, threads, monkeypatch, caplog):
+    """In the log and in the line that a person reads; once for each doubling, and no more when the answer is there."""
+    monkeypatch.setattr("rllib_nlac.sampling.env_watch.LATE_S", 0.1)
+    Hanging.calls, Hanging.hang_in = 0, frozenset({6})
+    monkeypatch.setattr(Hanging, "release", release := threading.Event())
+    runner = make(1, creator=lambda context: Hanging(), env_threads=threads)
+    runner.attach(engine)
+    with activity.stage("playing", 8, EPISODES):
+        seen: list[str] = []
+        threading.Timer(0.9, lambda: (seen.append(str(activity.now)), release.set())).start()
+        assert len(runner.sample(num_episodes=8)) == 8
+        assert "not answered" not in str(activity.now)
+    said = re.findall(r"TwentyQuestions \(environment \d of pid (\d+)\) has not answered for \d+ s", caplog.text)
+    assert 2 <= len(said) <= 4 and set(said) == {str(os.getpid())} and "env_step_timeout_s ends such a wait" in caplog.text
+    assert re.search(r"playing, \d of 8 episodes; TwentyQuestions \(environment \d of pid \d+\) has not answered", seen[0])
+    assert not [thread for thread in threading.enumerate() if thread.name == "env watch"]
 
 
 def test_a_limit_that_nobody_reaches_changes_nothing(make, engine):

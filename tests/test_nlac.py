@@ -222,8 +222,8 @@ def test_a_run_survives_an_iteration_in_which_nothing_parses(algorithm, broken):
     ids = algorithm.chat.encode(broken)
     generate = algorithm.engine.generate
 
-    def garbage(requests, weights=Weights.POLICY):
-        return [replace(g, token_ids=ids, logprobs=np.zeros(len(ids), np.float32)) for g in generate(requests, weights)]
+    def garbage(requests):
+        return [replace(g, token_ids=ids, logprobs=np.zeros(len(ids), np.float32)) for g in generate(requests)]
 
     algorithm.engine.generate = garbage
     result = algorithm.train()
@@ -277,7 +277,7 @@ class TestRemote:
 
     def test_remote_runners_and_engines(self, small, ray_session):
         small.env_runners(num_env_runners=2)
-        small.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25}, engine_timeout_s=120)
+        small.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25, "timeout_s": 120})
         algorithm = small.build_algo()
         try:
             result = [algorithm.train() for _ in range(2)][-1]

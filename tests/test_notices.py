@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +19,9 @@ from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.language.report import StageReport
-from rllib_nlac.types import Weights
+from rllib_nlac.reporting.advice import advise
+from rllib_nlac.reporting.report import markdown
+from rllib_nlac.reporting.results import Run
 
 TRIAL = SimpleNamespace(trial_id="abc_00000")
 
@@ -126,9 +130,9 @@ class TestRuns:
             ids = chat.encode("no label \x1b[31m here")
 
             def garbage(finished):
-                return lambda requests, weights=Weights.POLICY: [
+                return lambda requests: [
                     replace(g, token_ids=ids, logprobs=g.logprobs[:1].repeat(len(ids)), finished=finished)
-                    for g in generate(requests, weights)
+                    for g in generate(requests)
                 ]
 
             algorithm.engine.generate = garbage(True)
@@ -142,8 +146,10 @@ class TestRuns:
             algorithm.engine.generate = generate
             assert NOTICES not in algorithm.train()
             algorithm.engine.generate = garbage(False)
-            (future,) = [text for text in algorithm.train()[NOTICES].splitlines() if "the critic's futures" in text]
-            assert "cut off by max_future_tokens" in future and "What to do: raise max_future_tokens, which is 24" in future
+            again = [text for text in algorithm.train()[NOTICES].splitlines() if "the critic's futures" in text]
+            (future,) = [text for text in again if "cut off by max_future_tokens" in text]
+            assert "What to do: raise max_future_tokens, which is 24" in future
+            assert any("futures 100% do not parse, where it was 0%" in text for text in again)
         finally:
             algorithm.stop()
 
@@ -164,7 +170,15 @@ class TestRuns:
         config.num_envs_per_env_runner = 4
         algorithm = config.build_algo()
         try:
-            (notice,) = algorithm.train()[NOTICES].splitlines()
+            results = algorithm.train()
         finally:
             algorithm.stop()
+        (notice,) = results[NOTICES].splitlines()
         assert "of the policy's turns (100%) do not parse" in notice and "One of them: '" in notice
+        # And their report, of what RLlib reports.
+        plain = json.loads(json.dumps({**results, "training_iteration": 1}, default=str))
+        run = Run(Path("trial"), "PPO", [plain])
+        report = markdown(run)
+        assert "iteration 1: " + notice in report and "No evaluation asked a critic in words" in report
+        assert "| training, not measured by stage |" in report and "| Environment | `TwentyQuestions` |" in report
+        assert advise(run)[0].rule == "turns_unparsed"

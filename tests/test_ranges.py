@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
+from rllib_nlac.engine.lora import LoRASettings
 
 CONFIGS = [
     NLACConfig,
@@ -57,10 +59,15 @@ def config(request):
 def test_every_number_and_flag_of_our_own_has_a_range(config):
     """Whatever a class adds to RLlib's configuration and is a number, a flag, or None by default."""
     theirs, known = vars(RLLIBS.get(type(config), AlgorithmConfig)()), ranges_of(type(config))
-    texts_or_none = {"attn_implementation", "preset", "prompts"}
+    texts_or_none = {"preset", "prompts", "lora"}
     for key, value in vars(type(config)()).items():
         if not key.startswith("_") and key not in theirs and (value is None or isinstance(value, (bool, int, float))):
             assert key in known or key in texts_or_none, f"{key} is checked nowhere"
+    nested = config.of_all_bases("NESTED_RANGES")
+    for key, settings in {**config.of_all_bases("SETTINGS"), "lora": LoRASettings}.items():
+        for field in fields(settings):
+            if isinstance(field.default, (bool, int, float)):
+                assert field.name in nested[key], f"{key}[{field.name!r}] is checked nowhere"
 
 
 BAD = [math.nan, math.inf, -math.inf, -1, -1e-9, True, "1", "no", [], {}, np.float64("nan"), np.bool_(True), 10**400]
@@ -89,8 +96,13 @@ def test_none_of_them_takes_what_is_no_number_of_its_range(config):
     ("cls", "key", "inner"),
     [
         (NLACConfig, "replay_buffer_config", ("capacity", "max_bytes", "alpha", "beta", "beta_final_timesteps")),
-        (NLACConfig, "engine_config", ("max_num_seqs", "tensor_parallel_size", "gpu_memory_utilization", "cpu_kv_cache_gib")),
+        (NLACConfig, "engine_config", ("max_num_seqs", "gpu_memory_utilization", "cpu_kv_cache_gib", "timeout_s")),
+        (NLACConfig, "judge_temperatures", ("critique", "refine")),
+        (NLACConfig, "evaluation_critic", ("states", "futures", "fixed_states", "branches")),
+        (NLACConfig, "evaluation_repeats", ("tasks", "attempts")),
         (ReActConfig, "endpoint", ("max_concurrency", "max_retries", "timeout_s")),
+        (NLACConfig, "lora", ("rank", "alpha", "dropout")),
+        (NLACConfig, "rehearsal", ("fraction", "weight", "num_answers", "held_out")),
     ],
 )
 def test_nor_do_those_inside_a_mapping(cls, key, inner):

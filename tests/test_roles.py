@@ -19,6 +19,7 @@ from scripted_roles import thinking as answers
 
 from rllib_nlac import NLAC, NLACConfig
 from rllib_nlac.ablations import ABLATIONS, NOTHING_KNOWN, Constant, FrozenCritic, Permuted
+from rllib_nlac.algorithm.examination import Examiner
 from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig
 from rllib_nlac.baselines.nlrl import NLRLConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
@@ -90,6 +91,15 @@ def table(chat, compact) -> dict[str, dict[str, set[str]]]:
     refining.submit([Request(chat.prompt_ids(prompt), 24, messages=prompt)])
     refining.poll()
     rows["`evaluate_refined`, the defaults"] = asked_by(engine)
+    for name, variant in (("the defaults", NLAC_AS_IT_IS), ("run: NLAC_FrozenCritic", FrozenCritic.variant)):
+        engine = ScriptedEngine(chat, answers)
+        settings = NLACConfig().roles(max_reasoning_tokens=64).stage_settings
+        examiner = Examiner(
+            LanguageStages(engine, chat, lambda env: compact, settings, variant=variant), "TwentyQuestions", seed=0, futures=4
+        )
+        examiner.predict([transition(1)])
+        examiner.refine([transition(1)])
+        rows[f"`evaluation/critic`, {name}"] = asked_by(engine)
     return rows
 
 
@@ -98,7 +108,8 @@ def test_the_policys_next_action_and_the_targets_are_whose_they_should_be(table)
         frozen = "Frozen" in name
         plays = row.get("a'", set())
         assert plays <= {"policy"}, name  # the policy of today, never the target's or the stored action
-        assert row.get("d'", {"target"}) == ({"initial"} if frozen else {"target"}), name
+        next_futures = {"initial"} if frozen else {"target"}
+        assert row.get("d'", next_futures) == next_futures, name
         assert row["d"] == ({"initial"} if frozen else {"policy"}), name
         backup = "initial" if '"initial"' in name or "tuned" in name else "target"
         assert row.get("y", {backup}) == {backup}, name
@@ -112,6 +123,7 @@ def test_every_role_is_asked_by_default(table):
     assert table["defaults"].keys() == set(ROLES)
     assert table["num_refinements: 0"].keys() == set(ROLES) - {"a_r"}
     assert table["`evaluate_refined`, the defaults"].keys() == {"a'", "d", "critique", "a_r", "rethink"}
+    assert table["`evaluation/critic`, the defaults"].keys() == {"d", "critique", "a_r"}  # what was played is judged
     assert table["run: NLQL"].keys() == set(ROLES) - {"a_r"}
 
 
@@ -152,8 +164,7 @@ class TestSampling:
     SETTINGS = {
         "action_temperature": 0.11,
         "action_top_p": 0.9,
-        "critique_temperature": 0.44,
-        "refine_temperature": 0.55,
+        "judge_temperatures": {"critique": 0.44, "refine": 0.55},
         "max_action_tokens": 31,
         "max_future_tokens": 42,
         "max_critique_tokens": 53,

@@ -340,9 +340,7 @@ def test_same_seed_same_requests(make):
     for _ in range(2):
         engine, stages = make(script())
         generate, seen = engine.generate, []
-        engine.generate = lambda requests, weights, g=generate, s=seen: (
-            s.extend(r.seed for r in requests) or g(requests, weights)
-        )
+        engine.generate = lambda requests, g=generate, s=seen: s.extend(r.seed for r in requests) or g(requests)
         stages.run([transition(i) for i in range(4)])
         seeds.append(seen)
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == len(seeds[0])

@@ -136,7 +136,7 @@ class TestModule:
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.05)])
     def test_temperature_is_the_engines(self, ppo_config, dtype, tolerance):
-        spec = ppo_config.language(action_temperature=0.5, learner_dtype=dtype).get_default_rl_module_spec()
+        spec = ppo_config.language(action_temperature=0.5, learner_model={"dtype": dtype}).get_default_rl_module_spec()
         spec.observation_space = spec.action_space = TextSpace()
         module = spec.build()
         prompt, turn = torch.tensor([[3, 10, 11, PAD]]), torch.tensor([[20, 1, PAD]])

@@ -17,6 +17,7 @@ from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import NEXT, NO, role_of, thinking
 
 from rllib_nlac.ablations import Constant, Fresh, Imitating, Permuted
+from rllib_nlac.algorithm.examination import Examiner, forks_of
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.nlql import BestOfStages
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
@@ -140,6 +141,24 @@ class TestPrompts:
             return prompts_of(runner.engine)
 
         assert {role_of(prompt) for prompt in compared(ask)} == {"a'", "d'", "d", "critique", "a_r", "rethink"}
+
+    def test_of_what_an_evaluation_asks_the_critic(self, own_config, chat, compact):
+        """It knows how its episodes ended, and asks about them."""
+
+        def ask(world: int) -> list[str]:
+            episodes = runner_of(own_config, chat, world).sample_tasks(range(3))
+            engine = ScriptedEngine(chat, thinking)
+            stages = LanguageStages(engine, chat, lambda env: compact, own_config.stage_settings)
+            examiner = Examiner(stages, "TwentyQuestions", seed=0, futures=4)
+            places = examiner.draw(episodes, 6)
+            turns = examiner.transitions(places)
+            assert {t.episode_success for t in turns} == {bool(world)}
+            examiner.predict(turns)
+            forks_of(places, examiner.refine(turns), 2)
+            return prompts_of(engine)
+
+        # The actions that the policy played in s' are judged as well, by which ``role_of`` tells d' from d.
+        assert {role_of(prompt) for prompt in compared(ask)} == {"d", "d'", "critique", "a_r"}
 
     def test_of_dialogues_that_were_logged(self, own_config, chat, compact, tmp_path):
         """The log holds success and the task's id beside the dialogue."""

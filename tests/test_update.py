@@ -11,9 +11,9 @@ from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
-from rllib_nlac.algorithm.algorithm import last_losses
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.notices import Notices
-from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER
+from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
@@ -200,12 +200,13 @@ class TestPriorities:
 class TestStep:
     """Who is called with what, in which order."""
 
-    def run(self, make, monkeypatch, sample="full", targets=None, **settings):
+    def run(self, make, monkeypatch, targets=None, **settings):
         calls: list[tuple] = []
         transitions, own_targets, refinements = items()
         full = sample_of(transitions)
         algorithm = make(**settings)
-        algorithm.replay = lambda: full if sample == "full" else None
+        algorithm.collect = lambda: calls.append(("collect",)) or ["episode"]
+        algorithm.replay = lambda episodes: calls.append(("replay", episodes)) or full
         report = StageReport()
 
         def stages_run(asked):
@@ -225,8 +226,12 @@ class TestStep:
 
     def test_the_stages_in_their_order(self, make, monkeypatch):
         calls, sample, report, losses = self.run(make, monkeypatch)
-        assert [call[0] for call in calls] == ["stages", "log_stages", "write", "learn", "priorities", "log_replay", "sync"]
+        assert [call[0] for call in calls] == [
+            *("collect", "replay", "stages", "log_stages", "write"),
+            *("learn", "priorities", "log_replay", "sync"),
+        ]
         by_name = {call[0]: call[1:] for call in calls}
+        assert by_name["replay"] == (["episode"],)
         assert by_name["stages"] == (sample.transitions,) and by_name["log_stages"] == (report,)
         sequences, count = by_name["learn"]
         assert count == COUNT and len(sequences) == 8 + 6
@@ -236,14 +241,11 @@ class TestStep:
         buffer, *rest = by_name["log_replay"]
         assert hasattr(buffer, "update_priorities_of") and rest == [sample, 5] and by_name["write"] == (3,)
 
-    def test_nothing_is_learned_before_enough_was_collected(self, make, monkeypatch):
-        assert self.run(make, monkeypatch, sample=None)[0] == []
-
     def test_where_nothing_parses_nothing_is_learned_or_synced(self, make, monkeypatch):
         transitions, _, _ = items()
         unparsed = [BellmanTarget(t, None, None, None, None) for t in transitions]
         calls, *_ = self.run(make, monkeypatch, targets=unparsed, policy_loss_coeff=0.0)
-        assert [call[0] for call in calls] == ["stages", "log_stages", "write"]
+        assert [call[0] for call in calls] == ["collect", "replay", "stages", "log_stages", "write"]
 
 
 class TestReplay:
@@ -256,19 +258,21 @@ class TestReplay:
         falling = make(steps, replay_buffer_config={"beta": 0.4, "beta_final": 0.0, "beta_final_timesteps": final})
         assert falling._beta() == pytest.approx(0.4 - (beta - 0.4) * 0.4 / 0.6)
 
-    def drawing(self, make, steps=0, **settings):
+    def drawing(self, make, monkeypatch, steps=0, **settings):
         algorithm = make(steps, **settings)
         log: list[tuple] = []
-        algorithm.collect = lambda: log.append(("collect",)) or ["episode"]
+        monkeypatch.setattr(nlac.LanguageAlgorithm, "collect", lambda self: log.append(("collect",)) or ["episode"])
         algorithm.local_replay_buffer = SimpleNamespace(
             add=lambda episodes: log.append(("add", episodes)),
             sample_transitions=lambda *a: log.append(("draw", *a)) or "drawn",
         )
         return algorithm, log
 
-    def test_what_was_collected_is_kept_before_anything_is_drawn(self, make):
-        algorithm, log = self.drawing(make, 50, n_step=3, replay_buffer_config={"beta": 0.5, "beta_final_timesteps": 100})
-        assert algorithm.replay() == "drawn"
+    def test_what_was_collected_is_kept_before_anything_is_drawn(self, make, monkeypatch):
+        algorithm, log = self.drawing(
+            make, monkeypatch, 50, n_step=3, replay_buffer_config={"beta": 0.5, "beta_final_timesteps": 100}
+        )
+        assert algorithm.replay(algorithm.collect()) == "drawn"
         assert log == [("collect",), ("add", ["episode"]), ("draw", COUNT, 0.75, 3)]
 
     def test_without_logs_the_first_iteration_collects(self, make):
@@ -280,23 +284,23 @@ class TestReplay:
 
     @pytest.mark.parametrize("logged", [True, False])
     def test_logged_dialogues_are_in_the_buffer_before_anything_is_learned(self, make, monkeypatch, logged):
-        monkeypatch.setattr(nlac.LanguageAlgorithm, "setup", lambda self, config: None)
+        monkeypatch.setattr(LanguageAlgorithm, "setup", lambda self, config: None)
         algorithm, added = make(prompts="compact"), []
         algorithm.chat = "chat"
         algorithm.local_replay_buffer = SimpleNamespace(add=added.append)
         data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
         algorithm.offline_data = data if logged else None
-        nlac.ReplayAlgorithm.setup(algorithm, {})
+        ReplayAlgorithm.setup(algorithm, {})
         assert added == ([("chat", "compact")] if logged else [])
 
     @pytest.mark.parametrize(
         ("env", "iterations", "offline"),
         [("E", None, False), ("E", 3, False), ("E", 4, True), ("E", 0, False), (LOGGED, None, True), (LOGGED, 0, True)],
     )
-    def test_offline_iterations_collect_nothing(self, make, env, iterations, offline):
-        algorithm, log = self.drawing(make, env=env, offline_iterations=iterations)  # of which three are over
+    def test_offline_iterations_collect_nothing(self, make, monkeypatch, env, iterations, offline):
+        algorithm, log = self.drawing(make, monkeypatch, env=env, offline_iterations=iterations)  # of which three are over
         assert algorithm.is_learning_offline is offline
-        algorithm.replay()
+        algorithm.replay(algorithm.collect())
         assert [entry[0] for entry in log] == (["draw"] if offline else ["collect", "add", "draw"])
 
     def test_the_buffer_is_what_the_config_says(self, make):
@@ -312,7 +316,7 @@ class TestReplay:
     @pytest.mark.parametrize("kept", [True, False])
     def test_checkpoints_hold_the_buffer_where_asked_to(self, make, monkeypatch, tmp_path, kept):
         monkeypatch.setattr("rllib_nlac.algorithm.algorithm.on_every_learner", lambda *_: [])
-        algorithm = make(store_buffer_in_checkpoints=kept)
+        algorithm = make(replay_buffer_config={"in_checkpoints": kept})
         algorithm.learner_group = None
         algorithm.local_replay_buffer = TextReplayBuffer(env="E")
         algorithm.save_parts(tmp_path)
@@ -336,7 +340,7 @@ def test_a_restored_run_goes_on_with_the_stages_random_state(make):
 def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make, monkeypatch, tmp_path):
     calls: list = []
     for name in ("setup", "cleanup"):
-        monkeypatch.setattr(nlac.ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
+        monkeypatch.setattr(ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(NLAC, "make_stages", lambda self, kind, variant: f"stages of {kind.__name__}")
     monkeypatch.setattr(nlac, "TransitionWriter", lambda folder: SimpleNamespace(close=lambda: calls.append(folder)))
     algorithm = make()

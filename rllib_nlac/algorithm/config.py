@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,24 +13,25 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
-from rllib_nlac.algorithm.evaluation import evaluate_tasks
+from rllib_nlac.algorithm.evaluation import Repeats, evaluate_tasks
+from rllib_nlac.algorithm.rehearsal import RehearsalSettings, read_prompts
 from rllib_nlac.engine.chat import Chat, check_model_path
 from rllib_nlac.engine.lora import SERVED_RANKS, LoRASettings
-from rllib_nlac.engine.make import ENGINES, EngineSpec
+from rllib_nlac.engine.make import ENGINES, MERGES_LORA, EngineKeys, EngineSpec
 from rllib_nlac.engine.model_folder import check_weights
 from rllib_nlac.envs import registry
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.adapter import check_targets
 from rllib_nlac.learner.learner import LanguageLearner
-from rllib_nlac.learner.rl_module import CausalLMModule
+from rllib_nlac.learner.rl_module import CausalLMModule, LearnerModel
 from rllib_nlac.names import unknown_key
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
 
 @dataclass(frozen=True)
 class Manners:
-    """How a model is spoken to and how much it says. What a configuration leaves open, None, its model brings.
+    """Prompts and token limits that suit a model. They fill the keys that a configuration leaves at None.
 
     Attributes:
         prompts: A prompt set, see ``load_prompts``.
@@ -61,11 +62,12 @@ DEEPSPEED_KEYS_OF_OURS = {
 class LanguageConfig(AlgorithmConfig):
     """The part that RLlib's own algorithms and ours share on a text environment. A mixin: put it before RLlib's class."""
 
-    truncation_ends = False  # whether an episode that a limit cuts off counts as ended, where one would bootstrap from its end
+    truncation_ends = False  # whether a truncated episode counts as ended, where an algorithm would bootstrap from its end
     episodes_per_task = 1  # played one after the other, as groups that a policy gradient compares
     learns_from_logs = False  # whether ``offline_data`` means anything
     criticises_in_words = False  # whether there are ``stage_settings``
-    # What numeric keys and flags may hold; a class adds its own, and its word counts more than that of its bases.
+    trains = True  # whether a learner holds the model
+    # What numeric keys and flags may hold; a class adds its own and overrides those of its bases.
     RANGES: ranges.Ranges = {
         **ranges.RLLIB,
         "episodes_per_iteration": ranges.COUNT_OR_NONE,
@@ -73,22 +75,24 @@ class LanguageConfig(AlgorithmConfig):
         "env_step_timeout_s": ranges.Range(0, above=True, optional=True),
         "evaluation_attempts": ranges.COUNT,
         "evaluate_refined": ranges.FLAG,
-        "evaluation_repeated_tasks": ranges.WHOLE_NOT_NEGATIVE,
-        "evaluation_repeats": ranges.Range(2, whole=True, why="pass@k of one attempt is success"),
         "max_context": ranges.COUNT_OR_NONE,
         "max_action_tokens": ranges.COUNT_OR_NONE,
         "history_turns": ranges.COUNT_OR_NONE,
         "max_response_tokens": ranges.COUNT_OR_NONE,
         "action_temperature": ranges.NOT_NEGATIVE,
         "action_top_p": ranges.Range(0, 1, above=True),
-        "gradient_checkpointing": ranges.FLAG,
         "max_tokens_per_micro_batch": ranges.COUNT,
         "num_engines": ranges.WHOLE_NOT_NEGATIVE,
         "num_gpus_per_engine": ranges.NOT_NEGATIVE,
-        "engine_timeout_s": ranges.POSITIVE,
     }
     NESTED_RANGES: Mapping[str, ranges.Ranges] = {
+        "learner_model": {"gradient_checkpointing": ranges.FLAG},
+        "evaluation_repeats": {
+            "tasks": ranges.WHOLE_NOT_NEGATIVE,
+            "attempts": ranges.Range(2, whole=True, why="pass@k of one attempt is success"),
+        },
         "engine_config": {
+            "timeout_s": ranges.POSITIVE,
             "max_num_seqs": ranges.COUNT,
             "tensor_parallel_size": ranges.COUNT,
             "gpu_memory_utilization": ranges.Range(0, 1, above=True),
@@ -103,6 +107,9 @@ class LanguageConfig(AlgorithmConfig):
         },
     }
 
+    # Keys that hold a mapping, and the dataclass whose fields it may name; a class adds its own.
+    SETTINGS: Mapping[str, type] = {"learner_model": LearnerModel, "evaluation_repeats": Repeats}
+
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.env_runner_cls = TextEnvRunner
@@ -115,13 +122,11 @@ class LanguageConfig(AlgorithmConfig):
         self.custom_evaluation_function = evaluate_tasks
         self.evaluation_attempts = 1
         self.evaluate_refined = False
-        self.evaluation_repeated_tasks = 16
-        self.evaluation_repeats = 4
+        self.evaluation_repeats: dict[str, Any] = {}
         self.evaluation_sample_timeout_s = 1800.0
         # language(...)
         self.language_model = "tiny"
         self.lora: dict[str, Any] | None = None
-        self.lora_serving = "auto"
         self.max_context: int | None = None
         self.prompts: str | dict[str, Any] | None = None
         self.action_format = "plain"
@@ -130,22 +135,18 @@ class LanguageConfig(AlgorithmConfig):
         self.max_response_tokens: int | None = None
         self.action_temperature = 1.0
         self.action_top_p = 1.0
-        self.learner_dtype = "float32"
-        self.attn_implementation: str | None = None
-        self.gradient_checkpointing = False
+        self.learner_model: dict[str, Any] = {}
         self.max_tokens_per_micro_batch = 8192
         # engines(...)
         self.num_engines = 0
         self.num_gpus_per_engine: float = 0
         self.engine_config: dict[str, Any] = {}
-        self.engine_timeout_s = 600.0
 
     def language(
         self,
         *,
         language_model: str | None = NotProvided,
         lora: dict[str, Any] | None = NotProvided,
-        lora_serving: str | None = NotProvided,
         max_context: int | None = NotProvided,
         prompts: str | dict[str, Any] | None = NotProvided,
         action_format: str | None = NotProvided,
@@ -154,9 +155,7 @@ class LanguageConfig(AlgorithmConfig):
         max_response_tokens: int | None = NotProvided,
         action_temperature: float | None = NotProvided,
         action_top_p: float | None = NotProvided,
-        learner_dtype: str | None = NotProvided,
-        attn_implementation: str | None = NotProvided,
-        gradient_checkpointing: bool | None = NotProvided,
+        learner_model: dict[str, Any] | None = NotProvided,
         max_tokens_per_micro_batch: int | None = NotProvided,
     ) -> Self:
         """Sets the model, how the policy speaks and how the learner holds the model.
@@ -166,21 +165,18 @@ class LanguageConfig(AlgorithmConfig):
                 questions) and "tiny_house" (the text house).
             lora: The fields of ``LoRASettings`` (rank, alpha, dropout, target_modules): the model is a base that stays as it
                 is, and an adapter is trained; policy, target and initial weights differ in it alone. None trains all weights.
-            lora_serving: "adapter", engines keep the base and an adapter for each weight set, and answer all sets in one batch;
-                "merged", they put each set into the model, which decodes faster and swaps sets; "auto" merges on a CPU alone.
             max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
             prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping; None is the shipped model's own,
                 or "default".
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
             max_action_tokens: The most tokens of a turn, thought included; None is the shipped model's own, or 128.
-            history_turns: How many of the latest turns all roles see after the opening, for environments whose observations
-                sum up what matters; None shows the whole dialogue, as in the paper.
+            history_turns: Number of latest turns that all roles see after the opening. For environments whose observations
+                summarise what matters. None: the whole dialogue, as in the paper.
             max_response_tokens: The most generated tokens of an episode; at more it is truncated.
             action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
-            learner_dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
-            attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
-            gradient_checkpointing: Trades compute for memory.
+            learner_model: How the learner holds the model: the fields of ``LearnerModel`` (dtype, attn_implementation,
+                gradient_checkpointing).
             max_tokens_per_micro_batch: Padded tokens that go through the learner's model at once.
 
         Returns:
@@ -202,10 +198,11 @@ class LanguageConfig(AlgorithmConfig):
         Args:
             episodes_per_iteration: Episodes of one round of all EnvRunners; None counts steps instead, as RLlib does:
                 whole episodes until there are ``rollout_fragment_length`` steps for every environment.
-            env_threads: Threads that step environments side by side, for those that wait for somebody else, such as an
-                endpoint; 0 steps them one after the other.
-            env_step_timeout_s: An environment whose ``reset`` or ``step`` takes longer loses its episode, as one that raises,
-                and is replaced. Its thread is left behind, so the call must not need the main thread. None waits for ever.
+            env_threads: Number of threads that step environments in parallel, for environments that wait, as for an endpoint.
+                0: one after the other.
+            env_step_timeout_s: Seconds that ``reset`` or ``step`` of an environment may take. After that its episode is lost,
+                as after an exception, and the environment is replaced. Its thread stays behind, so the call must not need the
+                main thread. None: no limit.
 
         Returns:
             This updated config.
@@ -220,8 +217,7 @@ class LanguageConfig(AlgorithmConfig):
         *,
         evaluation_attempts: int | None = NotProvided,
         evaluate_refined: bool | None = NotProvided,
-        evaluation_repeated_tasks: int | None = NotProvided,
-        evaluation_repeats: int | None = NotProvided,
+        evaluation_repeats: dict[str, Any] | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets evaluation; RLlib's own keys are taken too. ``evaluation_duration`` counts all episodes.
@@ -232,10 +228,8 @@ class LanguageConfig(AlgorithmConfig):
             evaluation_attempts: k episodes of each task, for avg@k and pass@k.
             evaluate_refined: Whether the policy is evaluated a second time, with one round of critique and refinement a
                 turn; needs a critic in words. Its results stand under ``evaluation/refined``.
-            evaluation_repeated_tasks: So many tasks are attempted again ``evaluation_repeats`` times, for pass@k, which stands
-                under ``evaluation/repeated``: at most an eighth of the tasks, and none where the policy is greedy, or where
-                ``evaluation_attempts`` is above 1, which gives pass@k of all. 0: none.
-            evaluation_repeats: k of these.
+            evaluation_repeats: The fields of ``Repeats`` (tasks, attempts): for pass@k, which stands under
+                ``evaluation/repeated``, a few tasks are attempted again.
 
         Returns:
             This updated config.
@@ -250,15 +244,13 @@ class LanguageConfig(AlgorithmConfig):
         num_engines: int | None = NotProvided,
         num_gpus_per_engine: float | None = NotProvided,
         engine_config: dict[str, Any] | None = NotProvided,
-        engine_timeout_s: float | None = NotProvided,
     ) -> Self:
         """Sets the vLLM engines.
 
         Args:
             num_engines: Number of engine actors; 0 runs one engine inside the algorithm's own process.
             num_gpus_per_engine: GPUs of each engine actor.
-            engine_config: The fields of ``VLLMSettings``; ``engine`` names another engine than "vllm", see ``engine/make.py``.
-            engine_timeout_s: After so long without an answer an engine counts as stalled.
+            engine_config: The fields of ``VLLMSettings`` and of ``EngineKeys`` (engine, timeout_s, lora_serving).
 
         Returns:
             This updated config.
@@ -284,8 +276,13 @@ class LanguageConfig(AlgorithmConfig):
         """Tasks that an evaluation attempts several times beside the others, for pass@k; fewer than two say nothing."""
         if self.evaluation_attempts > 1 or not self.action_temperature:
             return 0
-        count = min(self.evaluation_repeated_tasks, self.evaluation_duration // 8)
+        count = min(self.repeats.tasks, self.evaluation_duration // 8)
         return count if count > 1 else 0
+
+    @property
+    def repeats(self) -> Repeats:
+        """What is attempted again for pass@k."""
+        return Repeats(**self.evaluation_repeats)
 
     @property
     def manners(self) -> Manners:
@@ -313,18 +310,19 @@ class LanguageConfig(AlgorithmConfig):
     @property
     def engine_spec(self) -> EngineSpec:
         """What the engines are made from."""
-        settings = {key: value for key, value in self.engine_config.items() if key != "engine"}
-        kind = self.engine_config.get("engine", "vllm")
+        of_any = {field.name for field in fields(EngineKeys)}
+        keys = EngineKeys(**{key: value for key, value in self.engine_config.items() if key in of_any})
+        own = {key: value for key, value in self.engine_config.items() if key not in of_any}
         return EngineSpec(
             self.model_path,
-            ENGINES[kind].Settings(**settings),
-            kind,
+            ENGINES[keys.engine].Settings(**own),
+            keys.engine,
             self.seed or 0,
             self.num_engines,
             self.num_gpus_per_engine,
-            self.engine_timeout_s,
+            keys.timeout_s,
             lora=self.lora_settings,
-            merges_lora={"adapter": False, "merged": True}.get(self.lora_serving),
+            merges_lora=MERGES_LORA[keys.lora_serving],
         )
 
     @property
@@ -339,9 +337,7 @@ class LanguageConfig(AlgorithmConfig):
             "model": self.model_path,
             "lora": self.lora,
             "seed": self.seed or 0,
-            "dtype": self.learner_dtype,
-            "attn_implementation": self.attn_implementation,
-            "gradient_checkpointing": self.gradient_checkpointing,
+            **asdict(LearnerModel(**self.learner_model)),
             "temperature": self.action_temperature,
             "max_tokens_per_micro_batch": self.max_tokens_per_micro_batch,
         }
@@ -386,12 +382,12 @@ class LanguageConfig(AlgorithmConfig):
             "needs an algorithm with a critic in words, such as NLAC",
         )
         self._check_choice("action_format", "plain", "react")
-        self._check_choice("learner_dtype", "float32", "bfloat16")
-        self._check_choice("lora_serving", "auto", "adapter", "merged")
+        self._check_choice("learner_model", "float32", "bfloat16", inner="dtype")
+        self._check_choice("engine_config", *MERGES_LORA, inner="lora_serving")
         kind = self.engine_config.get("engine", "vllm")
         if kind not in ENGINES:
             raise ValueError(f"config.engine_config['engine']: {unknown_key(kind, ENGINES)}")
-        self._check_keys("engine_config", {"engine", *(field.name for field in fields(ENGINES[kind].Settings))})
+        self._check_keys("engine_config", {field.name for field in (*fields(EngineKeys), *fields(ENGINES[kind].Settings))})
         gpus, parts = self.num_gpus_per_engine, self.engine_config.get("tensor_parallel_size", 1)
         self._check(
             not gpus or parts <= max(gpus, 1),
@@ -407,12 +403,15 @@ class LanguageConfig(AlgorithmConfig):
             if not self.engine_spec.endpoint:  # behind an endpoint are weights of their own
                 check_weights(Path(self.model_path))
 
+    @classmethod
+    def of_all_bases(cls, table: str) -> dict[str, Any]:
+        """``RANGES``, ``NESTED_RANGES`` or ``SETTINGS`` of a class and all that it derives from."""
+        return {key: value for base in reversed(cls.__mro__) for key, value in vars(base).get(table, {}).items()}
+
     def _check_ranges(self) -> None:
-        ranges_of_all: dict[str, ranges.Range | ranges.Flag] = {}
-        nested: dict[str, ranges.Ranges] = {}
-        for cls in reversed(type(self).__mro__):
-            ranges_of_all |= vars(cls).get("RANGES", {})
-            nested |= vars(cls).get("NESTED_RANGES", {})
+        ranges_of_all, nested = self.of_all_bases("RANGES"), self.of_all_bases("NESTED_RANGES")
+        if self.in_evaluation:  # of what is played there no gradient is taken
+            ranges_of_all |= {key: LanguageConfig.RANGES[key] for key in ranges.POLICY_GRADIENT}
         values = {key: getattr(self, key) for key in ranges_of_all if hasattr(self, key)}
         ranges.check(ranges_of_all, values, "config.{key}")
         for key, inner in nested.items():
@@ -420,13 +419,20 @@ class LanguageConfig(AlgorithmConfig):
                 continue
             self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
             ranges.check(inner, getattr(self, key), f"config.{key}[{{key!r}}]")
+        for key, settings in self.of_all_bases("SETTINGS").items():
+            self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
+            self._check_keys(key, {field.name for field in fields(settings)})
 
     def _check(self, condition: bool, key: str, complaint: str) -> None:
         if not condition:
             raise ValueError(f"config.{key} is {getattr(self, key)!r} and {complaint}")
 
-    def _check_choice(self, key: str, *known: str) -> None:
-        self._check(getattr(self, key) in known, key, f"must be one of {', '.join(known)}")
+    def _check_choice(self, key: str, *known: str, inner: str | None = None) -> None:
+        """Refuses another value than these; ``inner`` is an entry of the mapping ``key``, which may be left out."""
+        value = getattr(self, key) if inner is None else getattr(self, key).get(inner, known[0])
+        where = key if inner is None else f"{key}[{inner!r}]"
+        if value not in known:
+            raise ValueError(f"config.{where} is {value!r} and must be one of {', '.join(known)}")
 
     def _check_keys(self, key: str, known: set[str]) -> None:
         for name in getattr(self, key):
@@ -437,6 +443,7 @@ class LanguageConfig(AlgorithmConfig):
 class LanguageAlgorithmConfig(LanguageConfig):
     """What NLAC and the baselines of this package share: collection by episodes, and DeepSpeed's gradient step."""
 
+    trains_by_imitation = False  # whether sequences are learned as they stand, so that rehearsed ones can stand beside them
     RANGES = {
         "minibatch_size": ranges.COUNT,
         "max_staleness": ranges.WHOLE_NOT_NEGATIVE,
@@ -447,11 +454,18 @@ class LanguageAlgorithmConfig(LanguageConfig):
         "kl_to_base_coeff": ranges.Range(0, optional=True),
     }
     NESTED_RANGES = {
+        "rehearsal": {
+            "fraction": ranges.Range(0, 0.9),
+            "weight": ranges.POSITIVE,
+            "num_answers": ranges.COUNT,
+            "held_out": ranges.WHOLE_NOT_NEGATIVE,
+        },
         "optimizer": {
             "weight_decay": ranges.NOT_NEGATIVE,
             "eps": ranges.Range(0, above=True, why="at 0 a weight without a gradient becomes 0 / 0"),
-        }
+        },
     }
+    SETTINGS = {"rehearsal": RehearsalSettings}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -468,6 +482,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
         self.tau: float | None = None
         self.kl_to_base_coeff: float | None = None
+        self.rehearsal: dict[str, Any] = {}
         self.optimizer: dict[str, float] = {}
         # deepspeed(...)
         self.deepspeed_config: dict[str, Any] = {}
@@ -479,6 +494,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         episodes_per_iteration: int | None = NotProvided,
         tau: float | None = NotProvided,
         kl_to_base_coeff: float | None = NotProvided,
+        rehearsal: dict[str, Any] = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
@@ -487,10 +503,14 @@ class LanguageAlgorithmConfig(LanguageConfig):
 
         Args:
             episodes_per_iteration: Episodes collected before each round of updates.
-            tau: Step of the target weights towards the policy's after each gradient step; 0 freezes, 1 copies, None
-                keeps none, for algorithms that need none.
-            kl_to_base_coeff: Weight of KL(π_θ || π_base) in the policy's loss, π_base being the model as it was loaded. At 0 it
-                is measured only, as ``kl_to_base``, which with ``lora`` it is anyway; without, it takes a copy of the weights.
+            tau: Step of the target weights towards the policy's after each gradient step. 0 freezes them, 1 copies. None: the
+                algorithm has no target weights.
+            kl_to_base_coeff: Weight of KL(π_θ || π_base) in the policy's loss; π_base is the model as it was loaded. 0 only
+                measures it, as the metric ``kl_to_base``. With ``lora`` it is always measured; without, any value but None
+                costs a copy of the weights.
+            rehearsal: The fields of ``RehearsalSettings`` (fraction, weight, num_answers, held_out, prompts): a share of each
+                gradient step is what the untrained model itself answered at the start, so that less of it is forgotten, and
+                of answers that are held out evaluation reports the loss, under ``evaluation/retention``.
 
         Returns:
             This updated config.
@@ -525,12 +545,12 @@ class LanguageAlgorithmConfig(LanguageConfig):
         """Sets what happens when processes are lost; RLlib's own keys are taken too.
 
         Args:
-            learner_snapshot_interval: Every so many updates the state of remote learners is copied into Ray's object store,
-                from which a lost one is made good; what was learned since is learned again or lost. 0 copies nothing, for
-                models whose optimizer is too large for it: then the trial ends, and Tune's ``max_failures`` restarts it
-                from its last checkpoint.
-            learner_timeout_s: A remote learner that has not finished one call after so long, such as a whole update, counts as
-                lost: all are ended and start again as above.
+            learner_snapshot_interval: Number of updates between two copies of the remote learners' state in Ray's object store.
+                A lost learner is restored from the last copy; updates since then are repeated or lost. 0: no copies, for
+                models whose optimizer is too large. Then a lost learner ends the trial, and Tune's ``max_failures`` restarts
+                it from its last checkpoint.
+            learner_timeout_s: Seconds that one call of a remote learner, such as a whole update, may take. After that the
+                learner counts as lost, and all of them restart as above.
 
         Returns:
             This updated config.
@@ -552,11 +572,16 @@ class LanguageAlgorithmConfig(LanguageConfig):
         return self._set(locals())
 
     @property
+    def rehearsal_settings(self) -> RehearsalSettings:
+        """What is rehearsed, and what is held out to see what is forgotten."""
+        return RehearsalSettings(**self.rehearsal)
+
+    @property
     def deepspeed_settings(self) -> dict[str, Any]:
         """DeepSpeed's configuration: what RLlib's keys say, with ``deepspeed_config`` merged over it."""
         settings: dict[str, Any] = {
             "zero_optimization": {"stage": 0},
-            "bf16": {"enabled": self.learner_dtype == "bfloat16"},
+            "bf16": {"enabled": LearnerModel(**self.learner_model).dtype == "bfloat16"},
             "gradient_clipping": self.grad_clip or 0.0,
         }
         return _merge(settings, self.deepspeed_config)
@@ -582,6 +607,18 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "max_staleness",
             "needs remote EnvRunners (num_env_runners > 0): one in the learner's process cannot play meanwhile",
         )
+        rehearsal = self.rehearsal_settings
+        self._check(
+            not rehearsal.fraction or self.trains_by_imitation,
+            "rehearsal",
+            "needs an algorithm that imitates texts, such as NLAC or RFT: leave out its fraction and set kl_to_base_coeff",
+        )
+        if rehearsal.prompts is not None:
+            try:
+                read_prompts(rehearsal.prompts)
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                where = f"config.rehearsal['prompts'] is {rehearsal.prompts!r}"
+                raise ValueError(f"{where}, from which no prompts can be read: {error}") from error
         self._check(self.zero_stage in range(4), "deepspeed_config", "must have a zero_optimization.stage of 0, 1, 2 or 3")
         self._check(self.grad_clip_by == "global_norm", "grad_clip_by", "must be global_norm: DeepSpeed clips by nothing else")
         for key in DEEPSPEED_KEYS_OF_OURS.keys() & self.deepspeed_config.keys():

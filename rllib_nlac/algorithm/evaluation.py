@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
@@ -22,6 +21,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import EPISODES, activity
 from rllib_nlac.algorithm.calibration import wilson
+from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.episode import episode_success, generations_of, task_of
 from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
@@ -33,20 +33,34 @@ REFINED = "refined"  # results of the policy with one refinement, beside those o
 REPEATED = "repeated"  # results of the tasks that are attempted several times, for pass@k
 
 
-def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
+@dataclass(frozen=True)
+class Repeats:
+    """For pass@k, a few tasks are attempted again; each field is a key of ``evaluation_repeats``.
+
+    Attributes:
+        tasks: Number of tasks, at most an eighth of all. 0: none. Ignored where the policy is greedy, and where
+            ``evaluation_attempts`` above 1 gives pass@k of all tasks.
+        attempts: How often each of them is attempted, k.
+    """
+
+    tasks: int = 16
+    attempts: int = 4
+
+
+def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
     """RLlib's hook: plays ``evaluation_duration`` episodes, and whatever else the config asks for.
 
-    That is as many with a refinement, a few tasks again for pass@k, and what the algorithm examines of the episodes by its
-    ``examine(episodes, group)``, if it has one.
+    That is as many with a refinement, a few tasks again for pass@k, and whatever the algorithm's ``examine`` and
+    ``check_retention`` look at.
     """
     config = algorithm.config
-    own = getattr(algorithm, "evaluation_config", None) or config  # may have another temperature
+    own = algorithm.evaluation_config or config  # may have another temperature
     tasks, attempts = range(config.evaluation_duration // config.evaluation_attempts), config.evaluation_attempts
     rounds = [(ENV_RUNNER_RESULTS, tasks, attempts)]
     if config.evaluate_refined:
         rounds.append((REFINED, tasks, attempts))
     if own.num_repeated_tasks:
-        rounds.append((REPEATED, range(own.num_repeated_tasks), own.evaluation_repeats))
+        rounds.append((REPEATED, range(own.num_repeated_tasks), own.repeats.attempts))
     steps = 0
     for key, tasks, attempts in rounds:
         again = activity.stage("evaluating again, for pass@k", len(tasks) * attempts, EPISODES)
@@ -61,13 +75,14 @@ def evaluate_tasks(algorithm: Algorithm, group: EnvRunnerGroup | None) -> tuple[
         algorithm.metrics.aggregate(results, key=(EVALUATION_RESULTS, key))
         algorithm.metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, key))
         steps += sum(len(episode) for episode in episodes)
-        if key == ENV_RUNNER_RESULTS and (examine := getattr(algorithm, "examine", None)) is not None:
-            examine(episodes, group)
+        if key == ENV_RUNNER_RESULTS:
+            algorithm.examine(episodes, group)
+    algorithm.check_retention()
     return {}, steps, steps
 
 
 def play_tasks(
-    algorithm: Algorithm, group: EnvRunnerGroup | None, tasks: Sequence[int], attempts: int, refined: bool = False
+    algorithm: Watched, group: EnvRunnerGroup | None, tasks: Sequence[int], attempts: int, refined: bool = False
 ) -> tuple[list[SingleAgentEpisode], list[Any]]:
     """Plays tasks on the runners of a group, or on the algorithm's own one.
 
@@ -78,20 +93,20 @@ def play_tasks(
         CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
     """
     episodes, metrics = on_runners(algorithm, group, tasks, partial(_tasks, attempts=attempts, refined=refined))
-    if (version := getattr(algorithm, "weight_version", None)) is not None:
-        check_age(episodes, version, max_staleness=0)
+    if algorithm.weight_version is not None:
+        check_age(episodes, algorithm.weight_version, max_staleness=0)
     return episodes, metrics
 
 
-def play_forks(algorithm: Algorithm, group: EnvRunnerGroup | None, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
-    """Plays what begins as other episodes did, on the same runners; see ``TextEnvRunner.play_forks``."""
+def play_forks(algorithm: Watched, group: EnvRunnerGroup | None, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
+    """Plays episodes that begin with the first turns of others, on the same runners; see ``TextEnvRunner.play_forks``."""
     return on_runners(algorithm, group, starts, _forks)[0]
 
 
 def on_runners(
-    algorithm: Algorithm, group: EnvRunnerGroup | None, items: Sequence[Any], work: Work
+    algorithm: Watched, group: EnvRunnerGroup | None, items: Sequence[Any], work: Work
 ) -> tuple[list[SingleAgentEpisode], list[Any]]:
-    """Has the runners of a group do some work, each a share of the items, or the algorithm's own runner all of it.
+    """Divides items among the runners of a group, or gives all of them to the algorithm's own runner.
 
     Returns:
         The episodes in the order of their names, and the runners' metrics.
@@ -110,10 +125,10 @@ def on_runners(
 class _TaskRounds(Rounds):
     """Plays tasks on the remote runners of a group."""
 
-    def __init__(self, algorithm: Algorithm, group: EnvRunnerGroup, work: Work) -> None:
+    def __init__(self, algorithm: Watched, group: EnvRunnerGroup, work: Work) -> None:
         restore = partial(algorithm.restore_env_runners, group)
         super().__init__(group, restore, algorithm.config.evaluation_sample_timeout_s, "evaluation_sample_timeout_s")
-        self._engine = getattr(algorithm, "engine", None)  # under RLlib's own algorithms a runner has its own
+        self._engine = algorithm.engine
         self._work = work
 
     def play(self, shares: list[tuple[Any, ...]]) -> tuple[list[SingleAgentEpisode], list[Any]]:
@@ -129,7 +144,7 @@ class _TaskRounds(Rounds):
 
     @override(Rounds)
     def after_loss(self, runner: int, share: Share) -> list[Share]:
-        """Its halves: a task that ends the process of whoever plays it is soon alone."""
+        """Two halves of its share, so that a task that ends its runner's process is soon found alone."""
         tasks = share.content
         if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:
             what = getattr(tasks[0], "name", tasks[0])
@@ -227,4 +242,4 @@ def action_entropy(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
+    return [2**i for i in range(limit.bit_length())]

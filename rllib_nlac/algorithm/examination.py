@@ -1,14 +1,15 @@
 """What an evaluation asks the critic: how well futures tell success, what advice is worth, and a few states for a reader.
 
-All of it rests on seeds of its own and learns nothing, so a run goes on as if nobody had asked.
+All of it uses seeds of its own and trains nothing, so that the run itself does not change.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -34,47 +35,52 @@ SEED = 27
 Place = tuple[SingleAgentEpisode, int]  # an episode and one of its steps
 
 
+@dataclass(frozen=True)
+class ExaminationSettings:
+    """What evaluation asks the critic; each field is a key of ``evaluation_critic``.
+
+    Attributes:
+        states: Number of turns drawn from the evaluation's episodes, and as many from the replay buffer. What is predicted for
+            each is compared with how its episode ended. 0: none.
+        futures: Futures sampled for each turn; the share that predicts success is the predicted chance.
+        fixed_states: Number of turns of the first evaluation that every later one asks about again. Futures, critique and
+            refined action are TensorBoard text. 0: none.
+        branches: Where refinement changes the action of a drawn turn, the game is played to its end from there this many times
+            with each of the two actions, which tells how often the refined one does better. At most one turn of an episode.
+            The environment must answer alike after a reset with the same seed. 0: none.
+    """
+
+    states: int = 64
+    futures: int = 4
+    fixed_states: int = 3
+    branches: int = 0
+
+
 class ExaminationConfig(RolesConfig):
     """What evaluation asks a critic in words. A mixin, like ``LanguageConfig``."""
 
-    RANGES = {
-        "evaluation_critic_states": ranges.WHOLE_NOT_NEGATIVE,
-        "evaluation_critic_futures": ranges.COUNT,
-        "evaluation_fixed_states": ranges.WHOLE_NOT_NEGATIVE,
-        "evaluation_branches": ranges.WHOLE_NOT_NEGATIVE,
+    NESTED_RANGES = {
+        "evaluation_critic": {
+            "states": ranges.WHOLE_NOT_NEGATIVE,
+            "futures": ranges.COUNT,
+            "fixed_states": ranges.WHOLE_NOT_NEGATIVE,
+            "branches": ranges.WHOLE_NOT_NEGATIVE,
+        }
     }
+    SETTINGS = {"evaluation_critic": ExaminationSettings}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
-        self.evaluation_critic_states = 64
-        self.evaluation_critic_futures = 4
-        self.evaluation_fixed_states = 3
-        self.evaluation_branches = 0
+        self.evaluation_critic: dict[str, Any] = {}
 
     @override(AlgorithmConfig)
-    def evaluation(  # type: ignore[override]
-        self,
-        *,
-        evaluation_critic_states: int | None = NotProvided,
-        evaluation_critic_futures: int | None = NotProvided,
-        evaluation_fixed_states: int | None = NotProvided,
-        evaluation_branches: int | None = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
+    def evaluation(self, *, evaluation_critic: dict[str, Any] | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
         """Sets what evaluation asks the critic; the keys above and RLlib's own are taken too.
 
         Results stand under ``evaluation/critic``, and what it takes under ``seconds/evaluation_critic``.
 
         Args:
-            evaluation_critic_states: So many turns are drawn from the evaluation's episodes, and as many from the replay
-                buffer; what the critic predicts of each is compared with what its episode came to. 0: none.
-            evaluation_critic_futures: Futures of each; the share that predicts success is the predicted chance.
-            evaluation_fixed_states: So many turns of the first evaluation are put to the critic at every evaluation; futures,
-                critique and refined action are TensorBoard text. 0: none.
-            evaluation_branches: Where refinement changes the action of a drawn turn, the game goes on from there so many times
-                with each of both, to the end, which tells how often the refined one does better. One turn of an episode is
-                taken at most. Costs twice so many episodes for each; the environment must answer alike after a reset with the
-                same seed. 0: none.
+            evaluation_critic: The fields of ``ExaminationSettings`` (states, futures, fixed_states, branches).
 
         Returns:
             This updated config.
@@ -82,6 +88,11 @@ class ExaminationConfig(RolesConfig):
         arguments = locals()
         super().evaluation(**kwargs)
         return self._set(arguments)
+
+    @property
+    def examination(self) -> ExaminationSettings:
+        """What evaluation asks the critic."""
+        return ExaminationSettings(**self.evaluation_critic)
 
 
 class Examiner:
@@ -101,7 +112,7 @@ class Examiner:
         self._env, self._seed, self._k = env, seed, futures
 
     def draw(self, episodes: Sequence[SingleAgentEpisode], count: int) -> list[Place]:
-        """At most so many turns, each equally likely, without replacement."""
+        """Up to ``count`` turns, drawn uniformly without replacement."""
         places = [(episode, t) for episode in episodes for t in range(len(episode))]
         order = np.random.default_rng([SEED, self._seed]).permutation(len(places))[:count]
         return [places[i] for i in order]
@@ -198,16 +209,21 @@ def forks_of(places: Sequence[Place], refinements: Sequence[Refinement], count: 
     return starts
 
 
-def compared(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
-    """What came of the forks; a turn of which a fork was lost is left out."""
+def compared(episodes: Sequence[SingleAgentEpisode], starts: Sequence[Start]) -> dict[str, float]:
+    """What came of the forks; a turn of which a fork was lost is left out.
+
+    Args:
+        episodes: Those that were played to the end.
+        starts: All that were asked for, as many of each turn's action as of its refined one.
+    """
     won: dict[str, dict[str, list[bool]]] = {}
     for episode in episodes:
         _, number, arm, _ = episode.id_.split("-")
         won.setdefault(number, {}).setdefault(arm, []).append(episode_success(episode))
-    most = max((len(own) for arms in won.values() for own in arms.values()), default=0)
-    whole = [arms for arms in won.values() if len(arms) == 2 and all(len(own) == most for own in arms.values())]
+    asked = Counter(start.name.split("-")[1] for start in starts)
+    whole = [arms for number, arms in won.items() if sum(map(len, arms.values())) == asked[number]]
     figures_ = comparison(np.array([np.mean(a["action"]) for a in whole]), np.array([np.mean(a["refined"]) for a in whole]))
-    return {**figures_, "num_lost": float(len(won) - len(whole))}
+    return {**figures_, "num_lost": float(len(asked) - len(whole))}
 
 
 def log(metrics: MetricsLogger, values: Mapping[str, Any]) -> None:
@@ -261,5 +277,6 @@ def examine(
         ages = [version - t.generation.weight_version for t in old]
         results["replayed"] = calibration(old, examiner.predict(old), [max(age, 0) for age in ages], "age")
     if branches:
-        results["refinement"] = compared(play(forks_of(places, examiner.refine(fresh), branches)))
+        starts = forks_of(places, examiner.refine(fresh), branches)
+        results["refinement"] = compared(play(starts), starts)
     return results

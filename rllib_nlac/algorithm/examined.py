@@ -11,11 +11,13 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac.activity import activity
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import play_forks
 from rllib_nlac.algorithm.examination import Examiner, examine, log
-from rllib_nlac.algorithm.metrics import TransitionWriter, stage
+from rllib_nlac.algorithm.metrics import TransitionWriter
 from rllib_nlac.algorithm.replay import ReplayAlgorithm
+from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.types import Future, Refinement, Transition
@@ -24,38 +26,39 @@ FIXED_STATES = "fixed_states"  # key of our part of a checkpoint
 
 
 class ExaminedAlgorithm(ReplayAlgorithm):
-    """A mixin between the replay loop and an algorithm: whoever derives from it sets ``stages`` and ``writer``."""
+    """A mixin between the replay loop and an algorithm. A subclass sets ``stages`` and ``writer``."""
 
     stages: LanguageStages
     writer: TransitionWriter
     _fixed: tuple[Transition, ...] = ()
 
+    @override(Watched)
     def examine(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
-        """Asks the critic about turns of an evaluation's episodes; see ``ExaminationConfig.evaluation``.
+        """Asks the critic about turns of an evaluation's episodes; see ``ExaminationSettings``.
 
         Args:
             episodes: As the current policy has just played them.
             group: Who plays in evaluations; None: the algorithm's own runner.
         """
-        config = self.config
-        with stage(self.metrics, "evaluation_critic", "examining the critic"):
-            examiner = self.examiner(config.evaluation_critic_futures)
+        asked = self.config.examination
+        with self.timing("evaluation_critic"), activity.stage("examining the critic"):
+            examiner = self.examiner(asked.futures)
             results: dict[str, Any] = {}
-            asked: list[tuple[Transition, Sequence[Future]]] = []
-            if config.evaluation_critic_states:
+            heard: list[tuple[Transition, Sequence[Future]]] = []
+            if asked.states:
                 results = examine(
                     examiner,
                     episodes,
                     list(self.local_replay_buffer.episodes),
                     self.weight_version,
-                    config.evaluation_critic_states,
-                    config.evaluation_branches,
+                    asked.states,
+                    asked.branches,
                     partial(play_forks, self, group),
-                    asked,
+                    heard,
                 )
             figures, fixed = self._ask_about_fixed_states(examiner, episodes)
             log(self.metrics, {**results, **figures})
-            self.examined(episodes, asked, fixed)
+            self.examined(episodes, heard, fixed)
             self.writer.write_histograms(
                 self.iteration + 1,
                 {
@@ -79,17 +82,16 @@ class ExaminedAlgorithm(ReplayAlgorithm):
         """
 
     def examiner(self, futures: int) -> Examiner:
-        """Asks so many futures of a turn, as the algorithm itself would."""
-        played = getattr(self, "evaluation_config", None) or self.config
-        env = played.played_env if hasattr(played, "played_env") else str(played.env)
+        """Asks the critic as the algorithm does, with this number of futures for a turn."""
+        env = (self.evaluation_config or self.config).played_env
         return Examiner(self.stages, env, self.config.seed or 0, futures)
 
     def _ask_about_fixed_states(
         self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]
     ) -> tuple[dict[str, Any], list[Refinement]]:
         """What the critic says today of turns that the first evaluation chose, also as text for TensorBoard."""
-        if not self._fixed and self.config.evaluation_fixed_states:
-            drawn = examiner.transitions(examiner.draw(episodes, self.config.evaluation_fixed_states))
+        if not self._fixed and (count := self.config.examination.fixed_states):
+            drawn = examiner.transitions(examiner.draw(episodes, count))
             self._fixed = tuple(replace(t, following=()) for t in drawn)
         figures: dict[str, Any] = {}
         refinements = examiner.refine(self._fixed)

@@ -1,4 +1,4 @@
-"""What a person should know of a run while it goes on: said once, in the log and in the results, until it is over."""
+"""Warnings about a running trial: each is given once, in the log and in the results, while its trouble lasts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class Notices:
-    """Texts for a person, each said when its trouble begins, and again when it comes back after it was over."""
+    """Warnings, each given when its trouble begins, and again if it returns after it was over."""
 
     def __init__(self) -> None:
         self._standing: set[str] = set()

@@ -65,6 +65,27 @@ class Learned:
     importance: np.ndarray
 
 
+@dataclass(frozen=True)
+class Said:
+    """What the critic said of a batch.
+
+    Attributes:
+        targets: Of each transition.
+        refinements: Likewise.
+        answered_by: Which weights answered each role.
+        raw: Answers that did not parse, with their roles, by the transition's id.
+        strips: What is known of each token of some texts, by the place in the batch.
+        version: Of the weights that answered.
+    """
+
+    targets: Sequence[BellmanTarget]
+    refinements: Sequence[Refinement]
+    answered_by: Mapping[str, Weights]
+    raw: Mapping[int, Sequence[tuple[str, str]]]
+    strips: Mapping[int, Mapping[str, Any]]
+    version: int
+
+
 class Record:
     """Writes the record.
 
@@ -147,33 +168,18 @@ def _stride_of(numbers: Sequence[int]) -> int:
     return max(common & -common, 1)
 
 
-def transition_lines(
-    iteration: int,
-    version: int,
-    targets: Sequence[BellmanTarget],
-    refinements: Sequence[Refinement],
-    answered_by: Mapping[str, Weights],
-    raw: Mapping[int, Sequence[tuple[str, str]]],
-    learned: Learned | None,
-    count: int,
-    tokens: Mapping[int, Mapping[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
+def transition_lines(iteration: int, said: Said, learned: Learned | None, count: int) -> list[dict[str, Any]]:
     """Lines of the first transitions of a batch, each once.
 
     Args:
         iteration: Which.
-        version: Of the weights that answered.
-        targets: Of the batch.
-        refinements: Likewise.
-        answered_by: Which weights answered each role.
-        raw: Answers that did not parse, by the transition's id.
+        said: What the critic said.
         learned: What training said; None where nothing was learned.
         count: The most lines.
-        tokens: What is known of tokens, by the place in the batch.
     """
     lines = []
-    for place in places(targets, count):
-        target, refinement = targets[place], refinements[place]
+    for place in places(said.targets, count):
+        target, refinement = said.targets[place], said.refinements[place]
         t, judged = target.transition, refinement.transition
         line = {
             "kind": "transition",
@@ -184,11 +190,11 @@ def transition_lines(
             "next_action": target.next_action,
             "next_future": target.next_future,
             "target": future(target.future),
-            "version": version,
-            "age": version - t.generation.weight_version,
-            "by": _by(t, target, refinement, answered_by, version),
-            "unparsed": [{"role": role, "text": text} for role, text in raw.get(t.id, ())],
-            "tokens": (tokens or {}).get(place),
+            "version": said.version,
+            "age": said.version - t.generation.weight_version,
+            "by": _by(t, target, refinement, said),
+            "unparsed": [{"role": role, "text": text} for role, text in said.raw.get(t.id, ())],
+            "tokens": said.strips.get(place),
         }
         if learned is not None:
             line |= {name: _known(getattr(learned, name)[place]) for name in vars(learned)}
@@ -247,16 +253,13 @@ def future(each: Future | None) -> dict[str, Any] | None:
     return {"text": each.text, "success": each.success} if each else None
 
 
-def _by(
-    t: Transition, target: BellmanTarget, refinement: Refinement, answered_by: Mapping[str, Weights], version: int
-) -> dict[str, list]:
+def _by(t: Transition, target: BellmanTarget, refinement: Refinement, said: Said) -> dict[str, list]:
     """Which weights wrote each part, and their version: of ids that are kept what the engine said, else what was asked."""
-    by = {role: [weights.value, 0 if weights is Weights.INITIAL else version] for role, weights in answered_by.items()}
+    by = {role: [w.value, 0 if w is Weights.INITIAL else said.version] for role, w in said.answered_by.items()}
     known: dict[str, Generation | None] = {"action": t.generation, "target": target.generation}
     if not refinement.kept:
         known["refinement"] = refinement.generation
-    by |= {role: [g.weights.value, g.weight_version] for role, g in known.items() if g is not None}
-    return by
+    return by | {role: [g.weights.value, g.weight_version] for role, g in known.items() if g is not None}
 
 
 def token_texts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from rllib_nlac.algorithm.record import (
     Learned,
     Record,
     RecordSettings,
+    Said,
     future,
     moment,
     opinion,
@@ -90,6 +91,7 @@ class RecordedAlgorithm(ExaminedAlgorithm):
     """A mixin between an examined algorithm and its training step."""
 
     record: Record
+    _begun: tuple[Sequence[BellmanTarget], Sequence[Refinement], StageReport, dict[int, Any]] | None = None
 
     def open_record(self) -> None:
         """Begins the record, or goes on with it."""
@@ -115,55 +117,44 @@ class RecordedAlgorithm(ExaminedAlgorithm):
             return Path(storage.trial_fs_path)
         return Path(self.logdir)
 
-    def token_strips(
+    def begin_record(self, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement], report: StageReport) -> None:
+        """Takes what the critic said of a batch, before it is learned from."""
+        self._begun = None
+        if self.record.takes(self.iteration + 1):
+            with stage(self.metrics, "record", "recording"):
+                strips = self._token_strips(targets, refinements)
+            self._begun = targets, refinements, report, strips
+
+    def end_record(self, learned: Learned | None) -> None:
+        """Writes the batch, with what training said of it; None where nothing was learned."""
+        if self._begun is None:
+            return
+        (targets, refinements, report, strips), self._begun = self._begun, None
+        iteration, count = self.iteration + 1, self.config.record_settings.transitions
+        with stage(self.metrics, "record", "recording"):
+            said = Said(targets, refinements, self.stages.answered_by, report.raw, strips, self.weight_version)
+            self.record.write(ITERATION, iteration, transition_lines(iteration, said, learned, count))
+
+    def _token_strips(
         self, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
     ) -> dict[int, dict[str, dict[str, Any]]]:
         """What the weights that just answered say of each token of a few transitions, by the place in the batch."""
-        if not self.record.takes(self.iteration + 1):
-            return {}
         settings = self.config.record_settings
         texts = token_texts(targets, refinements, min(settings.tokens, settings.transitions))
         if not texts:
             return {}
-        with stage(self.metrics, "record", "recording"):
-            prompts, ids = [prompt for _, _, prompt, _ in texts], [g.token_ids for *_, g in texts]
-            said = self._with_learners(
-                lambda: on_every_learner(self.learner_group, lambda learner: learner.token_logprobs(prompts, ids))
-            )[0]
-            strips: dict[int, dict[str, dict[str, Any]]] = {}
-            for number, (place, name, _, g) in enumerate(texts):
-                strip: dict[str, Any] = {"text": [self.chat.tokenizer.decode([token]) for token in g.token_ids]}
-                if name == "action" and len(g.logprobs) == len(g.token_ids):
-                    strip["played"] = np.round(g.logprobs, 4)
-                strip |= {weights.value: np.round(own[number], 4) for weights, own in said.items()}
-                strips.setdefault(place, {})[name] = strip
+        prompts, ids = [prompt for _, _, prompt, _ in texts], [g.token_ids for *_, g in texts]
+        said = self._with_learners(
+            lambda: on_every_learner(self.learner_group, lambda learner: learner.token_logprobs(prompts, ids))
+        )[0]
+        strips: dict[int, dict[str, dict[str, Any]]] = {}
+        for number, (place, name, _, g) in enumerate(texts):
+            strip: dict[str, Any] = {"text": [self.chat.tokenizer.decode([token]) for token in g.token_ids]}
+            if name == "action" and len(g.logprobs) == len(g.token_ids):
+                strip["played"] = np.round(g.logprobs, 4)
+            strip |= {weights.value: np.round(own[number], 4) for weights, own in said.items()}
+            strips.setdefault(place, {})[name] = strip
         return strips
-
-    def keep(
-        self,
-        targets: Sequence[BellmanTarget],
-        refinements: Sequence[Refinement],
-        report: StageReport,
-        learned: Learned | None,
-        strips: Mapping[int, Mapping[str, Any]],
-    ) -> None:
-        """Records a batch that was just learned from."""
-        iteration = self.iteration + 1
-        if not self.record.takes(iteration):
-            return
-        with stage(self.metrics, "record", "recording"):
-            lines = transition_lines(
-                iteration,
-                self.weight_version,
-                targets,
-                refinements,
-                self.stages.answered_by,
-                report.raw,
-                learned,
-                self.config.record_settings.transitions,
-                strips,
-            )
-            self.record.write(ITERATION, iteration, lines)
 
     @override(ExaminedAlgorithm)
     def examined(

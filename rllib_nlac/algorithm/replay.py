@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
@@ -20,15 +22,30 @@ from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.replay.dialogues import DialogueData, input_files
 
 LOGGED = "LoggedDialogues"  # the environment of a run that has none
-REPLAY_DEFAULTS: dict[str, Any] = {
-    "capacity": 50_000,
-    "max_bytes": 4 << 30,
-    "alpha": 0.6,
-    "beta": 0.4,
-    "beta_final": 1.0,
-    "beta_final_timesteps": 100_000,
-}
 REPLAY_BUFFER = "replay_buffer"  # its folder in a checkpoint
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """How transitions are kept and drawn; each field is a key of ``replay_buffer_config``.
+
+    Attributes:
+        capacity: The most transitions.
+        max_bytes: The most memory.
+        alpha: How much priorities count when transitions are drawn; 0 draws uniformly.
+        beta: How much importance weights correct for that, at the start.
+        beta_final: And at the end.
+        beta_final_timesteps: Environment steps from the start to the end. Learning from logs alone makes none.
+        in_checkpoints: Whether checkpoints hold the buffer, with its priorities.
+    """
+
+    capacity: int = 50_000
+    max_bytes: int = 4 << 30
+    alpha: float = 0.6
+    beta: float = 0.4
+    beta_final: float = 1.0
+    beta_final_timesteps: int = 100_000
+    in_checkpoints: bool = True
 
 
 class ReplayConfig(LanguageAlgorithmConfig):
@@ -36,7 +53,6 @@ class ReplayConfig(LanguageAlgorithmConfig):
 
     learns_from_logs = True
     RANGES = {
-        "store_buffer_in_checkpoints": ranges.FLAG,
         "n_step": ranges.COUNT,
         "offline_iterations": ranges.Range(0, whole=True, optional=True),
     }
@@ -48,13 +64,14 @@ class ReplayConfig(LanguageAlgorithmConfig):
             "beta": ranges.SHARE,
             "beta_final": ranges.SHARE,
             "beta_final_timesteps": ranges.NOT_NEGATIVE,
+            "in_checkpoints": ranges.FLAG,
         }
     }
+    SETTINGS = {"replay_buffer_config": ReplaySettings}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.replay_buffer_config: dict[str, Any] = {}
-        self.store_buffer_in_checkpoints = True
         self.n_step = 1
         self.env: Any
         # offline_data(...)
@@ -83,20 +100,15 @@ class ReplayConfig(LanguageAlgorithmConfig):
         self,
         *,
         replay_buffer_config: dict[str, Any] | None = NotProvided,
-        store_buffer_in_checkpoints: bool | None = NotProvided,
         n_step: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets replay. ``train_batch_size_per_learner`` counts the transitions sampled per iteration.
 
         Args:
-            replay_buffer_config: ``capacity`` (transitions), ``max_bytes``, ``alpha``, ``beta`` at the start,
-                ``beta_final`` (1) and ``beta_final_timesteps``, the environment steps between them (learning from logs alone
-                makes none).
-                ``alpha: 0`` is uniform replay.
-            store_buffer_in_checkpoints: Whether checkpoints hold the replay buffer, with its priorities.
-            n_step: Stored steps that a target rests on before it bootstraps; as many as an episode can have is Monte
-                Carlo. The stored actions within them are not corrected for.
+            replay_buffer_config: The fields of ``ReplaySettings``, such as ``alpha: 0`` for uniform replay.
+            n_step: Number of stored steps that a target rests on before it bootstraps. The longest possible episode's length
+                makes it Monte Carlo. Nothing corrects for the stored actions in these steps.
 
         Returns:
             This updated config.
@@ -113,9 +125,9 @@ class ReplayConfig(LanguageAlgorithmConfig):
         return str(self.env)
 
     @property
-    def replay_settings(self) -> dict[str, Any]:
-        """The replay buffer's settings with their defaults."""
-        return REPLAY_DEFAULTS | self.replay_buffer_config
+    def replay_settings(self) -> ReplaySettings:
+        """How transitions are kept and drawn."""
+        return ReplaySettings(**self.replay_buffer_config)
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
@@ -125,7 +137,6 @@ class ReplayConfig(LanguageAlgorithmConfig):
         if self.is_offline:
             input_files(self.input_)
         self._check(self.offline_iterations is None or self.is_offline, "offline_iterations", "needs input_, the dialogues")
-        self._check_keys("replay_buffer_config", set(REPLAY_DEFAULTS))
 
 
 class ReplayAlgorithm(LanguageAlgorithm):
@@ -137,9 +148,9 @@ class ReplayAlgorithm(LanguageAlgorithm):
         settings = config.replay_settings
         return TextReplayBuffer(
             env=config.played_env,
-            capacity=settings["capacity"],
-            max_bytes=settings["max_bytes"],
-            alpha=settings["alpha"],
+            capacity=settings.capacity,
+            max_bytes=settings.max_bytes,
+            alpha=settings.alpha,
             seed=config.seed or 0,
         )
 
@@ -157,20 +168,23 @@ class ReplayAlgorithm(LanguageAlgorithm):
             return True
         return self.iteration < (self.config.offline_iterations or 0)
 
-    def replay(self) -> ReplaySample | None:
-        """Collects, keeps and draws; None until enough was collected."""
-        if self.is_learning_offline:
-            return self._draw()
-        episodes = self.collect()
-        with stage(self.metrics, "replay", "keeping the episodes"):
-            self.local_replay_buffer.add(episodes)
-        return self._draw()
+    @override(LanguageAlgorithm)
+    def collect(self) -> list[SingleAgentEpisode]:
+        """One iteration's episodes; none while logged dialogues are all that is learned from."""
+        return [] if self.is_learning_offline else super().collect()
 
-    def _draw(self) -> ReplaySample:
+    def replay(self, episodes: Sequence[SingleAgentEpisode]) -> ReplaySample:
+        """Keeps episodes and draws transitions."""
+        if episodes:
+            with stage(self.metrics, "replay", "keeping the episodes"):
+                self.local_replay_buffer.add(episodes)
         with stage(self.metrics, "replay", "drawing transitions"):
-            return self.local_replay_buffer.sample_transitions(
+            sample = self.local_replay_buffer.sample_transitions(
                 self.config.total_train_batch_size, self._beta(), self.config.n_step
             )
+        if not episodes:  # nothing but logged dialogues
+            self.remember_base(lambda: sample.transitions)
+        return sample
 
     def prioritise(self, sample: ReplaySample, values: np.ndarray) -> None:
         """Gives the transitions of a sample their priorities; one that is NaN leaves a transition's as it is."""
@@ -180,13 +194,13 @@ class ReplayAlgorithm(LanguageAlgorithm):
     def _beta(self) -> float:
         """β moves linearly from its first value to its last."""
         settings = self.config.replay_settings
-        share = min(self.env_steps_sampled() / max(settings["beta_final_timesteps"], 1), 1.0)
-        return settings["beta"] + (settings["beta_final"] - settings["beta"]) * share
+        share = min(self.env_steps_sampled() / max(settings.beta_final_timesteps, 1), 1.0)
+        return settings.beta + (settings.beta_final - settings.beta) * share
 
     @override(LanguageAlgorithm)
     def save_parts(self, folder: Path) -> None:
         super().save_parts(folder)
-        if self.config.store_buffer_in_checkpoints:
+        if self.config.replay_settings.in_checkpoints:
             self.local_replay_buffer.save(folder / REPLAY_BUFFER)
 
     @override(LanguageAlgorithm)

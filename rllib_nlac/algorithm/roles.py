@@ -10,7 +10,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.language.settings import Sampling, StageSettings
+from rllib_nlac.language.settings import JudgeTemperatures, Sampling, StageSettings
 from rllib_nlac.types import Weights
 
 
@@ -18,21 +18,22 @@ class RolesConfig(LanguageAlgorithmConfig):
     """How the model's critic roles sample and what the policy learns from them; shared by all that criticise in words."""
 
     criticises_in_words = True
+    trains_by_imitation = True
     RANGES = {
         **{f"max_{key}_tokens": ranges.COUNT_OR_NONE for key in ("future", "critique")},
         "max_reasoning_tokens": ranges.WHOLE_NOT_NEGATIVE,
-        **{f"{key}_temperature": ranges.NOT_NEGATIVE for key in ("critique", "refine")},
         "tau": ranges.Range(0, 1, why="the backup is made under the target weights, 0 freezes and 1 copies them"),
         "policy_loss_coeff": ranges.NOT_NEGATIVE,
     }
+    NESTED_RANGES = {"judge_temperatures": {"critique": ranges.NOT_NEGATIVE, "refine": ranges.NOT_NEGATIVE}}
+    SETTINGS = {"judge_temperatures": JudgeTemperatures}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         # roles(...)
         self.max_future_tokens: int | None = None
         self.max_critique_tokens: int | None = None
-        self.critique_temperature = 0.0
-        self.refine_temperature = 0.0
+        self.judge_temperatures: dict[str, float] = {}
         self.max_reasoning_tokens = 1024
         # training(...)
         self.tau = 0.01
@@ -45,8 +46,7 @@ class RolesConfig(LanguageAlgorithmConfig):
         *,
         max_future_tokens: int | None = NotProvided,
         max_critique_tokens: int | None = NotProvided,
-        critique_temperature: float | None = NotProvided,
-        refine_temperature: float | None = NotProvided,
+        judge_temperatures: dict[str, float] | None = NotProvided,
         max_reasoning_tokens: int | None = NotProvided,
     ) -> Self:
         """Sets how each role beside the policy samples.
@@ -54,12 +54,11 @@ class RolesConfig(LanguageAlgorithmConfig):
         Args:
             max_future_tokens: The most tokens of a future and of a Bellman target; None is the shipped model's own, or 192.
             max_critique_tokens: The most tokens of a critique; None likewise.
-            critique_temperature: Temperature of the evaluator; 0 is greedy, as the backup always is. The successor model's is
-                1: below it forgets the rarer futures.
-            refine_temperature: Temperature of the refinement.
-            max_reasoning_tokens: The reasoning of a thinking model's targets is rewritten so that it claims nothing that it
-                could not know (arXiv 2512.04601, App. B.2), in at most so many tokens; 0 trains on it as it was sampled.
-                Models that do not think are not concerned.
+            judge_temperatures: The fields of ``JudgeTemperatures`` (critique, refine). The backup is always greedy, and the
+                successor model always samples at 1: below that it forgets the rarer futures.
+            max_reasoning_tokens: Token limit for rewriting the reasoning of a thinking model's targets, so that it claims
+                nothing it could not know (arXiv 2512.04601, App. B.2). 0: it is trained on as it was sampled. No effect on
+                models that do not think.
 
         Returns:
             This updated config.
@@ -78,11 +77,11 @@ class RolesConfig(LanguageAlgorithmConfig):
         """Sets what is learned from the critic's words.
 
         Args:
-            judge_weights: Which weights criticise and refine: "target", "policy", or "initial", those of ``language_model`` as
-                it was before training, which then write the Bellman target, too, in the place of the target weights. None of
-                these roles is trained, and under moving weights all forget; the initial ones cost an engine a third set in
-                its host's memory.
-            train_on_yes: When an action of verdict yes is trained on: "success", "always" or "never".
+            judge_weights: Which weights criticise and refine: "target", "policy", or "initial". The last is the model before
+                training, which then writes the Bellman target, too. These roles are not trained, and weights that change
+                forget them. "initial" costs a third weight set in the host memory of each engine; with ``lora`` nothing.
+            train_on_yes: When the policy is trained on an action with the verdict yes: "success" (if success is predicted),
+                "always" or "never".
             policy_loss_coeff: Weight of L2, beside 1 for L1.
 
         Returns:
@@ -95,12 +94,13 @@ class RolesConfig(LanguageAlgorithmConfig):
     @property
     def stage_settings(self) -> StageSettings:
         """What the language stages need to know."""
+        temperatures = JudgeTemperatures(**self.judge_temperatures)
         roles = {
             "action": self.action_sampling,
             "future": Sampling(self.manners.max_future_tokens),
             "backup": Sampling(self.manners.max_future_tokens, 0.0),
-            "critique": Sampling(self.manners.max_critique_tokens, self.critique_temperature),
-            "refine": Sampling(self.manners.max_action_tokens, self.refine_temperature),
+            "critique": Sampling(self.manners.max_critique_tokens, temperatures.critique),
+            "refine": Sampling(self.manners.max_action_tokens, temperatures.refine),
             "reasoning": Sampling(self.max_reasoning_tokens, 0.0) if self.max_reasoning_tokens else None,
             "judge_weights": Weights(self.judge_weights),
         }

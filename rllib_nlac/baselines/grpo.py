@@ -1,7 +1,7 @@
 """GRPO (Group Relative Policy Optimization, arXiv 2402.03300): several episodes of each task, and no critic.
 
 An episode's advantage is its return beside those of the other episodes of the same task; every token of its turns gets it.
-Simplified: no KL term to a reference model, as most later work has it.
+Simplified: no KL term to a reference model but where ``kl_to_base_coeff`` asks for one, as most later work has it.
 """
 
 from __future__ import annotations

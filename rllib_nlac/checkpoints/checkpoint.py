@@ -367,14 +367,14 @@ def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
     config = info["class"].get_default_config().update_from_dict(info["ctor_args_and_kwargs"][0][0])
     if not hasattr(config, "model_path"):
         raise CheckpointError(f"{checkpoint} is of {info['class'].__name__} without a language model")
-    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.learner_dtype)
+    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.model_settings["dtype"])
     if (lora := config.lora_settings) is not None:
         add_adapter(model, lora)
     own = own_entries(model)
     load_own_entries(model, {name: tensor for name, tensor in state.items() if name in own})
     if lora is not None and merge:
         adapter = served_state(model)
-        model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.learner_dtype)
+        model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.model_settings["dtype"])
         whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
         model.load_state_dict(merged(whole, adapter, lora.scale, model.dtype), strict=False)
     with written_at_once(folder) as target:

@@ -21,6 +21,7 @@ from ray.tune.registry import get_trainable_cls
 
 import rllib_nlac
 from rllib_nlac import algorithms
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.command import search
 from rllib_nlac.command.search import ExperimentError
 from rllib_nlac.command.tune_keys import check_metrics, check_stop, check_tune_keys
@@ -60,6 +61,14 @@ REMOVED = {
     "weight_decay": "optimizer: {weight_decay: ...}",
     "adam_epsilon": "optimizer: {eps: ...}",
     "zero_stage": "deepspeed_config: {zero_optimization: {stage: ...}}",
+    "learner_dtype": "learner_model: {dtype: ...}",
+    "attn_implementation": "learner_model: {attn_implementation: ...}",
+    "gradient_checkpointing": "learner_model: {gradient_checkpointing: ...}",
+    "engine_timeout_s": "engine_config: {timeout_s: ...}",
+    "lora_serving": "engine_config: {lora_serving: ...}",
+    "store_buffer_in_checkpoints": "replay_buffer_config: {in_checkpoints: ...}",
+    "critique_temperature": "judge_temperatures: {critique: ...}",
+    "refine_temperature": "judge_temperatures: {refine: ...}",
 }
 
 
@@ -214,9 +223,20 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
                 registry.make(env, evaluation.get("env_config", variant.get("env_config"))).close()
         except (ValueError, TypeError, FileNotFoundError, KeyError) as error:
             raise ExperimentError(f"{where}: {error}") from error
+        if evaluation:
+            _check_evaluation(config, where)
         first = first or config
     assert first is not None
     return first
+
+
+def _check_evaluation(config: AlgorithmConfig, where: str) -> None:
+    """RLlib checks these values, too, when everything has started."""
+    try:
+        if (own := config.get_evaluation_config_object()) is not None:
+            own.validate()
+    except (ValueError, TypeError, KeyError) as error:
+        raise ExperimentError(f"{where}, evaluation_config: {error}") from error
 
 
 def config_keys(config: AlgorithmConfig) -> set[str]:
@@ -351,7 +371,7 @@ def describe(experiment: Experiment) -> str:
         "config (set)": changed,
         "config (defaults)": rest,
     }
-    if hasattr(config, "deepspeed_settings"):
+    if isinstance(config, LanguageAlgorithmConfig):
         parts["deepspeed"] = config.deepspeed_settings
     return yaml.safe_dump({experiment.name: json.loads(json.dumps(parts, default=str))}, sort_keys=False, width=120).rstrip()
 

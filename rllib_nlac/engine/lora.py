@@ -52,7 +52,8 @@ class LoRASettings:
         targets = given.get("target_modules", "all-linear")
         if isinstance(targets, str) and targets != "all-linear":
             raise ValueError(f"config.lora['target_modules'] is {targets!r}: give \"all-linear\" or a list of names")
-        if not isinstance(targets, str) and not (targets and all(isinstance(name, str) for name in targets)):
+        is_list = isinstance(targets, (list, tuple)) and bool(targets) and all(isinstance(name, str) for name in targets)
+        if not isinstance(targets, str) and not is_list:
             raise ValueError(f"config.lora['target_modules'] is {targets!r}: give at least one name of a linear layer")
         return LoRASettings(**{**given, "target_modules": targets if isinstance(targets, str) else tuple(targets)})
 

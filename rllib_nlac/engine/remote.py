@@ -116,7 +116,7 @@ class EngineActor:
                     future.set_result(answers)
 
     def _take(self, busy: bool) -> Any:
-        """What may start now: while requests run, only further ones that the engine can answer beside them."""
+        """The calls that may start now: beside running requests only those that can share their batch."""
         while self._inbox:
             call, arguments, _ = self._inbox[0]
             stands_alone = self._stands_alone(call, arguments)
@@ -128,7 +128,7 @@ class EngineActor:
             busy = True
 
     def _stands_alone(self, call: str, arguments: tuple) -> bool:
-        """Whether nothing else may run beside a call."""
+        """Whether a call must run alone."""
         if call == "set_weights" or self._engine.mixes_sets:
             return call == "set_weights"
         return any(request.weights is not Weights.POLICY for request in arguments[0])
@@ -194,8 +194,8 @@ class RemoteEngines:
             if not first:
                 names = self._names(engine for _, engine, _ in self._waiting.values())
                 raise EngineError(
-                    f"{names} answered none of {len(references)} requests within {self._timeout_s:g} s (engine_timeout_s): an "
-                    "engine hangs, is slower than that, or could not be started again"
+                    f"{names} answered none of {len(references)} requests within {self._timeout_s:g} s "
+                    "(engine_config: timeout_s): an engine hangs, is slower than that, or could not be started again"
                 )
             ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
             asked = [self._waiting.pop(reference) for reference in ready]
@@ -226,7 +226,7 @@ class RemoteEngines:
         return self._actors[engine].generate.remote(requests, numbers)
 
     def _checked(self, answers: list[Generation], requests: list[Request]) -> list[Generation]:
-        """Refuses what other or older weights than the announced ones have answered."""
+        """Refuses answers of other or older weights than the announced ones."""
         for answer, request in zip(answers, requests, strict=True):
             weights = request.weights
             announced = self._announced.get(weights)
@@ -256,8 +256,8 @@ class RemoteEngines:
         if late:
             names = self._names(asked[reference] for reference in late)
             raise EngineError(
-                f"{names} did not answer {call}() within {self._timeout_s:g} s (engine_timeout_s): it hangs, is slower than "
-                "that, or could not be started again"
+                f"{names} did not answer {call}() within {self._timeout_s:g} s (engine_config: timeout_s): it hangs, is "
+                "slower than that, or could not be started again"
             )
         answers: list[tuple[int, Any]] = []
         refused = set()

@@ -46,13 +46,30 @@ class TaskId(Generic[Task]):
     privileged: dict[str, Any] = field(default_factory=dict)
 
 
+class EpisodeLost(Exception):
+    """An episode that ends through no fault of the agent: ``reply`` raises it, and the episode is left out and replaced.
+
+    Args:
+        reason: What becomes ``info["stop_reason"]``, and so the name of a metric.
+        cause: What happened, in words.
+    """
+
+    def __init__(self, reason: str, cause: str) -> None:
+        super().__init__(cause)
+        self.reason, self.cause = reason, cause
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.cause)
+
+
 class TextEnv(gym.Env[str, str], Generic[Task]):
     """Base class of the environments shipped here. Using it is a convenience: any ``gym.Env[str, str]`` will do.
 
     ``info`` holds ``task_id, split, system_prompt, tools, turn, success, stop_reason`` and, under ``privileged``, what
-    no prompt may show. ``terminated`` means that the task is decided; ``truncated`` that the turns ran out, or that
-    somebody behind an endpoint, such as a simulated user, could not be reached. The latter is no fault of the agent: such an
-    episode has ``info["discard"]`` set and is left out of replay, of training and of every mean.
+    no prompt may show. ``terminated`` means that the task is decided; ``truncated`` that the turns ran out, that somebody
+    behind an endpoint, such as a simulated user, could not be reached, or that ``reply`` raised ``EpisodeLost``. The latter two
+    are no fault of the agent: such an episode has ``info["discard"]`` set and is left out of replay, of training and of every
+    mean.
 
     Args:
         max_turns: Actions per episode, at least 1.
@@ -133,8 +150,8 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         self._turn += 1
         try:
             answer = self.reply(self._current.task, action)
-        except EndpointError as error:
-            self._stop_reason = "endpoint_failure"
+        except (EndpointError, EpisodeLost) as error:
+            self._stop_reason = error.reason if isinstance(error, EpisodeLost) else "endpoint_failure"
             return f"{error}", 0.0, False, True, {**self._info(), "discard": True}
         text = answer.text
         terminated = answer.success is not None

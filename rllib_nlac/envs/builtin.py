@@ -9,9 +9,11 @@ from rllib_nlac.envs.adapters.tau_bench import TauBench
 from rllib_nlac.envs.adapters.text_arena import TextArena
 from rllib_nlac.envs.logged import LoggedDialogues
 from rllib_nlac.envs.math_reasoning import MathReasoning
+from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.envs.text_house import TextHouse
+from rllib_nlac.envs.text_shop import TextShop
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 
 CLASSES = (
@@ -19,6 +21,8 @@ CLASSES = (
     TextHouse,
     MathReasoning,
     ServiceDesk,
+    TextShop,
+    MiniWoB,
     TaskSet,
     TextArena,
     TauBench,

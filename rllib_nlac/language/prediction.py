@@ -1,4 +1,4 @@
-"""What the critic predicts of given actions, as training would ask it; for whoever wants to know how well it does."""
+"""The critic's predictions for given actions, asked as in training, to measure how good they are."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def prediction_stage(
         weights: Which weights predict.
     """
     asked = [future_prompt(p, t.state, t.action) for p, t in zip(prompts, transitions, strict=True) for _ in range(k)]
-    answers = yield Ask(asked, sampling, weights)
+    answers = yield Ask(asked, sampling, weights, [t.seen for t in transitions for _ in range(k)])
     return [read_futures(answers[i : i + k]) for i in range(0, len(answers), k)]
 
 
 def predicted_success(futures: Sequence[Future]) -> float | None:
-    """The chance of success that futures speak of: the share that ends well; None where there is none."""
+    """Predicted chance of success: the share of futures that end in success; None without futures."""
     return sum(future.success for future in futures) / len(futures) if futures else None

@@ -49,9 +49,9 @@ class PromptSet:
         system: Replaces the environment's system prompt where it is not None; "" drops it.
         rethink: Asks a thinking model for the reasoning behind a future again, without hindsight.
         rethink_action: Asks it for the reasoning behind a turn again, without the critique.
-        quote: Begins every line of a quoted text, as "| " does, and the instruction says that such lines are data. Empty
-            quotes in place, for models that know exact words only: then labels of instructions and answers, and
-            numbers of a list, lose their form where a quoted text holds them.
+        quote: Prefix of every line of a quoted text, such as "| "; the instruction says that such lines are data. Empty: no
+            prefix, for models that know exact wordings only. Then labels and list numbers within a quoted text are altered, so
+            that no reader takes them for the instruction's or the answer's own.
         react: Added to the system prompt where turns have a thought and an action (``action_format: react``).
     """
 
@@ -141,8 +141,8 @@ class PromptSet:
 
         Args:
             text: What they wrote.
-            role: Whose instruction shows it, or None where the text has an answer's own form, stands last and could imitate
-                nothing.
+            role: The role whose instruction shows it; None for a text that is an answer itself and stands last, so that it can
+                imitate nothing.
         """
         if self.quote:
             return "\n".join(f"{self.quote}{line}" for line in text.splitlines() or [""])

@@ -46,7 +46,7 @@ def decide(
         refined: The last round's action, where there is one.
         train_on_yes: "success", "always" or "never"; see ``StageSettings``.
         asked: Whether a refinement was asked for at all.
-        rejected: Whether the refined action did not find the evaluator's yes, where that was asked for.
+        rejected: Whether the evaluator judged the refined action and did not say yes.
         rejected_weight: How much it counts then.
         imitated: Whether the stored action is learned as it is, whatever its critique says.
     """

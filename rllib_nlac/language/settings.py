@@ -1,4 +1,4 @@
-"""How the language stages sample and decide; the algorithm's configuration fills it in by name."""
+"""How the language stages sample and decide; the configuration fills in the fields of the same names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ class Sampling:
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class JudgeTemperatures:
+    """Temperatures of the roles that judge and advise; each field is a key of ``judge_temperatures``. 0 is greedy.
+
+    Attributes:
+        critique: Of the evaluator.
+        refine: Of the refinement.
+    """
+
+    critique: float = 0.0
+    refine: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class StageSettings:
         action_format: "plain" or "react".
         judge_weights: Which weights criticise and refine; INITIAL ones write y, too, and else the target's do.
         critic_input: "predicted" or "backed_up".
-        rejected_weight: Weight of a refined action that does not find the evaluator's yes; at 1 it is not asked.
+        rejected_weight: Weight of a refined action without the evaluator's yes; at 1 the evaluator is not asked.
         judged_fraction: Share of a batch whose actions are judged and refined.
         train_on_yes: "success", "always" or "never".
     """

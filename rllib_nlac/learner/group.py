@@ -1,4 +1,4 @@
-"""A group of learners that outlives one of them: all act together, and a lost one is made good from a snapshot."""
+"""A group of learners that survives the loss of one: all act together, and a lost one is restored from a snapshot."""
 
 from __future__ import annotations
 
@@ -49,6 +49,18 @@ def on_every_learner(group: LearnerGroup, function: Callable[[Any], Result]) -> 
     return [result.get() for result in sorted(results, key=lambda result: result.actor_id)]
 
 
+def on_first_learner(group: LearnerGroup, function: Callable[[Any], Result]) -> Result:
+    """Calls a function on the first learner alone, for what each of them would answer alike."""
+    if group.is_local:
+        return function(group._learner)
+    return group.foreach_learner(function).get_first().get()
+
+
+def index_of(learner: Any) -> int:
+    """A learner's place in its group; 0 is the first."""
+    return learner._learner_index
+
+
 def is_lost(group: LearnerGroup) -> bool:
     """Whether a learner's process has ended or does not answer, so that an error is no error of the learners."""
     if group.is_local:
@@ -71,7 +83,7 @@ class LearnerSnapshots:
         self._states = [ray.put(state) for state in on_every_learner(group, _state_of)]
 
     def rebuild(self, group: LearnerGroup) -> LearnerGroup:
-        """Ends what is left of a group and starts one like it, in the state of the last snapshot.
+        """Ends the rest of a group and starts a new one in the state of the last snapshot.
 
         Raises:
             TimeoutError: The new learners did not start within ``BUILD_S``.
@@ -102,7 +114,7 @@ class LearnerSnapshots:
 def watched(group: LearnerGroup) -> Iterator[None]:
     """While it lasts, all learners are ended when one is lost or does not answer within ``learner_timeout_s``.
 
-    Whoever waits for them is told at once: the others might wait for a lost one in a collective call for ever.
+    Otherwise the others might wait for a lost one in a collective call for ever, and the caller with them.
 
     Raises:
         LearnerLost: What was done meanwhile failed because learners were ended.
@@ -197,12 +209,12 @@ def _pid(learner: Any) -> int:
 
 def _state_of(learner: Any) -> dict[str, Any]:
     learner.prepare_for_saving()
-    state = learner.get_state() if learner._learner_index == 0 else None
+    state = learner.get_state() if index_of(learner) == 0 else None
     return SharedState(state=state, shard=learner.get_shard())
 
 
 def _restore(learner: Any, states: list[ray.ObjectRef]) -> None:
     # Copies: the optimizer goes on writing into the tensors that it is given.
     learner.set_state(copy.deepcopy(ray.get(states[0])["state"]))
-    if (shard := ray.get(states[learner._learner_index])["shard"]) is not None:
+    if (shard := ray.get(states[index_of(learner)])["shard"]) is not None:
         learner.set_shard(copy.deepcopy(shard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +17,26 @@ from rllib_nlac.learner.adapter import add_adapter, has_adapter, served_names
 from rllib_nlac.learner.deepspeed import whole
 
 
+@dataclass(frozen=True)
+class LearnerModel:
+    """How the learner holds the model; each field is a key of ``learner_model``.
+
+    Attributes:
+        dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
+        attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
+        gradient_checkpointing: Trades compute for memory.
+    """
+
+    dtype: str = "float32"
+    attn_implementation: str | None = None
+    gradient_checkpointing: bool = False
+
+
 class CausalLMModule(TorchRLModule):
     """Holds the trained model; generation happens in the engines, never here.
 
-    ``model_config``: ``model`` (a folder or name), ``dtype`` ("float32", "bfloat16"), ``gradient_checkpointing``,
-    ``attn_implementation``, ``lora`` (as ``config.lora``, None without an adapter) and its ``seed``.
+    ``model_config``: ``model`` (a folder or name), the fields of ``LearnerModel``, ``lora`` (as ``config.lora``, None without
+    an adapter) and its ``seed``.
     """
 
     def setup(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -46,7 +47,8 @@ class Outcome:
 
 @dataclass
 class Slot:
-    """One environment and the episode that it plays. ``reset`` and ``step`` may run in a thread: they touch nothing else."""
+    """One environment and the episode that it plays. ``reset`` and ``step`` may run in a thread: they touch nothing else but
+    ``asked_at``."""
 
     env: gym.Env[str, str]
     episode: SingleAgentEpisode | None = None
@@ -54,14 +56,22 @@ class Slot:
     prompt_ids: tuple[int, ...] = ()
     sampling_seed: int = 0
     num_tokens: int = 0  # generated in this episode
+    turn: str = ""  # what the environment is asked to answer
+    asked_at: float | None = None  # since when the environment owes an answer, by the monotonic clock
 
     def reset(self, start: Start) -> Outcome:
         """Resets the environment to the task of an episode."""
-        return _caught(self._reset, start)
+        return self._timed(self._reset, start)
 
     def step(self, action: str) -> Outcome:
         """Steps the environment."""
-        return _caught(self._step, action)
+        return self._timed(self._step, action)
+
+    def _timed(self, call: Callable[[Any], Outcome], argument: Any) -> Outcome:
+        self.asked_at = time.monotonic()
+        outcome = _caught(call, argument)
+        self.asked_at = None
+        return outcome
 
     def _reset(self, start: Start) -> Outcome:
         observation, info = checked_reset(self.env.reset(seed=start.task_seed))
@@ -70,6 +80,20 @@ class Slot:
     def _step(self, action: str) -> Outcome:
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
         return Outcome(_as_text(observation), reward, terminated, truncated, info)
+
+
+class Played(NamedTuple):
+    """A turn that was played.
+
+    Attributes:
+        slot: Where.
+        generation: The turn.
+        outcome: What the environment said to it.
+    """
+
+    slot: Slot
+    generation: Generation
+    outcome: Outcome
 
 
 def _caught(call: Callable[[Any], Outcome], argument: Any) -> Outcome:

@@ -10,7 +10,7 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from rllib_nlac.engine.protocol import Engine, EngineError
 from rllib_nlac.engine.shared import SharedState, checksum, require_finite
-from rllib_nlac.learner.group import on_every_learner
+from rllib_nlac.learner.group import index_of, on_every_learner
 from rllib_nlac.types import Weights
 
 
@@ -74,4 +74,4 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
 
 def _export_from_first(learner: Any) -> dict[Weights, dict[str, Any]] | None:
     states = learner.export_weights()
-    return {which: SharedState(state) for which, state in states.items()} if learner._learner_index == 0 else None
+    return {which: SharedState(state) for which, state in states.items()} if index_of(learner) == 0 else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from pathlib import Path
 
 from micro import save_micro_model
+from ray.experimental import internal_kv
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.core.learner.learner import Learner
@@ -21,6 +23,7 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from ray.train._internal.storage import StorageContext
 from ray.tune.trainable import Trainable
 
+import rllib_nlac
 from rllib_nlac import NLACConfig
 from rllib_nlac.checkpoints import checked as checkpointing
 from rllib_nlac.checkpoints.storage import TUNES_LOGGERS
@@ -105,6 +108,13 @@ class TestLearnerGroup:
         assert "train_cls=learner_class" in source and list(inspect.signature(Learner.apply).parameters)[:2] == ["self", "func"]
         assert {"ok", "get", "actor_id"} <= {*dir(CallResult), *inspect.signature(CallResult).parameters}
 
+    def test_no_other_file_knows_their_private_names(self):
+        """What the others need they ask ``learner/group.py`` for."""
+        names = re.compile(r"group\._(learner|workers|module_spec|is_shut_down)\b|(?<!self)\._learner_index\b")
+        package = Path(rllib_nlac.__file__).parent
+        users = {str(path.relative_to(package)) for path in package.rglob("*.py") if names.search(path.read_text())}
+        assert users == {"learner/group.py"}
+
     def test_a_group_that_was_ended_is_not_shut_down_again(self):
         assert "if not self._is_shut_down:" in inspect.getsource(LearnerGroup.__del__)
 
@@ -139,6 +149,14 @@ class TestAlgorithm:
     def test_environments_are_found_by_name(self):
         name, creator = Algorithm._get_env_id_and_creator("TwentyQuestions", _Config())
         assert name == "TwentyQuestions" and callable(creator)
+
+
+class TestActivity:
+    """``activity.py``: a process says in Ray's key-value store what it does, and the driver reads it."""
+
+    def test_the_store_is_called_by_key_and_value(self):
+        assert list(inspect.signature(internal_kv._internal_kv_put).parameters)[:2] == ["key", "value"]
+        assert next(iter(inspect.signature(internal_kv._internal_kv_get).parameters)) == "key"
 
 
 class TestCheckpoints:
