@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -56,6 +55,8 @@ class RecordedConfig(ExaminationConfig):
         }
     }
 
+    SETTINGS = {"record": RecordSettings}
+
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.record: dict[str, Any] = {}
@@ -65,9 +66,7 @@ class RecordedConfig(ExaminationConfig):
         """Sets what ``rllib inspect`` will have to read; RLlib's own keys are taken too.
 
         Args:
-            record: The fields of ``RecordSettings``: ``transitions`` of each iteration (64; 0 records nothing), ``tokens``, of
-                how many of them each token's log-probability (8), ``episodes`` of each evaluation (16), and ``max_bytes`` of
-                the folder (256 MiB), in which the record thins out.
+            record: The fields of ``RecordSettings`` (transitions, tokens, episodes, max_bytes).
 
         Returns:
             This updated config.
@@ -80,11 +79,6 @@ class RecordedConfig(ExaminationConfig):
     def record_settings(self) -> RecordSettings:
         """How much is recorded."""
         return RecordSettings(**self.record)
-
-    @override(AlgorithmConfig)
-    def validate(self) -> None:
-        super().validate()
-        self._check_keys("record", {field.name for field in fields(RecordSettings)})
 
 
 class RecordedAlgorithm(ExaminedAlgorithm):
