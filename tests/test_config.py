@@ -16,8 +16,10 @@ from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.command import search
 from rllib_nlac.command.cli import app
 from rllib_nlac.command.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
-from rllib_nlac.command.progress import evaluated, lookup, read_result
+from rllib_nlac.command.progress import read_result
+from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.names import unknown_key
+from rllib_nlac.reporting.results import evaluated, lookup
 
 ROOT = Path(__file__).parent.parent
 NEEDS = {
@@ -25,6 +27,10 @@ NEEDS = {
     "tau_bench_nlac_qwen2.5_7b": "needs τ-bench: pip install",
     "tau_bench_airline_react": "needs τ-bench: pip install",
 }
+try:
+    MiniWoB()
+except ValueError:
+    NEEDS["miniwob_nlac_qwen2.5_7b"] = "the environment MiniWoB needs"
 EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
 
 

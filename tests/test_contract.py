@@ -21,6 +21,8 @@ PLAYABLE = [
     ("MathReasoning", {"level": 5, "max_turns": 3}),
     ("ServiceDesk", {}),
     ("ServiceDesk", {"split": "eval"}),
+    ("TextShop", {}),
+    ("TextShop", {"split": "eval"}),
     ("TextArena", {}),
 ]
 

@@ -494,6 +494,9 @@ class TestKL:
             prompt, answer = [(3, 10, 11)], [(20, 21, 1)]
             base = learner.base_logprobs_of(prompt, answer)[0]
             np.testing.assert_allclose(learner.logprobs_of(prompt, answer)[0], base, atol=1e-6)
+            warm = learner.base_logprobs_of(prompt, answer, 0.5)[0]
+            np.testing.assert_allclose(learner.logprobs_of(prompt, answer, 0.5)[0], warm, atol=1e-6)
+            assert warm.shape == (3,) and np.abs(warm - base).max() > 1e-3
             sequences = [TrainingSequence(prompt[0], answer[0], POLICY, 0, 0, 1.0)]
             for number in range(8):
                 learner.update(batch=to_multi_agent_batch(sequences, 1), timesteps={"num_env_steps_sampled_lifetime": number})

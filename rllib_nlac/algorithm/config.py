@@ -66,6 +66,7 @@ class LanguageConfig(AlgorithmConfig):
     episodes_per_task = 1  # played one after the other, as groups that a policy gradient compares
     learns_from_logs = False  # whether ``offline_data`` means anything
     criticises_in_words = False  # whether there are ``stage_settings``
+    trains = True  # whether a learner holds the model
     # What numeric keys and flags may hold; a class adds its own and overrides those of its bases.
     RANGES: ranges.Ranges = {
         **ranges.RLLIB,

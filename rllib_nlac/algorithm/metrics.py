@@ -5,16 +5,16 @@ Its entries: ``play``, the episodes; ``replay``, keeping and drawing transitions
 and each one as ``wave_1`` and so on; ``logprob_gap``, the comparison of engine and learner; ``learner``, the gradient steps;
 ``sync``, the weights to the engines, in the first iteration also those that the engines start with; ``evaluation``, and of it
 ``evaluation_critic``, what the critic is asked; ``base_answers``, what the untrained model is asked at the start. What an
-iteration did not do is 0.
+iteration did not do is 0 or not there.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
+from rllib_nlac.algorithm.examples import Examples
 from rllib_nlac.episode import generations_of
+from rllib_nlac.foreign import fenced_parts
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.group import on_every_learner
@@ -39,7 +41,7 @@ SECONDS = "seconds"
 
 @contextmanager
 def stage(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: str = "") -> Iterator[None]:
-    """A part of an iteration: its seconds are reported, and whoever waits reads what is done.
+    """A part of an iteration: its seconds are reported, and the progress line says what is being done.
 
     Args:
         metrics: Where to report.
@@ -75,11 +77,13 @@ def log_stages(
             if reason != "not_judged"
         },
         "unparsed_target_rate": _share(targets, lambda t: t.future is None),
+        "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)
     for name in ("prompt_too_long", "reasoning_rewritten", "reasoning_emptied"):
         metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
+    metrics.log_value((STAGES, "retokenised_prompts"), report.counts["retokenised"], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
     metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")
     for role, count in report.answered.items():
@@ -205,7 +209,7 @@ def _current(episodes: Sequence[SingleAgentEpisode], version: int, count: int) -
 
 
 class TransitionWriter:
-    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes.
+    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes; and three for the report.
 
     A file that cannot be written ends the recording, with a warning, and not the run.
 
@@ -218,6 +222,7 @@ class TransitionWriter:
 
         self._logdir = logdir
         self._writer: Any = None
+        self._examples = Examples(Path(logdir))
         with self._tolerant():
             self._writer = SummaryWriter(logdir, filename_suffix=".transitions")
 
@@ -230,6 +235,7 @@ class TransitionWriter:
         with self._tolerant():
             self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
             self._writer.flush()
+            self._examples.keep(iteration, targets, refinements)
 
     def write_state(self, name: str, iteration: int, refinement: Refinement) -> None:
         """One of the states that every evaluation asks the critic about, by its name."""
@@ -278,7 +284,7 @@ def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
         "Next action and its future": f"{target.next_action or '-'}\n{target.next_future or '-'}",
         "Bellman target": target.future.text if target.future else "(did not parse)",
     }
-    return _fenced(parts)
+    return fenced_parts(parts)
 
 
 def state_text(refinement: Refinement) -> str:
@@ -292,14 +298,7 @@ def state_text(refinement: Refinement) -> str:
         "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",
         "What really came": f"{t.observation}   [the episode ended in {'success' if t.episode_success else 'failure'}]",
     }
-    return _fenced(parts)
-
-
-def _fenced(parts: Mapping[str, str]) -> str:
-    """Texts under headings, as Markdown that none of them can change."""
-    longest = max(map(len, re.findall("`{3,}", "".join(parts.values()))), default=2)
-    fence = "`" * (longest + 1)  # no text ends it
-    return "\n\n".join(f"**{name}**\n\n{fence}\n{text}\n{fence}" for name, text in parts.items())
+    return fenced_parts(parts)
 
 
 def _share(items: Sequence, condition: Callable[[Any], bool]) -> float:

@@ -19,6 +19,7 @@ from rllib_nlac.activity import STEPS, activity
 from rllib_nlac.learner.adapter import as_base, has_adapter, served_names, with_dropout
 from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL, micro_batches
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
+from rllib_nlac.learner.heap import give_back_large_tensors
 from rllib_nlac.learner.losses import answer_logprobs, mean_kl, refinement_loss, rehearsal_loss, successor_loss
 from rllib_nlac.learner.rl_module import own_entries
 from rllib_nlac.learner.target import TargetWeights
@@ -57,6 +58,7 @@ class LanguageLearner(TorchLearner):
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         model = self.module[module_id].trained.to(self._device)
+        give_back_large_tensors(torch.device(self._device), sum(parameter.numel() for parameter in model.parameters()))
         # What the policy came from: the model without its adapter, or a copy of all weights where it is asked for.
         self._base = None
         if config.kl_to_base_coeff is not None and not has_adapter(self.lm):

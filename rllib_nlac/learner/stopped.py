@@ -52,7 +52,7 @@ class StoppedSteps:
 
     @property
     def too_many(self) -> bool:
-        """Whether so many were stopped in a row that it is no accident of one batch."""
+        """Whether too many were stopped in a row for it to be one bad batch."""
         return self.in_a_row >= MAX_IN_A_ROW
 
     @property

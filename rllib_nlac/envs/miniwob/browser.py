@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import math
 import os
 import select
 import shutil
@@ -148,17 +149,17 @@ class Browser:
         options.binary_location = self._programs.browser
         for flag in FLAGS:
             options.add_argument(flag)
-        # A proxy of the machine's is for others than this machine. The driver gives up first, and says why.
+        # A proxy of the machine's is for others than this machine.
         client = ClientConfig(
             remote_server_addr=f"http://127.0.0.1:{port}",
-            timeout=max(START_S, timeout + 10),
+            timeout=math.ceil(max(START_S, timeout)),
             proxy=Proxy({"proxyType": ProxyType.DIRECT}),
         )
-        session = Remote(
+        session: Any = Remote(
             command_executor=ChromeRemoteConnection(client.remote_server_addr, keep_alive=True, client_config=client),
             options=options,
         )
-        session.command_executor.client_config.timeout = timeout + 10
+        session.command_executor.client_config.timeout = timeout + 1  # the driver gives up first, where it knows how
         session.set_script_timeout(timeout)
         session.set_page_load_timeout(timeout)
         return session

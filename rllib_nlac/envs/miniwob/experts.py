@@ -237,9 +237,10 @@ def _algebra(page: Page, done: Sequence[Action]) -> Action:
 
 @_does("odd-or-even")
 def _parity(page: Page, done: Sequence[Action]) -> Action:
-    for row in page.lines:
-        if len(row) == 3 and row[0].name == "Odd":
-            wanted = row[0] if int(row[1].name) % 2 else row[2]
+    items = list(page.items())
+    for odd, number, even in zip(items, items[1:], items[2:], strict=False):
+        if odd.name == "Odd":
+            wanted = odd if int(number.name) % 2 else even
             if "selected" not in wanted.states:
                 return click(wanted.ref or 0)
     return click(_ref(page, name="Submit"))

@@ -27,6 +27,8 @@ POLL_S = 0.5
 def main(command: list[str]) -> None:
     """Keeps ``command``, a driver that says on which port it listens."""
     parent = os.getppid()
+    for sent in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(sent, lambda *_: sys.exit())
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = tempfile.mkdtemp(prefix="rllib_nlac_browser_")
     # What a page shows of dates must not depend on where it runs; HOME is where Chromium leaves files beside its profile.

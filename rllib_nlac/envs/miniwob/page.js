@@ -95,6 +95,7 @@
     clean(element.getAttribute("aria-label") || element.title || element.alt || String(element.className.baseVal ?? element.className) || element.id);
   const describe = (element, name) => {
     const states = STATES.filter((state) => element.classList.contains(state));
+    // jQuery UI says of a list's item that it is selected, and of a heading that it is expanded; the link is within the item.
     for (const [attribute, state] of [["aria-selected", "selected"], ["aria-expanded", "expanded"]])
       if (element.closest(`[${attribute}=true]`) && CONTROLS.has(element.tagName) === (attribute === "aria-selected"))
         if (!states.includes(state)) states.push(state);
@@ -172,10 +173,14 @@
     const found = target(ref);
     if (found.complaint) return found;
     found.element.scrollIntoView({ block: "nearest", inline: "nearest", behavior: "instant" });
-    const box = found.element.getClientRects()[0];
-    const place = { x: box.left + box.width / 2, y: box.top + box.height / 2 };
-    const hit = document.elementFromPoint(place.x, place.y);
-    if (hit && (found.element.contains(hit) || hit.contains(found.element))) return place;
+    // The middle, or else whatever is not covered: things overlap.
+    for (const across of [0.5, 0.1, 0.3, 0.7, 0.9])
+      for (const down of [0.5, 0.1, 0.3, 0.7, 0.9])
+        for (const box of found.element.getClientRects()) {
+          const place = { x: box.left + box.width * across, y: box.top + box.height * down };
+          const hit = document.elementFromPoint(place.x, place.y);
+          if (hit && (found.element.contains(hit) || hit.contains(found.element))) return place;
+        }
     return { complaint: `[${ref}] is covered by something else.` };
   };
   const prepareTyping = (ref, text) => {

@@ -141,6 +141,8 @@ def _perform(window: Window, action: Action) -> str | None:
         return place["complaint"]
     for event, button in (("mouseMoved", "none"), ("mousePressed", "left"), ("mouseReleased", "left")):
         window.send("Input.dispatchMouseEvent", type=event, button=button, clickCount=int(button == "left"), **place)
+    # Out of the way: a list that opens below the mouse takes what is there for chosen.
+    window.send("Input.dispatchMouseEvent", type="mouseMoved", button="none", x=0, y=0)
     return None
 
 

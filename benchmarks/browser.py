@@ -1,0 +1,139 @@
+"""What web pages cost, and whether they can be relied on: ``python -m benchmarks.browser``
+
+Prints what scripted episodes of MiniWoB make of four browsers, and of one with four windows; what is left of processes and open
+files after 200 episodes; what becomes of a rollout whose browsers are killed; and how often the script of each task succeeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+
+from rllib_nlac.envs.miniwob.env import MiniWoB
+from rllib_nlac.envs.miniwob.pool import close_all, pool_of
+from rllib_nlac.envs.miniwob.tasks import TASKS
+
+THREADS = 4
+
+
+def play(env: MiniWoB, task: str | None = None, seed: int | None = None) -> tuple[int, dict]:
+    """One scripted episode; its steps and its last info."""
+    env.reset(seed=seed, options={"task_id": task})
+    steps, over, info = 0, False, {}
+    while not over:
+        *_, terminated, truncated, info = env.step(env.expert_action())
+        steps, over = steps + 1, terminated or truncated
+    return steps, info
+
+
+def speed(num_browsers: int, episodes: int) -> str:
+    """Steps a second of four threads, each with an environment, which share so many browsers."""
+    envs = [MiniWoB(num_browsers=num_browsers) for _ in range(THREADS)]
+    for number, env in enumerate(envs):
+        play(env, seed=number)
+
+    def work(number: int) -> int:
+        return sum(play(envs[number], seed=1000 * number + episode)[0] for episode in range(episodes // THREADS))
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as threads:
+        steps = sum(threads.map(work, range(THREADS)))
+    rate = steps / (time.perf_counter() - started)
+    memory = sum(child.memory_full_info().pss for child in psutil.Process().children(recursive=True)) / 2**20
+    started_now = len(pool_of(envs[0]._programs, num_browsers).browsers())
+    for env in envs:
+        env.close()
+    close_all()
+    return (
+        f"{rate:6.1f} steps/s, resets among them ({episodes} episodes, {steps} steps, {started_now} browsers, {memory:.0f} MiB)"
+    )
+
+
+def left_behind(episodes: int) -> str:
+    """Processes and open files before and after so many episodes of environments that are made, and dropped without a close."""
+    own = psutil.Process()
+    play(MiniWoB(), seed=0)
+    close_all()
+    gc.collect()
+    before = len(own.children(recursive=True)), own.num_fds()
+    env = MiniWoB()
+    most = 0
+    for episode in range(episodes):
+        if episode % 20 == 0:
+            env = MiniWoB()
+        play(env, seed=episode)
+        most = max(most, pool_of(env._programs, 1).num_windows())
+    close_all()
+    del env
+    gc.collect()
+    after = len(own.children(recursive=True)), own.num_fds()
+    return (
+        f"{episodes} episodes: processes {before[0]} before, {after[0]} after; open files {before[1]} before, {after[1]} "
+        f"after; at most {most} windows at a time"
+    )
+
+
+def main_process(env: MiniWoB) -> psutil.Process:
+    """The browser's own process: the driver's child; those that it starts are of some type."""
+    assert env._window is not None
+    below = psutil.Process(env._window.browser.process).children(recursive=True)
+    own = [each for each in below if "driver" not in each.name() and "crashpad" not in each.name()]
+    (browser,) = [each for each in own if not any(part.startswith("--type=") for part in each.cmdline())]
+    return browser
+
+
+def killed(episodes: int) -> str:
+    """What comes of episodes whose browser is killed in every tenth."""
+    env, lost, won, reasons = MiniWoB("login-user"), 0, 0, set()
+    for episode in range(episodes):
+        while True:
+            env.reset(seed=episode)
+            if episode % 10 == 9 and lost <= episode // 10:
+                main_process(env).kill()
+            over, info = False, {}
+            while not over:
+                *_, terminated, truncated, info = env.step(env.expert_action())
+                over = terminated or truncated
+            if not info.get("discard"):
+                break
+            lost += 1
+            reasons.add(info["stop_reason"])
+        won += info["success"]
+    env.close()
+    return f"{lost} browsers killed in {episodes} episodes: {lost} lost ({', '.join(sorted(reasons))}), {won} won in the end"
+
+
+def success(seeds: int) -> None:
+    """Prints how often the script of each task succeeds."""
+    env, done = MiniWoB(), 0
+    for task in TASKS:
+        results = [play(env, f"{task}/{2 * seed}") for seed in range(seeds)]
+        won = sum(info["success"] is True for _, info in results)
+        done += won == seeds
+        steps = sorted(steps for steps, _ in results)
+        print(f"  {task:<24} {won:3} of {seeds}, {steps[0]} to {steps[-1]} steps")
+    print(f"  {done} of {len(TASKS)} tasks are always done")
+
+
+def main() -> None:
+    """Prints all of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=200, help="of each part")
+    parser.add_argument("--seeds", type=int, default=20, help="of each task")
+    arguments = parser.parse_args()
+    print(f"{THREADS} threads on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"  four browsers              {speed(4, arguments.episodes)}", flush=True)
+    print(f"  one browser, four windows  {speed(1, arguments.episodes)}", flush=True)
+    print(left_behind(arguments.episodes), flush=True)
+    print(killed(min(arguments.episodes, 50)), flush=True)
+    print("the script of each task")
+    success(arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
