@@ -30,9 +30,9 @@ from typing import Any
 
 import yaml
 
-from rllib_nlac.command.progress import evaluated, lookup
 from rllib_nlac.inputs import plain_yaml
 from rllib_nlac.names import nearest, unknown_key
+from rllib_nlac.reporting.results import evaluated, lookup
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "tuned_examples"
@@ -218,7 +218,7 @@ def run(cell: Cell, folder: Path) -> None:
 
 def is_done(cell: Cell, folder: Path) -> bool:
     """Whether the run has reached its end, by its own experiment file."""
-    file, results = folder / f"{cell.name}.yaml", list(_results(cell, folder))
+    file, results = folder / f"{cell.name}.yaml", list(results_of(cell, folder))
     if not results or not file.is_file():
         return False
     if yaml.safe_load(file.read_text()) != {cell.name: json.loads(json.dumps(cell.experiment))}:
@@ -229,7 +229,7 @@ def is_done(cell: Cell, folder: Path) -> bool:
 def rows_of(cell: Cell, folder: Path) -> list[Row]:
     """A row for each iteration."""
     rows, tokens = [], 0.0
-    for result in _results(cell, folder):
+    for result in results_of(cell, folder):
         tokens += _number(lookup(result, "env_runners/num_generated_tokens"))
         tokens += _number(lookup(result, "language_stages/num_generated_tokens"))
         evaluation, played = evaluated(result), "evaluation/env_runners"
@@ -256,7 +256,8 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
-def _results(cell: Cell, folder: Path) -> Iterator[dict]:
+def results_of(cell: Cell, folder: Path) -> Iterator[dict]:
+    """The results of a run, an iteration each."""
     # A run that was interrupted before its first checkpoint began again in a folder of its own.
     latest = max((folder / cell.name).glob("*/result.json"), key=lambda file: file.stat().st_mtime, default=None)
     by_iteration = {}

@@ -7,6 +7,7 @@ depends on what else the machine is doing. Prints a table; nothing is asserted.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -18,34 +19,51 @@ from transformers import AutoModelForCausalLM
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.engine.chat import Chat
-from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.engine.vllm_engine import VLLMEngine, _uncompiled
 from rllib_nlac.episode import GENERATION
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Generation, Request, Weights
 
+HELD = "bare, held"
 
-def bare_generate(engine: VLLMEngine, requests: list[Request], end_id: int) -> int:
-    """What ``vllm.LLM.generate`` does for token prompts: add everything, step until all is done; returns the tokens."""
+
+def bare_generate(engine: VLLMEngine, requests: list[Request], end_id: int, at_once: int | None = None) -> int:
+    """What ``vllm.LLM.generate`` does for token prompts: add, step until all is done; returns the tokens.
+
+    Args:
+        engine: Holds the vLLM engine.
+        requests: What is asked, in this order.
+        end_id: Ends an answer.
+        at_once: So many sequences are held: as one is finished the next is added. None adds all at once.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    llm = engine._llm
-    for number, request in enumerate(requests):
-        params = SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            seed=request.seed,
-            stop_token_ids=[end_id],
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        llm.add_request(f"bare-{number}", {"prompt_token_ids": list(request.prompt_ids)}, params)
+    llm, waiting = engine._llm, iter(enumerate(requests))
+
+    def add(count: int) -> None:
+        for number, request in itertools.islice(waiting, count):
+            params = SamplingParams(
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                seed=request.seed,
+                stop_token_ids=[end_id],
+                logprobs=0,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            llm.add_request(f"bare-{number}", {"prompt_token_ids": list(request.prompt_ids)}, params)
+
+    add(at_once or len(requests))
     tokens = 0
     while llm.has_unfinished_requests():
-        tokens += sum(len(output.outputs[0].token_ids) for output in llm.step() if output.finished)
+        with _uncompiled():
+            finished = [len(output.outputs[0].token_ids) for output in llm.step() if output.finished]
+        tokens += sum(finished)
+        if finished:
+            add(len(finished))
     return tokens
 
 
@@ -63,10 +81,11 @@ class Recorder:
         return self.engine.poll()
 
 
-def speed(work: Callable[[], int]) -> float:
-    """Tokens per second of something that returns how many it generated."""
-    started = time.perf_counter()
-    return work() / (time.perf_counter() - started)
+def speed(work: Callable[[], int]) -> np.ndarray:
+    """Tokens per second, and per second of this process's CPUs, of something that returns how many it generated."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+    tokens = work()
+    return tokens / np.array([time.perf_counter() - started, time.process_time() - cpu_started])
 
 
 def main() -> None:
@@ -92,7 +111,7 @@ def main() -> None:
         return sum(len(g.token_ids) for episode in episodes for g in episode.get_extra_model_outputs(GENERATION))
 
     play()
-    figures: dict[str, list[float]] = {"EnvRunner": [], "engine": [], "waves": [], "bare vLLM": []}
+    figures: dict[str, list[np.ndarray]] = {"EnvRunner": [], "engine": [], "waves": [], HELD: [], "bare vLLM": []}
     for _ in range(arguments.rounds):
         recorder.requests.clear()
         figures["EnvRunner"].append(speed(play))
@@ -100,6 +119,7 @@ def main() -> None:
         figures["engine"].append(speed(lambda r=requests: sum(len(g.token_ids) for g in engine.generate(r))))
         silent = [replace(request, logprobs=False) for request in requests]
         figures["waves"].append(speed(lambda r=silent: sum(len(g.token_ids) for g in engine.generate(r))))
+        figures[HELD].append(speed(lambda r=requests: bare_generate(engine, r, chat.end_id, arguments.slots)))
         figures["bare vLLM"].append(speed(lambda r=requests: bare_generate(engine, r, chat.end_id)))
     prompts = np.mean([len(request.prompt_ids) for request in requests])
     print(f"generated tokens/s on the {len(requests)} prompts (mean {prompts:.0f} tokens) of {arguments.episodes} episodes")
@@ -107,12 +127,14 @@ def main() -> None:
         ("EnvRunner", f"turn by turn in {arguments.slots} environment slots"),
         ("engine", "all prompts in one call"),
         ("waves", "the same without log-probabilities, as the language stages ask"),
-        ("bare vLLM", "all prompts at once, LLMEngine.add_request and step"),
+        (HELD, f"the same prompts, {arguments.slots} held at once, LLMEngine.add_request and step"),
+        ("bare vLLM", "all prompts at once"),
     ):
-        ratios = [mine / bare for mine, bare in zip(figures[name], figures["bare vLLM"], strict=True)]
+        ratios = np.array([mine / bare for mine, bare in zip(figures[name], figures[HELD], strict=True)])
+        (wall, cpu), (low, _), (high, _) = np.median(ratios, 0), ratios.min(0), ratios.max(0)
         print(
-            f"  {name:10s} {statistics.median(figures[name]):7.0f}   ratio to bare {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f})   {label}"
+            f"  {name:10s} {np.median(figures[name], 0)[0]:7.0f}   ratio to held {wall:.2f} ({low:.2f} to {high:.2f}), "
+            f"by CPU time {cpu:.2f}   {label}"
         )
 
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=torch.float32)

@@ -39,8 +39,12 @@ def make_sequences(steps: int, size: int, seed: int = 0) -> list[TrainingSequenc
 
 
 def make_learner(model: str, budget: int) -> LanguageLearner:
+    """A learner of a model with a budget."""
+    return build_learner(NLACConfig().language(language_model=model, max_tokens_per_micro_batch=budget).training(lr=LR))
+
+
+def build_learner(config: NLACConfig) -> LanguageLearner:
     """The learner as the algorithm builds it, outside of one."""
-    config = NLACConfig().language(language_model=model, max_tokens_per_micro_batch=budget).training(lr=LR)
     spec = config.get_default_rl_module_spec()
     spec.observation_space = spec.action_space = TextSpace()
     learner = LanguageLearner(config=config, module_spec=spec)

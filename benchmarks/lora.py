@@ -1,7 +1,8 @@
 """How fast waves are that ask three weight sets: ``python -m benchmarks.lora [--hidden 96] [--layers 4] [--rank 16]``.
 
 Whole weight sets, adapters over one base, and adapters merged into the model, side by side in one process: the same requests,
-a third for each of policy, target and initial weights. Nothing is asserted.
+a third for each of policy, target and initial weights. Then greedy answers of adapters and of merged weights, and by how much
+the log-probabilities of their tokens differ, from each other and from PEFT's. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -41,10 +42,14 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         whole = {name: tensor.clone() for name, tensor in served_state(model).items()}
         add_adapter(model, lora)
+        with torch.no_grad():  # B is 0 in a new one
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
         adapter = {name: tensor.clone() for name, tensor in served_state(model).items()}
         engines = {
             "whole sets": (VLLMEngine(folder, chat.max_context, [chat.end_id]), whole),
-            "adapters": (VLLMEngine(folder, chat.max_context, [chat.end_id], lora=lora), adapter),
+            "adapters": (VLLMEngine(folder, chat.max_context, [chat.end_id], lora=lora, merges_lora=False), adapter),
             "merged": (VLLMEngine(folder, chat.max_context, [chat.end_id], lora=lora, merges_lora=True), adapter),
         }
         engines["whole sets"][0].set_weights(Weights.INITIAL, 0, whole)
@@ -65,6 +70,7 @@ def main() -> None:
             if number:  # the first warms up
                 syncs[name].append(synced - started)
                 speeds[name].append(sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - synced))
+    compare(engines["adapters"][0], engines["merged"][0], model, arguments.requests)
     print(f"{size:,} parameters, rank {arguments.rank}, {arguments.requests} requests a wave, a third under each of three sets")
     base = statistics.median(speeds["whole sets"])
     for name in engines:
@@ -73,6 +79,24 @@ def main() -> None:
         print(
             f"  {name:11} {fast:8,.0f} tokens/s {spread}   {fast / base:.2f} of whole sets   sync of both {sync * 1e3:7.1f} ms"
         )
+
+
+def compare(adapters: VLLMEngine, merged: VLLMEngine, model: torch.nn.Module, count: int) -> None:
+    """Prints how far greedy answers under the policy's adapter, served both ways, are from each other and from PEFT's."""
+    asked = [Request((*range(5, 69), 5 + i % 400), 24, 0.0, seed=i) for i in range(count)]
+    one, other = adapters.generate(asked), merged.generate(asked)
+    same = sum(a.token_ids == b.token_ids for a, b in zip(one, other, strict=True))
+    gap = max(float(abs(a.logprobs - b.logprobs).max()) for a, b in zip(one, other, strict=True) if a.token_ids == b.token_ids)
+    of_peft = 0.0
+    for answer in one[:32]:
+        ids = torch.tensor([[*answer.prompt_ids, *answer.token_ids]])
+        with torch.no_grad():
+            own = model(input_ids=ids).logits[0, len(answer.prompt_ids) - 1 : -1].log_softmax(-1)
+        found = own.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0].numpy()
+        of_peft = max(of_peft, float(abs(found - answer.logprobs).max()))
+    tokens = sum(len(answer.token_ids) for answer in one)
+    print(f"adapter against merged in float32: {same} of {count} greedy answers have the same tokens ({tokens:,}), whose")
+    print(f"  log-probabilities differ by at most {gap:.1e}; from PEFT's own those of 32 answers by at most {of_peft:.1e}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.variant import Ask, Stage, Variant
 from rllib_nlac.nlac import NLAC, NLACConfig
-from rllib_nlac.types import Future, Transition, Weights
+from rllib_nlac.types import Future, Seen, Transition, Weights
 
 NOTHING_KNOWN = Future("FAILURE", success=False)
 
@@ -65,7 +65,8 @@ class Fresh(Variant):
 
     @override(Variant)
     def judged(self, transitions: Sequence[Transition], settings: StageSettings) -> Stage[Sequence[Transition]]:
-        answers = yield Ask([t.state for t in transitions], settings.action, Weights.POLICY)
+        seen = [Seen(t.generation.prompt_ids) for t in transitions]
+        answers = yield Ask([t.state for t in transitions], settings.action, Weights.POLICY, seen)
         drawn = [refine.read_action(answer, settings.action_format) for answer in answers]
         return [replace(t, generation=new[0], action=new[1]) if new else t for t, new in zip(transitions, drawn, strict=True)]
 

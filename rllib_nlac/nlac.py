@@ -190,7 +190,7 @@ class NLAC(ExaminedAlgorithm):
             targets, refinements, report = self.stages.run(sample.transitions)
         log_stages(self.metrics, report, targets, refinements)
         self.heed_stages(report)
-        self.writer.write(self.iteration, targets, refinements)
+        self.writer.write(self.iteration + 1, targets, refinements)
         return targets, refinements
 
     def learn_from(self, sample: ReplaySample, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> bool:

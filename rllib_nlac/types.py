@@ -49,6 +49,19 @@ def hash_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
 
 
+class Seen(NamedTuple):
+    """What an engine has seen of a dialogue.
+
+    Attributes:
+        prompt_ids: Ids of a prompt.
+        turn_ids: Ids of the turn that answered it, as they were sampled; the dialogue has that turn and one message more than
+            the prompt. None: the prompt is the whole dialogue.
+    """
+
+    prompt_ids: tuple[int, ...]
+    turn_ids: tuple[int, ...] | None = None
+
+
 @dataclass(frozen=True)
 class Request:
     """One generation that is asked of an engine.
@@ -86,6 +99,7 @@ class Generation:
         finished: False where ``max_tokens`` cut the generation off.
         weight_version: Version of the weights that answered.
         weights: Which they were.
+        cached_tokens: Of the prompt's tokens those that the engine's prefix cache held.
     """
 
     prompt_ids: tuple[int, ...]
@@ -94,6 +108,12 @@ class Generation:
     finished: bool
     weight_version: int
     weights: Weights = Weights.POLICY
+    cached_tokens: int = 0
+
+    @property
+    def seen(self) -> Seen:
+        """Prompt and turn, for what follows them."""
+        return Seen(self.prompt_ids, self.token_ids)
 
     @property
     def sampled_logprobs(self) -> np.ndarray:
@@ -146,6 +166,16 @@ class Transition:
     def ended(self) -> bool:
         """Whether nothing follows: a truncated episode counts as an end."""
         return self.terminated or self.truncated
+
+    @property
+    def seen(self) -> Seen:
+        """s and a as an engine saw and sampled them."""
+        return self.generation.seen
+
+    @property
+    def next_seen(self) -> Seen | None:
+        """The same, as the beginning of s'; None where s' leaves old turns out."""
+        return self.seen if self.next_state[:-2] == self.state else None
 
     @property
     def next_state(self) -> tuple[Message, ...]:

@@ -26,7 +26,7 @@ from rllib_nlac.baselines.rollouts import RolloutCritic
 from rllib_nlac.baselines.scalar_critic import ScalarCritic, ScalarCriticConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistillationConfig, transcript
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
-from rllib_nlac.engine.chat import PromptTooLong
+from rllib_nlac.engine.chat import PromptTooLong, Wanted
 from rllib_nlac.episode import GENERATION, TASK_SEED
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
@@ -35,7 +35,7 @@ from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.replay.buffer import ReplaySample, transition_at
 from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Weights
+from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Seen, Weights
 
 
 class Metrics:
@@ -554,9 +554,12 @@ class TestScalarCritic:
         monkeypatch.setattr("rllib_nlac.baselines.scalar_critic.log_replay", lambda *_: None)
         ScalarCritic.training_step(a)
         (states,) = asked
-        assert states == [transitions[0].state] * 2 + [transitions[1].state] * 2 + [
-            episode.get_extra_model_outputs("messages", 2)
-        ]
+        expected = [transitions[0].state] * 2 + [transitions[1].state] * 2 + [episode.get_extra_model_outputs("messages", 2)]
+        assert [state.messages for state in states] == expected
+        # As the engine saw them: the prompts of both, and behind the second one its turn.
+        ids = [t.generation.prompt_ids for t in transitions]
+        assert [state.seen for state in states[:4]] == [Seen(i) for i in ids for _ in range(2)]
+        assert states[4].seen == Seen(ids[1], transitions[1].generation.token_ids)
         # Action i has i + 1 tokens of log-probability -i: Q is i + 1, log π is -i (i + 1), Q - α log π is (i + 1)(1 + i / 2).
         soft = [1.0, 3.0, 6.0, 10.0]
         critic = {s.item: s.scalar for s in learned["sequences"] if s.role == CRITIC}
@@ -594,7 +597,7 @@ class TestScalarCritic:
         a = fake(action_sampling=Sampling(24, 0.7, 0.8))
         a.chat, a.engine = chat, engine
         states = [(Message("user", f"Guess object {i}."),) for i in range(50)]
-        answers = ScalarCritic._generate(a, states)
+        answers = ScalarCritic._generate(a, [Wanted(state) for state in states])
         assert [chat.decode(g.token_ids) for g in answers] == [str(i) for i in range(50)]
         asked = [request for _, request in engine.requests]
         assert [r.prompt_ids for r in asked] == [chat.prompt_ids(state) for state in states]
@@ -604,7 +607,7 @@ class TestScalarCritic:
         assert len(set(seeds.tolist())) == 50 and seeds.min() >= 0 and 2**28 < seeds.max() < 2**31
         with pytest.raises(PromptTooLong):  # a prompt must leave room for the action
             a.config.action_sampling = Sampling(chat.max_context)
-            ScalarCritic._generate(a, states[:1])
+            ScalarCritic._generate(a, [Wanted(states[0])])
 
     @pytest.mark.parametrize("is_local", [True, False])
     def test_the_first_learner_says_what_actions_are_worth(self, is_local):

@@ -18,7 +18,7 @@ from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.episode import GENERATION, MESSAGES, episode_success
+from rllib_nlac.episode import GENERATION, MESSAGES, episode_success, task_seed_of
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Weights
 
@@ -132,6 +132,13 @@ def test_evaluation_plays_the_same_tasks_every_time_and_training_never(make):
         first, second = ([e.id_ for e in runner.sample(num_episodes=4)] for _ in range(2))
         assert (first == second) is evaluation
         assert all(name.split("-")[1] == str(int(evaluation)) for name in first)
+
+
+def test_an_evaluations_runner_resets_with_other_seeds_than_one_of_training(make):
+    def seeds(evaluation: bool) -> set[int]:
+        return {task_seed_of(e) for e in make(in_evaluation=evaluation).sample(num_episodes=8)}
+
+    assert len(seeds(True)) == len(seeds(False)) == 8 and not seeds(True) & seeds(False)
 
 
 def test_what_a_runner_remembers(make):

@@ -16,9 +16,10 @@ from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.command import search
 from rllib_nlac.command.cli import app
 from rllib_nlac.command.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
-from rllib_nlac.command.progress import evaluated, lookup, read_result
+from rllib_nlac.command.progress import read_result
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.names import unknown_key
+from rllib_nlac.reporting.results import evaluated, lookup
 
 ROOT = Path(__file__).parent.parent
 NEEDS = {

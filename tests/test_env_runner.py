@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import gymnasium as gym
 import pytest
@@ -70,6 +71,47 @@ def test_metrics(make):
     metrics = runner.get_metrics()
     assert float(metrics["success_rate"]) == 1.0 and int(metrics["num_episodes"]) == 16
     assert int(metrics["stop_reason_success"]) == 16 and int(metrics["action_parse_failures"]) == 0
+
+
+def test_turns_whose_prompts_are_made_anew_are_counted(make):
+    """None where the dialogue grows; with a window, those from which it has moved on."""
+    for settings, expected in (({}, 0), ({"history_turns": 2}, 3)):
+        runner = make(answer=lambda prompt, weights: "Is it big?", **settings)
+        (episode,) = runner.sample(num_episodes=1)
+        assert len(episode) == 6 and int(runner.get_metrics()["retokenised_turns"]) == expected
+
+
+def test_the_prefix_cache_is_in_the_metrics(make, monkeypatch):
+    """The share of all prompts' tokens, not the mean of the shares."""
+    runner = make()
+    answer = runner.engine._generation
+    monkeypatch.setattr(
+        runner.engine,
+        "_generation",
+        lambda *a: replace(answer(*a), cached_tokens=len(a[0].prompt_ids) if len(a[0].prompt_ids) > 30 else 0),
+    )
+    (episode,) = runner.sample(num_episodes=1)
+    sizes = [len(generation.prompt_ids) for generation in episode.get_extra_model_outputs(GENERATION)]
+    expected = sum(size for size in sizes if size > 30) / sum(sizes)
+    assert 0 < expected < 1 and float(runner.get_metrics()["prefix_cache_hit_rate"]) == pytest.approx(expected)
+
+
+def test_turns_that_end_together_are_encoded_and_asked_for_together(make, chat):
+    """Fails where each is asked for alone, so that an engine far away is called once a turn."""
+    runner = make(num_envs_per_env_runner=6)
+    asked: list[int] = []
+    submit, poll = runner.engine.submit, runner.engine.poll
+    runner.engine.submit = lambda requests: asked.append(len(requests)) or submit(requests)
+
+    def poll_all():
+        finished = []
+        while some := poll():
+            finished += some
+        return finished
+
+    runner.engine.poll = poll_all
+    runner.sample(num_episodes=6)
+    assert asked[0] == 6 and len(asked) <= 6
 
 
 def test_an_empty_generation_reaches_the_environment_as_an_empty_action_and_is_counted(make):

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numbered_episodes import episode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_nlac.algorithm.evaluation import pass_at, success_interval, success_metrics, success_table
+from rllib_nlac.algorithm.evaluation import action_entropy, pass_at, success_interval, success_metrics, success_table
 from rllib_nlac.baselines.grpo import GRPOConfig
-from rllib_nlac.episode import TASK, TASK_SEED
+from rllib_nlac.episode import GENERATION, TASK, TASK_SEED
+from rllib_nlac.types import Generation
 
 
 class TestStatistics:
@@ -21,6 +23,22 @@ class TestStatistics:
         table = np.array(wins, float)
         chosen = [[row[list(choice)].max() for choice in itertools.combinations(range(4), j)] for row in table]
         assert pass_at(table, j) == pytest.approx(np.mean(chosen))
+
+    def test_entropy_is_what_samples_say_of_it(self):
+        """-log p of a turn, mean over turns; of a token, mean over tokens. Turns without log-probabilities tell nothing."""
+        made = episode(0, 4)
+        turns = [[-1.0, -2.0], [-0.5], [], [-4.0, -0.5, -1.0]]
+        for t, logprobs in enumerate(turns):
+            told = Generation((1,), tuple(range(len(logprobs))), np.array(logprobs, np.float32), True, 0)
+            made.extra_model_outputs[GENERATION][t] = told
+        assert action_entropy([made]) == pytest.approx({"action_entropy": 9 / 3, "token_entropy": 9 / 6})
+        made.extra_model_outputs[GENERATION][3] = Generation((1,), (1,), np.array([-np.inf], np.float32), True, 0)
+        made.extra_model_outputs[GENERATION][1] = Generation((1,), (1, 2), np.array([-0.5], np.float32), True, 0)
+        assert action_entropy([made]) == pytest.approx({"action_entropy": 3.0, "token_entropy": 1.5})
+        silent = Generation((1,), (1, 2), np.zeros(0, np.float32), True, 0)
+        for t in range(4):
+            made.extra_model_outputs[GENERATION][t] = silent
+        assert action_entropy([made]) == {} == action_entropy([])
 
     @pytest.mark.parametrize(
         ("tasks", "chance"), [(200, 0.3), (64, 0.95), (64, 0.99), (128, 0.99), (512, 0.998), (16, 0.9), (64, 0.01)]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_runs import ROOT
 from numbered_episodes import episode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from scripted_engine import ScriptedEngine
 from scripted_roles import SETTINGS, script, transition
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rllib_nlac.algorithm.examination import Examiner, calibration, compared, examine, forks_of, log, predictions
-from rllib_nlac.algorithm.trends import Trends
+from rllib_nlac.algorithm.trends import UNPARSED, Trends
 from rllib_nlac.episode import TASK, TASK_SEED
 from rllib_nlac.language.prediction import predicted_success
 from rllib_nlac.language.stages import LanguageStages
@@ -34,10 +37,11 @@ def small(config):
     return config
 
 
-def trained(config, iterations: int = 2) -> list[dict]:
+def trained(config, iterations: int = 2) -> tuple[list[dict], str]:
+    """The results of a run, and its folder."""
     algorithm = config.build_algo()
     try:
-        return [algorithm.train() for _ in range(iterations)]
+        return [algorithm.train() for _ in range(iterations)], algorithm.logdir
     finally:
         algorithm.stop()
 
@@ -46,7 +50,7 @@ def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothin
     without = small.copy(copy_frozen=False).evaluation(
         evaluation_critic={"states": 0, "fixed_states": 0}, evaluation_repeats={"tasks": 0}
     )
-    results, silent = trained(small), trained(without)
+    (results, folder), (silent, silent_folder) = trained(small), trained(without)
     assert "critic" not in silent[-1]["evaluation"] and "repeated" not in silent[-1]["evaluation"]
     for one, other in zip(results, silent, strict=True):
         assert one["learners"]["default_policy"]["critic_loss"] == other["learners"]["default_policy"]["critic_loss"]
@@ -68,7 +72,74 @@ def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothin
         assert result["evaluation"]["repeated"]["pass_at_4"] >= result["evaluation"]["repeated"]["success_rate"]
         assert result["evaluation"]["env_runners"]["action_entropy"] > 0
     assert {"state_1", "state_2", "state_3"} == results[0]["evaluation"]["critic"]["fixed"].keys()
-    assert results[-1]["seconds"]["evaluation_critic"] > 0
+    for result in results:  # each with its own iteration: RLlib gathers an iteration's metrics before it evaluates
+        assert 0 < result["seconds"]["evaluation_critic"] < result["seconds"]["evaluation"] < result["time_this_iter_s"]
+    assert not undocumented(results)
+    check_events(folder, results)
+    assert not [tag for tag in events_of(silent_folder).Tags()["tensors"] if tag.startswith("evaluation/")]
+
+
+# What RLlib and Tune report of themselves; their documentation tells of it.
+RLLIBS = re.compile(
+    r"timers/|config/|perf/|.*_throughput/|learners/__all_modules__/|(evaluation/)?(env_runner_group|fault_tolerance)/"
+    r"|.*(actor_manager_num_outstanding_async_reqs|num_healthy_workers|num_remote_worker_restarts|num_env_runners_dropped_lifetime)$"
+    r"|learners/default_policy/(module_train_batch_size_mean|num_module_steps_trained\w*|num_\w*_parameters|total_loss|weights_seq_no)$"
+    r"|.*/(episode_duration_sec_mean|num_env_steps_sampled_lifetime|agent_\w+|module_\w+)$|[^/]+$"
+)
+
+
+def paths_of(values: dict, prefix: str = "") -> set[str]:
+    return {
+        path
+        for key, value in values.items()
+        for path in (paths_of(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}"})
+    }
+
+
+def undocumented(results: list[dict]) -> list[str]:
+    """The metrics of a run that have no row on the page "Reading a run"."""
+    rows = [line for line in (ROOT / "docs" / "reading_a_run.md").read_text().splitlines() if line.startswith("|")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    last = {name.rpartition("/")[2] for name in named}
+    whole = {name.partition("/...")[0] for name in named if name.endswith("...")} | {"subgoals"}
+    return sorted(
+        path
+        for path in paths_of(results[-1])
+        if not RLLIBS.match(path)
+        and path.rpartition("/")[2] not in last
+        and not re.search(r"/stop_reason_|/wave_\d+", path)
+        and whole.isdisjoint(path.split("/"))
+    )
+
+
+def events_of(folder: str) -> EventAccumulator:
+    events = EventAccumulator(folder, size_guidance={"tensors": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def check_events(folder: str, results: list[dict]) -> None:
+    """Each evaluation put the same states to the critic, as text; and the buffer's priorities and ages are histograms."""
+    events = events_of(folder)
+    iterations = [result["training_iteration"] for result in results]
+    for number in (1, 2, 3):
+        entries = events.Tensors(f"evaluation/state_{number}/text_summary")
+        assert [entry.step for entry in entries] == iterations
+        texts = [entry.tensor_proto.string_val[0].decode() for entry in entries]
+        states = {text.partition("**Futures**")[0] for text in texts}
+        assert len(states) == 1 and "Guess my object." in states.pop()  # it is one state, and not a new one each time
+        for text, result in zip(texts, results, strict=True):
+            fixed = result["evaluation"]["critic"]["fixed"][f"state_{number}"]
+            said = text.partition("**Futures**")[2].partition("**Critique**")[0]
+            assert ("SUCCESS" in said) == bool(fixed["predicts_success"])
+            assert "the episode ended in" in text and "**Refined action**" in text
+    assert len({events.Tensors(f"evaluation/state_{n}/text_summary")[0].tensor_proto.string_val[0] for n in (1, 2, 3)}) == 3
+    for name in ("priorities", "ages"):
+        drawn = events.Histograms(f"replay_buffer/{name}")
+        assert [each.step for each in drawn] == iterations
+        held = [result["replay_buffer"]["num_transitions"] for result in results]
+        assert [each.histogram_value.num for each in drawn] == held
+    assert [each.step for each in events.Tensors("transition/text_summary")] == iterations
 
 
 def played(number: int, length: int = 4, won: bool = True, task: int | None = None):
@@ -310,3 +381,69 @@ class TestTrends:
         assert "30% do not parse, where it was 1%" in said["the critic's futures climb"]
         trends.heed_iteration({"kl_to_base": 0.12, "language_stages": rates})
         assert set(said.values()) == {None}  # over: it may be said again
+
+    def test_a_slow_fall_is_held_against_the_best_and_not_the_last(self):
+        falling = [evaluation(0.2 + 0.2 * i, 0.80 - 0.06 * i, 0.2 + 0.2 * i, 0.9 - 0.06 * i) for i in range(4)]
+        said = self.said(*falling)
+        assert "AUC fell from 0.80 to 0.62" in said["AUC falls"] and "pass@4 fell from 0.90 to 0.72" in said["pass@k falls"]
+        assert set(self.said(*falling[:2]).values()) == {None}  # 0.06 is not worth a word
+
+    def test_success_that_rose_by_chance_is_no_news(self):
+        said = self.said(evaluation(0.5, 0.8, 0.5, 0.9), evaluation(0.55, 0.6, 0.9, 0.6))
+        assert set(said.values()) == {None}
+
+    def test_a_small_fall_is_not_worth_a_word_however_sure(self):
+        many = [evaluation(s, a, s, p, states=10**6) for s, a, p in ((0.4, 0.8, 0.9), (0.6, 0.75, 0.85))]
+        for each in many:
+            each["repeated"]["num_tasks"] = 10**6
+        assert set(self.said(*many).values()) == {None}
+
+    def test_a_critic_that_expects_too_little_is_said_too(self):
+        said = self.said(evaluation(0.4, 0.8, 0.42, 0.9), evaluation(0.8, 0.8, 0.3, 0.9))
+        assert "hopes less than it should: it predicts success for 0.30 of the turns where 0.80 came" in said["bias grows"]
+        assert said["AUC falls"] is said["pass@k falls"] is None
+
+    def test_a_bias_that_shrinks_is_no_news(self):
+        assert self.said(evaluation(0.4, 0.8, 0.9, 0.9), evaluation(0.8, 0.8, 0.6, 0.9))["bias grows"] is None
+
+    def test_other_numbers_of_attempts_are_not_compared(self):
+        fewer = evaluation(0.6, 0.8, 0.62, 0.65)
+        fewer["repeated"] = {"pass_at_2": 0.65, "num_tasks": 200}
+        assert self.said(evaluation(0.4, 0.8, 0.42, 0.9), fewer)["pass@k falls"] is None
+
+    def iterations(self, *results: dict) -> list[dict[str, str | None]]:
+        said: dict[str, str | None] = {}
+        trends, after = Trends(said.__setitem__), []
+        for each in results:
+            trends.heed_iteration(each)
+            after.append(dict(said))
+        return after
+
+    @pytest.mark.parametrize("path", UNPARSED)
+    def test_whose_ever_answers_climb_slowly_is_said(self, path):
+        """0.01, 0.08, 0.15: each is less than the double and a bit of the one before."""
+
+        def results(rate: float) -> dict:
+            if path.startswith("env_runners/"):
+                return {"env_runners": {"action_parse_failures": 1000 * rate, "num_env_steps_sampled": 1000}}
+            role = path.split("/")[1]
+            return {"language_stages": {role: {"unparsed_answer_rate": rate}}}
+
+        before, middle, after = self.iterations(*map(results, (0.01, 0.08, 0.15)))
+        assert set(before.values()) == set(middle.values()) == {None}
+        (said,) = filter(None, after.values())
+        assert f"of {UNPARSED[path]} 15% do not parse, where it was 1%" in said
+
+    def test_failures_that_were_always_many_do_not_climb(self):
+        rates = [{"language_stages": {"future": {"unparsed_answer_rate": rate}}} for rate in (0.3, 0.4)]
+        assert self.iterations(*rates)[-1]["the critic's futures climb"] is None
+
+    def test_a_leap_is_one_of_size_and_not_the_first(self):
+        def leaps(*values: float) -> str | None:
+            return self.iterations(*({"kl_to_base": value} for value in values))[-1].get("KL leaps")
+
+        assert leaps(0.001, 0.001, 0.03) is None  # many times more of next to nothing
+        assert leaps(0.1, 0.9) is None  # of one value nobody knows what is usual
+        assert leaps(0.1, 0.1, 0.31) is not None and leaps(0.1, 0.1, 0.29) is None
+        assert leaps(0.1, 0.1, 0.1, 0.9, 0.6) is not None  # the median does not follow the first of the new ones
+        assert leaps(0.1, 0.1, math.nan) is None and leaps(0.1, 0.1, math.inf, math.inf) is not None

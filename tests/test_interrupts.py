@@ -82,6 +82,8 @@ def test_after_the_first_result(start, commands, tmp_path):
     assert "Stopping ... (once more: at once)" in printed
     assert "Go on by: rllib train file mine.yaml --storage-path 'my results' --resume\n" in printed
     assert "from the last checkpoint of each trial; all is in " + str(tmp_path / "my results" / "mine") in printed
+    report = Path(re.search(r"Report:      (.*)", printed)[1])
+    assert str(tmp_path) in str(report) and "it was interrupted" in report.read_text() and "--resume" in report.read_text()
 
     process = start(training, "--resume")  # and the second signal ends it at once
     wait_for(lambda: iterations(process.stdout), process)
@@ -118,6 +120,9 @@ def test_a_trial_that_fails_says_why_in_three_lines(start, ray_session, tmp_path
     assert r"LookupError: [/INST] [link=http://x] :smile: \x1b]0;owned\x07" in what
     file = Path(everything.partition("all:")[2].strip())
     assert file.name == "error.txt" and str(tmp_path) in str(file) and "my_env.py" in file.read_text()
+    report = (file.parent / "report.md").read_text()
+    assert "**it failed**" in report and r"LookupError: [/INST] [link=http://x] :smile: \x1b]0;owned\x07" in report
+    assert "before its first result" in report
 
 
 @pytest.mark.parametrize(

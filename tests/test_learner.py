@@ -206,7 +206,10 @@ class TestGradientStep:
     def test_per_sequence_losses_come_back_in_order(self, make_learner):
         learner = make_learner()
         expected = [float(reference_loss(learner.lm, [s]).detach() / s.weight) for s in SEQUENCES]
-        table = np.concatenate(update(learner)[DEFAULT_MODULE_ID][SEQUENCE_LOSSES].peek())
+        results = update(learner)[DEFAULT_MODULE_ID]
+        table = np.concatenate(results[SEQUENCE_LOSSES].peek())
+        whole = sum(s.weight * loss for s, loss in zip(SEQUENCES, expected, strict=True))
+        assert float(results["total_loss"].peek()) == pytest.approx(whole, rel=1e-4)  # weighted, as the gradient's is
         assert table[:, 0].tolist() == [0, 0, 1, 2] and table[:, 1].tolist() == [CRITIC, POLICY, CRITIC, POLICY]
         assert table[:, 2].tolist() == [0] * 4
         np.testing.assert_allclose(table[:, 3], expected, rtol=1e-4)

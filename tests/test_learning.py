@@ -85,8 +85,30 @@ def test_curves_and_transitions_are_in_tensorboard(trained):
         "ray/tune/replay_buffer/staleness_mean",
         "ray/tune/sync/weight_version",
         "ray/tune/seconds/waves",
+        "ray/tune/evaluation/critic/auc",
+        "ray/tune/evaluation/repeated/pass_at_4",
+        "ray/tune/evaluation/env_runners/token_entropy",
     ):
         assert tag in tags["scalars"], tag
+
+
+def test_the_run_is_told_on_screen_and_in_a_report(trained):
+    """What the report says is what the results say."""
+    output, storage = trained
+    (results,) = storage.glob("**/result.json")
+    last = json.loads(results.read_text().splitlines()[-1])
+    played, critic = last["evaluation"]["env_runners"], last["evaluation"]["critic"]
+    success = "{success_rate:.3f} ({success_low:.3f} to {success_high:.3f})".format(**played)
+    report = (results.parent / "report.md").read_text()
+    assert f"Success:     {success} (evaluation after iteration 4)" in output and "Critic:      AUC" in output
+    assert f"Report:      {results.parent / 'report.md'}" in output
+    assert f"| evaluation after iteration 4 | {success} |" in report and f"| Brier score | {critic['brier']:.3f} |" in report
+    assert "lr: 0.001   # default: 1e-06" in report and "How it ended | as it should" in report
+    for title in ("Of one that was lost", "What the critic knows", "Time and tokens", "What to try next"):
+        assert f"# {title}" in report, title
+    pictures = re.findall(r"!\[.*\]\((.*)\)", report)
+    assert pictures == ["report_success.svg", "report_variety.svg", "report_calibration.svg"]
+    assert all((results.parent / picture).read_text().startswith("<svg") for picture in pictures)
 
 
 def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained, rllib):

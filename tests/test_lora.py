@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.lora import LoRASettings, adapter_name, as_served, merged, pairs
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
@@ -19,7 +20,7 @@ from rllib_nlac.learner.adapter import add_adapter, as_base, check_targets, has_
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, to_multi_agent_batch
 from rllib_nlac.learner.losses import mean_kl
 from rllib_nlac.learner.rl_module import load_own_entries, own_entries, served_state
-from rllib_nlac.types import Message, Request, Weights
+from rllib_nlac.types import Generation, Message, Request, Weights
 
 SETTINGS = LoRASettings(rank=8)
 DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it alive?"), Message("user", "Yes."))
@@ -175,6 +176,15 @@ def merging(model_path, chat) -> Iterator:
 
 
 @pytest.fixture(scope="module")
+def started() -> Iterator[list]:
+    """Engines that are stopped at the end: the first that stops takes the state with it that all of a process share."""
+    engines: list = []
+    yield engines
+    for engine in engines:
+        engine.stop()
+
+
+@pytest.fixture(scope="module")
 def models(model_path) -> dict[Weights, torch.nn.Module]:
     base = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     return {
@@ -264,6 +274,22 @@ def test_what_the_workers_hold_is_compared_with_what_was_given(adapters, models,
     adapters.set_weights(Weights.POLICY, 12, other)
 
 
+def test_a_new_adapter_leaves_the_others_where_they_are(adapters, models, chat):
+    """Fails where a set is given by a reload of the base, which removes all adapters, or where a slot makes room for another.
+
+    No adapter has a file, so one that vLLM looks for on the disk, because it was removed or is to be read again, fails too.
+    """
+    give(adapters, models, 20)
+    other = model_with_adapter(adapters._llm.vllm_config.model_config.model, 31)
+    for version in (21, 22):
+        adapters.set_weights(Weights.POLICY, version, {n: t.clone() for n, t in served_state(other).items()})
+        expected = {**models, Weights.POLICY: other}
+        for answer in adapters.generate(mixed(chat)):
+            np.testing.assert_allclose(answer.logprobs, logprobs(expected[answer.weights], answer), atol=2e-5)
+            known = {Weights.POLICY: version, Weights.TARGET: 20, Weights.INITIAL: 0}
+            assert answer.weight_version == known[answer.weights]
+
+
 def test_the_base_is_no_adapter(adapters, models):
     with pytest.raises(EngineError, match="the initial weights are the base"):
         adapters.set_weights(Weights.INITIAL, 0, served_state(models[Weights.POLICY]))
@@ -284,6 +310,37 @@ def test_a_served_b_is_scaled_in_the_engines_precision():
     a, b = as_served(adapter, 2.0, torch.bfloat16)
     assert torch.equal(a, adapter["x.lora_A.weight"].bfloat16())
     assert torch.equal(b, adapter["x.lora_B.weight"].bfloat16() * 2)
+
+
+def base_alone(path: str) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def answers_of_folder(folder: Path, prompt: torch.Tensor, started: list):
+    """One answer of a new vLLM engine that loads a whole model."""
+    from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
+
+    chat = Chat.from_pretrained(str(folder))
+    engine = VLLMEngine(str(folder), chat.max_context, [chat.end_id], VLLMSettings(cpu_kv_cache_gib=0.125))
+    engine._enqueue([Request(tuple(prompt.tolist()), 12, seed=0)])  # as it was loaded: given no weights
+    ((_, answer),) = engine.poll()
+    started.append(engine)
+    return answer
+
+
+def answers_of_adapter(engine, folder: Path, prompt: torch.Tensor):
+    """One answer under an adapter that vLLM reads from a folder, as it would for anybody else."""
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=0, logprobs=0, detokenize=False)
+    request = LoRARequest(lora_name=str(folder), lora_int_id=3, lora_path=str(folder))
+    engine._llm.add_request("of a folder", {"prompt_token_ids": prompt.tolist()}, params, lora_request=request)
+    (output,) = [output for _ in range(100) for output in engine._llm.step() if output.finished][:1]
+    engine._llm.remove_lora(3)
+    ids, places = tuple(output.outputs[0].token_ids), output.outputs[0].logprobs
+    known = np.array([place[token].logprob for token, place in zip(ids, places, strict=True)], np.float32)
+    return Generation(tuple(prompt.tolist()), ids, known, True, 0)
 
 
 @pytest.fixture()
@@ -317,7 +374,8 @@ class TestRun:
         assert 0 < result["kl_to_base"] < 10
         algorithm.stop()
 
-    def test_a_checkpoint_resumes_exactly_and_is_exported_for_peft(self, small, ray_session, lent, tmp_path, chat):
+    def test_a_checkpoint_resumes_exactly_and_is_exported(self, small, ray_session, lent, adapters, started, tmp_path, chat):
+        """What is exported says the same under PEFT, Transformers and vLLM, each by its own loader."""
         from peft import PeftModel
 
         from rllib_nlac.checkpoints.checkpoint import CheckpointError, check_lora, export_model, read_manifest
@@ -342,6 +400,9 @@ class TestRun:
             expected = learner.lm(ids).logits
             torch.testing.assert_close(by_peft(ids).logits, expected, rtol=1e-5, atol=1e-4)
             torch.testing.assert_close(by_transformers(ids).logits, expected, rtol=1e-5, atol=1e-4)
+        for answer in (answers_of_folder(whole, ids[0], started), answers_of_adapter(adapters, adapter, ids[0])):
+            np.testing.assert_allclose(answer.logprobs, logprobs(learner.lm, answer), atol=2e-5)
+            assert abs(answer.logprobs - logprobs(base_alone(small.model_path), answer)).max() > 1e-3
         algorithm.stop()
         again.stop()
 
@@ -433,6 +494,9 @@ class TestKL:
             prompt, answer = [(3, 10, 11)], [(20, 21, 1)]
             base = learner.base_logprobs_of(prompt, answer)[0]
             np.testing.assert_allclose(learner.logprobs_of(prompt, answer)[0], base, atol=1e-6)
+            warm = learner.base_logprobs_of(prompt, answer, 0.5)[0]
+            np.testing.assert_allclose(learner.logprobs_of(prompt, answer, 0.5)[0], warm, atol=1e-6)
+            assert warm.shape == (3,) and np.abs(warm - base).max() > 1e-3
             sequences = [TrainingSequence(prompt[0], answer[0], POLICY, 0, 0, 1.0)]
             for number in range(8):
                 learner.update(batch=to_multi_agent_batch(sequences, 1), timesteps={"num_env_steps_sampled_lifetime": number})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,9 @@ from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.language.report import StageReport
+from rllib_nlac.reporting.advice import advise
+from rllib_nlac.reporting.report import markdown
+from rllib_nlac.reporting.results import Run
 
 TRIAL = SimpleNamespace(trial_id="abc_00000")
 
@@ -165,7 +170,15 @@ class TestRuns:
         config.num_envs_per_env_runner = 4
         algorithm = config.build_algo()
         try:
-            (notice,) = algorithm.train()[NOTICES].splitlines()
+            results = algorithm.train()
         finally:
             algorithm.stop()
+        (notice,) = results[NOTICES].splitlines()
         assert "of the policy's turns (100%) do not parse" in notice and "One of them: '" in notice
+        # And their report, of what RLlib reports.
+        plain = json.loads(json.dumps({**results, "training_iteration": 1}, default=str))
+        run = Run(Path("trial"), "PPO", [plain])
+        report = markdown(run)
+        assert "iteration 1: " + notice in report and "No evaluation asked a critic in words" in report
+        assert "| training, not measured by stage |" in report and "| Environment | `TwentyQuestions` |" in report
+        assert advise(run)[0].rule == "turns_unparsed"

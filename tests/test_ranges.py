@@ -102,6 +102,7 @@ def test_none_of_them_takes_what_is_no_number_of_its_range(config):
         (NLACConfig, "evaluation_repeats", ("tasks", "attempts")),
         (ReActConfig, "endpoint", ("max_concurrency", "max_retries", "timeout_s")),
         (NLACConfig, "lora", ("rank", "alpha", "dropout")),
+        (NLACConfig, "rehearsal", ("fraction", "weight", "num_answers", "held_out")),
     ],
 )
 def test_nor_do_those_inside_a_mapping(cls, key, inner):

@@ -64,11 +64,46 @@ def engines(request, folder, chat, ray_session):
     inside = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)}
     settings = VLLMSettings(tensor_parallel_size=2, cpu_kv_cache_gib=0.25)
     actor = ray.remote(num_cpus=1, max_concurrency=10, **inside)(EngineActor)
-    make = partial(VLLMEngine, str(folder), chat.max_context, [chat.end_id], settings, 0, request.param, False)
+    make = partial(careless_engine(), str(folder), chat.max_context, [chat.end_id], settings, 0, request.param, False)
     engines = RemoteEngines([actor.remote(make)], timeout_s=300)
     yield engines
     engines.stop()
     remove_placement_group(group)
+
+
+def careless_engine() -> type[VLLMEngine]:
+    """An engine whose workers receive other tensors under the versions in ``LOST`` than it was given."""
+
+    class Careless(VLLMEngine):  # within a function it reaches an actor that cannot import this file
+        lost = LOST
+
+        def _take_adapter(self, weights, state) -> None:
+            name, columns = self.lost.get(self._versions[weights], ("", 0))
+            real = self._llm
+
+            class Altered:
+                @staticmethod
+                def collective_rpc(call, args=()):
+                    if call == "take_adapter":
+                        number, settings, adapter = args
+                        adapter = {key: tensor.clone() for key, tensor in adapter.items()}
+                        for key in adapter:
+                            if name and key.endswith(name):
+                                adapter[key][-columns:] += 0.01
+                        args = (number, settings, adapter)
+                    return real.collective_rpc(call, args=args)
+
+            self._llm = Altered
+            try:
+                super()._take_adapter(weights, state)
+            finally:
+                self._llm = real
+
+    return Careless
+
+
+# What is lost: rows of the second worker's part of B, which is divided there, and of an A that both hold whole.
+LOST = {100: ("layers.1.self_attn.q_proj.lora_B.weight", 4), 101: ("layers.0.mlp.up_proj.lora_A.weight", 1)}
 
 
 def add_random_adapter(model: torch.nn.Module, lora: LoRASettings, seed: int) -> None:
@@ -100,6 +135,18 @@ def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, f
             expected = logits.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0].numpy()
             np.testing.assert_allclose(generation.logprobs, expected, atol=1e-3)
             assert generation.weights is which
+
+
+@pytest.mark.parametrize("engines", [LoRASettings(rank=8)], indirect=True, ids=["adapters"])
+@pytest.mark.parametrize("version", LOST)
+def test_an_adapter_that_did_not_reach_a_worker_is_found(engines, folder, version):
+    """Of what is divided between the workers as of what both hold whole."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    add_random_adapter(model, LoRASettings(rank=8), 3)
+    engines.set_weights(Weights.POLICY, 99, served_state(model))
+    with pytest.raises(EngineError, match="does not serve the policy weights that it was given"):
+        engines.set_weights(Weights.POLICY, version, served_state(model))
+    engines.set_weights(Weights.POLICY, 102, served_state(model))
 
 
 @pytest.mark.parametrize("engines", [None], indirect=True, ids=["whole"])

@@ -69,6 +69,18 @@ def test_later_prompts_leave_the_thought_out_and_the_stored_turn_keeps_it(played
             assert sum("SECRET THOUGHT" in message.content for message in messages) == t  # the messages keep everything
 
 
+def test_every_turn_with_a_thought_is_counted_whose_next_prompt_is_written_anew(stripping, config, monkeypatch):
+    config.language(max_action_tokens=48)
+    monkeypatch.setattr(config, "make_chat", lambda: stripping)
+    counted = {}
+    for turn in (TURN, "Is it big?"):
+        runner = TextEnvRunner(config=config, worker_index=0)
+        runner.attach(ScriptedEngine(stripping, lambda prompt, weights, turn=turn: turn))
+        episodes = runner.sample(num_episodes=2)
+        counted[turn] = int(runner.get_metrics()["retokenised_turns"]), sum(len(episode) - 1 for episode in episodes)
+    assert counted[TURN][0] == counted[TURN][1] > 0 and counted["Is it big?"][0] == 0
+
+
 def test_the_environment_gets_the_turn_without_its_thought(played):
     _, episodes = played
     assert all(reply in ("Yes.", "No.") for episode in episodes for reply in episode.get_observations()[1:3])

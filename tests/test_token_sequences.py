@@ -103,12 +103,13 @@ def run(module, prompt, turn=()) -> tuple[torch.Tensor, float]:
 
 
 def prompts_of(chat, episode) -> list[tuple[int, ...]]:
-    """Of every state, the one after the end included."""
+    """Of every state, the one after the end included: the last prompt, the turn as it was sampled, and what follows it."""
     generations = episode.get_extra_model_outputs(GENERATION)
-    messages = dialogue_after(
-        episode.get_extra_model_outputs(MESSAGES, -1), episode.get_actions(-1), episode.get_observations(-1)
-    )
-    return [g.prompt_ids for g in generations] + [chat.prompt_ids(messages)]
+    follows = f"<|end|><|user|>{episode.get_observations(-1)}<|end|><|assistant|>"
+    last = generations[-1]
+    assert chat.end_id not in last.token_ids
+    after = (*last.prompt_ids, *last.token_ids, *chat.tokenizer.encode(follows, add_special_tokens=False))
+    return [g.prompt_ids for g in generations] + [after]
 
 
 def unpadded(row) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,8 +27,18 @@ from ray.rllib.utils.metrics import (
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from rllib_nlac.activity import EPISODES, STEPS, activity
+from rllib_nlac.algorithm import rehearsal
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.metrics import kl_to_base, log_collection, log_faults, log_sync, logprob_gap, stage
+from rllib_nlac.algorithm.metrics import (
+    kl_to_base,
+    log_collection,
+    log_faults,
+    log_retention,
+    log_sync,
+    logprob_gap,
+    stage,
+)
+from rllib_nlac.algorithm.rehearsal import BaseAnswers
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
@@ -50,12 +61,14 @@ from rllib_nlac.learner.group import (
 )
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.stopped import StoppedSteps
+from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.replay.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector, check_age, end_unresponsive
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
-from rllib_nlac.types import Weights
+from rllib_nlac.types import Transition, Weights
 
 STATE = "nlac"  # key of our part of a checkpoint
+BASE_ANSWERS = "base_answers"  # a key within it
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 # What a person calls the critic's roles, and the key that limits each one's tokens.
@@ -77,6 +90,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     config: Any
     learner_group: LearnerGroup
+    stages: Any = None  # of an algorithm whose critic speaks
+    base_answers = BaseAnswers()  # what the untrained model said
     weight_version: int = 0
     nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
 
@@ -168,9 +183,44 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             if moved is not None:
                 self.metrics.log_value("kl_to_base", moved, window=1)
         log_collection(self.metrics, episodes, self.weight_version)
+        self.remember_base(lambda: [transition_at(str(self.config.env), e, t) for e in episodes for t in range(len(e))])
         if self.config.output:
             write_dialogues(Path(self.config.output) / f"episodes_{self.iteration + 1:08d}.jsonl", episodes)
         return episodes
+
+    def remember_base(self, turns_of: Callable[[], Sequence[Transition]]) -> None:
+        """With the first episodes, has the untrained model answer what is rehearsed and what evaluations look at.
+
+        Args:
+            turns_of: Gives turns of these episodes.
+
+        Raises:
+            ValueError: Weights have been learned already, and the untrained ones are not known any more.
+        """
+        config, kept = self.config, self.base_answers
+        if not self.weight_version:  # nothing is ever trained
+            return
+        wanted = rehearsal.wanted_parts(config, kept)
+        if not wanted or not (turns := turns_of()):
+            return
+        if self.weight_version > 1 and config.lora is None:
+            if any(part.name == "rehearsal" for part in wanted):
+                raise ValueError(
+                    "config.rehearsal is new to this checkpoint, and the untrained weights are not known any more: leave it "
+                    "out, or export the model (rllib export) and start from that"
+                )
+            self.base_answers = replace(kept, retention=())
+            return
+        # Before anything is learned the policy's weights are the untrained ones, and nobody needs to keep a third set.
+        weights = Weights.INITIAL if config.lora is not None else Weights.POLICY
+        with stage(self.metrics, "base_answers", "asking the untrained model"):
+            self.base_answers = rehearsal.ask_base(kept, wanted, turns, self.engine, weights, self.chat, config, self.stages)
+
+    @override(Watched)
+    def check_retention(self) -> None:
+        """Books what the untrained model's own answers cost today, below ``evaluation/retention``."""
+        if kept := self.base_answers.retention:
+            log_retention(self.metrics, self._with_learners(lambda: rehearsal.retention(self.learner_group, kept)))
 
     def learn(self, sequences: Sequence[TrainingSequence], count: int = 0) -> dict[int, np.ndarray]:
         """One gradient step for each minibatch of the sequences.
@@ -186,13 +236,18 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         Raises:
             NotFiniteError: The third step in a row was.
         """
+        env_steps = count or len(sequences)
+        settings = self.config.rehearsal_settings
+        if settings.fraction and (kept := self.base_answers.rehearsal):
+            seed = (self.config.seed or 0, self.weight_version)  # so that a resumed run rehearses the same
+            sequences = rehearsal.with_rehearsal(sequences, kept, settings, seed)
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
         steps = len({sequence.minibatch for sequence in sequences}) if self.learner_group.is_local else 0
         with stage(self.metrics, "learner", "learning", steps, STEPS):
             results = self._with_learners(
                 lambda: watched_update(
                     self.learner_group,
-                    batch=to_multi_agent_batch(shares, env_steps=count or len(sequences)),
+                    batch=to_multi_agent_batch(shares, env_steps=env_steps),
                     timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.env_steps_sampled()},
                 ),
                 changes_learners=True,
@@ -281,12 +336,18 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         runners = dict(self.collector.runner_states) if self.collector is not None else {}
         if self.env_runner is not None:
             runners[self.env_runner.worker_index] = self.env_runner.get_state(not_components=COMPONENT_RL_MODULE)
-        return {"weight_version": self.weight_version, "rng": self.rng.bit_generator.state, "env_runners": runners}
+        return {
+            "weight_version": self.weight_version,
+            "rng": self.rng.bit_generator.state,
+            "env_runners": runners,
+            BASE_ANSWERS: self.base_answers,
+        }
 
     def set_own_state(self, state: dict[str, Any]) -> None:
         """Restores what ``own_state`` gave."""
         self.weight_version = state["weight_version"]
         self.rng.bit_generator.state = state["rng"]
+        self.base_answers = state.get(BASE_ANSWERS, BaseAnswers())  # a checkpoint of an earlier version has none
         runners = dict(state["env_runners"])
         if self.env_runner is not None:
             self.env_runner.set_state(runners.pop(self.env_runner.worker_index, {}))
@@ -397,8 +458,8 @@ def last_losses(tables: Sequence[np.ndarray], count: int) -> dict[int, np.ndarra
     losses = {CRITIC: np.full(count, np.nan), POLICY: np.full(count, np.nan)}
     rows = np.concatenate([table.reshape(-1, 5) for table in tables])
     for item, role, _, loss, norm in rows[np.argsort(rows[:, 2], kind="stable")]:
-        own = losses[int(role)]
-        if 0 <= item < count and (np.isfinite(norm) or np.isnan(own[int(item)])):
+        own = losses.get(int(role))
+        if own is not None and 0 <= item < count and (np.isfinite(norm) or np.isnan(own[int(item)])):
             own[int(item)] = loss if np.isfinite(norm) else np.inf
     return losses
 

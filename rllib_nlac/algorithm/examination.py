@@ -112,7 +112,7 @@ class Examiner:
         self._env, self._seed, self._k = env, seed, futures
 
     def draw(self, episodes: Sequence[SingleAgentEpisode], count: int) -> list[Place]:
-        """At most so many turns, each equally likely, without replacement."""
+        """Up to ``count`` turns, drawn uniformly without replacement."""
         places = [(episode, t) for episode in episodes for t in range(len(episode))]
         order = np.random.default_rng([SEED, self._seed]).permutation(len(places))[:count]
         return [places[i] for i in order]

@@ -11,10 +11,11 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
+from rllib_nlac.activity import activity
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import play_forks
 from rllib_nlac.algorithm.examination import Examiner, examine, log
-from rllib_nlac.algorithm.metrics import TransitionWriter, stage
+from rllib_nlac.algorithm.metrics import TransitionWriter
 from rllib_nlac.algorithm.replay import ReplayAlgorithm
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.language.critique import predicts_success
@@ -25,7 +26,7 @@ FIXED_STATES = "fixed_states"  # key of our part of a checkpoint
 
 
 class ExaminedAlgorithm(ReplayAlgorithm):
-    """A mixin between the replay loop and an algorithm: whoever derives from it sets ``stages`` and ``writer``."""
+    """A mixin between the replay loop and an algorithm. A subclass sets ``stages`` and ``writer``."""
 
     stages: LanguageStages
     writer: TransitionWriter
@@ -40,7 +41,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
             group: Who plays in evaluations; None: the algorithm's own runner.
         """
         asked = self.config.examination
-        with stage(self.metrics, "evaluation_critic", "examining the critic"):
+        with self.timing("evaluation_critic"), activity.stage("examining the critic"):
             examiner = self.examiner(asked.futures)
             results: dict[str, Any] = {}
             if asked.states:
@@ -63,7 +64,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
             )
 
     def examiner(self, futures: int) -> Examiner:
-        """Asks so many futures of a turn, as the algorithm itself would."""
+        """Asks the critic as the algorithm does, with this number of futures for a turn."""
         env = (self.evaluation_config or self.config).played_env
         return Examiner(self.stages, env, self.config.seed or 0, futures)
 

@@ -4,25 +4,29 @@
 Its entries: ``play``, the episodes; ``replay``, keeping and drawing transitions; ``waves``, all of them with what is between,
 and each one as ``wave_1`` and so on; ``logprob_gap``, the comparison of engine and learner; ``learner``, the gradient steps;
 ``sync``, the weights to the engines, in the first iteration also those that the engines start with; ``evaluation``, and of it
-``evaluation_critic``, what the critic is asked. What an iteration did not do is 0.
+``evaluation_critic``, what the critic is asked; ``base_answers``, what the untrained model is asked at the start. What an
+iteration did not do is 0 or not there.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
+from rllib_nlac.algorithm.examples import Examples
 from rllib_nlac.episode import generations_of
+from rllib_nlac.foreign import fenced_parts
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.group import on_every_learner
@@ -37,7 +41,7 @@ SECONDS = "seconds"
 
 @contextmanager
 def stage(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: str = "") -> Iterator[None]:
-    """A part of an iteration: its seconds are reported, and whoever waits reads what is done.
+    """A part of an iteration: its seconds are reported, and the progress line says what is being done.
 
     Args:
         metrics: Where to report.
@@ -73,11 +77,13 @@ def log_stages(
             if reason != "not_judged"
         },
         "unparsed_target_rate": _share(targets, lambda t: t.future is None),
+        "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)
     for name in ("prompt_too_long", "reasoning_rewritten", "reasoning_emptied"):
         metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
+    metrics.log_value((STAGES, "retokenised_prompts"), report.counts["retokenised"], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
     metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")
     for role, count in report.answered.items():
@@ -124,6 +130,14 @@ def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
     metrics.log_value((SYNC, "weight_version"), report.version, window=1)
     metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
     metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
+
+
+def log_retention(metrics: MetricsLogger, figures: Mapping[str, float]) -> None:
+    """What an evaluation says of the untrained model's own answers."""
+    summary = MetricsLogger(root=False)
+    for name, value in figures.items():
+        summary.log_value(name, value, window=1)
+    metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, "retention"))
 
 
 def logprob_gap(
@@ -195,7 +209,7 @@ def _current(episodes: Sequence[SingleAgentEpisode], version: int, count: int) -
 
 
 class TransitionWriter:
-    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes.
+    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes; and three for the report.
 
     A file that cannot be written ends the recording, with a warning, and not the run.
 
@@ -208,6 +222,7 @@ class TransitionWriter:
 
         self._logdir = logdir
         self._writer: Any = None
+        self._examples = Examples(Path(logdir))
         with self._tolerant():
             self._writer = SummaryWriter(logdir, filename_suffix=".transitions")
 
@@ -220,6 +235,7 @@ class TransitionWriter:
         with self._tolerant():
             self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
             self._writer.flush()
+            self._examples.keep(iteration, targets, refinements)
 
     def write_state(self, name: str, iteration: int, refinement: Refinement) -> None:
         """One of the states that every evaluation asks the critic about, by its name."""
@@ -268,7 +284,7 @@ def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
         "Next action and its future": f"{target.next_action or '-'}\n{target.next_future or '-'}",
         "Bellman target": target.future.text if target.future else "(did not parse)",
     }
-    return _fenced(parts)
+    return fenced_parts(parts)
 
 
 def state_text(refinement: Refinement) -> str:
@@ -282,14 +298,7 @@ def state_text(refinement: Refinement) -> str:
         "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",
         "What really came": f"{t.observation}   [the episode ended in {'success' if t.episode_success else 'failure'}]",
     }
-    return _fenced(parts)
-
-
-def _fenced(parts: Mapping[str, str]) -> str:
-    """Texts under headings, as Markdown that none of them can change."""
-    longest = max(map(len, re.findall("`{3,}", "".join(parts.values()))), default=2)
-    fence = "`" * (longest + 1)  # no text ends it
-    return "\n\n".join(f"**{name}**\n\n{fence}\n{text}\n{fence}" for name, text in parts.items())
+    return fenced_parts(parts)
 
 
 def _share(items: Sequence, condition: Callable[[Any], bool]) -> float:

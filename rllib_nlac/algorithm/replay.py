@@ -179,9 +179,12 @@ class ReplayAlgorithm(LanguageAlgorithm):
             with stage(self.metrics, "replay", "keeping the episodes"):
                 self.local_replay_buffer.add(episodes)
         with stage(self.metrics, "replay", "drawing transitions"):
-            return self.local_replay_buffer.sample_transitions(
+            sample = self.local_replay_buffer.sample_transitions(
                 self.config.total_train_batch_size, self._beta(), self.config.n_step
             )
+        if not episodes:  # nothing but logged dialogues
+            self.remember_base(lambda: sample.transitions)
+        return sample
 
     def prioritise(self, sample: ReplaySample, values: np.ndarray) -> None:
         """Gives the transitions of a sample their priorities; one that is NaN leaves a transition's as it is."""

@@ -18,6 +18,7 @@ class RolesConfig(LanguageAlgorithmConfig):
     """How the model's critic roles sample and what the policy learns from them; shared by all that criticise in words."""
 
     criticises_in_words = True
+    trains_by_imitation = True
     RANGES = {
         **{f"max_{key}_tokens": ranges.COUNT_OR_NONE for key in ("future", "critique")},
         "max_reasoning_tokens": ranges.WHOLE_NOT_NEGATIVE,

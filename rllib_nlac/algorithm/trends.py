@@ -139,7 +139,7 @@ class Trends:
                 else None,
             )
         kl = figure(results, "kl_to_base")
-        if not math.isfinite(kl):
+        if math.isnan(kl):
             return
         usual = statistics.median(self._kl) if len(self._kl) >= 2 else math.inf
         leaps = kl > LEAP * usual and kl - usual > LEAST_LEAP
@@ -150,7 +150,8 @@ class Trends:
             if leaps
             else None,
         )
-        self._kl.append(kl)
+        if math.isfinite(kl):
+            self._kl.append(kl)
 
 
 def _is_pass_at(name: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -12,7 +14,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
-from rllib_nlac.algorithm.metrics import stage
+from rllib_nlac.algorithm.metrics import SECONDS
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
 from rllib_nlac.algorithm.trends import Trends
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
@@ -31,6 +33,7 @@ class Watched(Algorithm):
         self.notices = Notices()
         self.trends = Trends(self.notices.heed)
         self.last_checkpoint: str | None = None
+        self.evaluation_seconds: dict[str, float] = {}
         super().__init__(*args, **kwargs)
 
     @override(Algorithm)
@@ -44,7 +47,11 @@ class Watched(Algorithm):
     def step(self) -> dict[str, Any]:
         """RLlib's iteration, with what is new for a person under ``notices`` in its results."""
         activity.turn_to("training", iteration=self.iteration + 1)
+        self.evaluation_seconds.clear()
         results = super().step()
+        if self.evaluation_seconds:
+            # RLlib evaluates after it has gathered an iteration's metrics: what is logged then is the next one's.
+            results[SECONDS] = {**results.get(SECONDS, {}), **self.evaluation_seconds}
         runners = results.get(ENV_RUNNER_RESULTS) or {}
         self._heed_turns(runners, runners.pop(UNPARSED_TURNS, []))
         self.trends.heed_iteration(results)
@@ -95,6 +102,9 @@ class Watched(Algorithm):
             group: Who plays in evaluations; None: the algorithm's own runner.
         """
 
+    def check_retention(self) -> None:
+        """What an evaluation looks at to see what is forgotten; here nothing."""
+
     def way_back(self) -> str:
         """Where a run that ends because of its numbers can go on, and with what."""
         where = (
@@ -106,10 +116,19 @@ class Watched(Algorithm):
 
     @override(Algorithm)
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        with stage(self.metrics, "evaluation", "evaluating", self._num_evaluated, EPISODES):
+        with self.timing("evaluation"), activity.stage("evaluating", self._num_evaluated, EPISODES):
             results = super().evaluate(*args, **kwargs)
         self.trends.heed_evaluation(results)
         return results
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Reports the seconds of a part of an evaluation, with the iteration that it is of."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.evaluation_seconds[name] = time.perf_counter() - started
 
     @property
     def _num_evaluated(self) -> int:

@@ -17,7 +17,7 @@ from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import Answer, Ask, Stage, Variant
 from rllib_nlac.nlac import NLAC, NLACConfig
-from rllib_nlac.types import Critique, Future, Refinement, Transition, Weights
+from rllib_nlac.types import Critique, Future, Refinement, Seen, Transition, Weights
 
 
 class NLQLConfig(NLACConfig):
@@ -55,8 +55,10 @@ class BestOfStages(LanguageStages):
     ) -> Stage[list[Refinement]]:
         settings, n, k = self.settings, self.num_candidates, self.settings.num_futures
         items = [(p, t) for p, t in zip(self._prompts(transitions), transitions, strict=True) for _ in range(n)]
-        answers = yield Ask([t.state for _, t in items], settings.action, Weights.POLICY)
+        known = [Seen(t.generation.prompt_ids) for _, t in items]
+        answers = yield Ask([t.state for _, t in items], settings.action, Weights.POLICY, known)
         actions = [refine.read_action(answer, settings.action_format) for answer in answers]
+        turns = [a[0].seen if a else None for a in actions]
         answers = yield Ask(
             [
                 critique.future_prompt(p, t.state, a[1]) if a else None
@@ -65,6 +67,7 @@ class BestOfStages(LanguageStages):
             ],
             settings.future,
             self.variant.future_weights,
+            [turn for turn in turns for _ in range(k)],
         )
         predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
         report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
@@ -76,6 +79,7 @@ class BestOfStages(LanguageStages):
             ],
             settings.critique,
             settings.judge_weights,
+            turns,
         )
         critiques = [critique.read_critique(answer) for answer in answers]
         report.note("critique", answers, critiques)

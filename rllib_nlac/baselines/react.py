@@ -31,6 +31,7 @@ ENDPOINT_CONTEXT = 1_000_000  # the endpoint minds its own limit
 class ReActConfig(LanguageAlgorithmConfig):
     """Configures ReAct prompting."""
 
+    trains = False
     NESTED_RANGES = {
         "endpoint": {
             "max_concurrency": ranges.COUNT,

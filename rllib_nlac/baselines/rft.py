@@ -18,6 +18,7 @@ from rllib_nlac.learner.batch import TrainingSequence, into_minibatches, turn_se
 class RFTConfig(LanguageAlgorithmConfig):
     """Configures RFT. ``minibatch_size`` counts turns."""
 
+    trains_by_imitation = True
     RANGES = {"min_return": ranges.Range(optional=True), "pool_size": ranges.WHOLE_NOT_NEGATIVE}
 
     def __init__(self, algo_class: type | None = None) -> None:

@@ -21,13 +21,14 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.metrics import log_replay
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
 from rllib_nlac.baselines.grpo import PolicyGradientLearner
+from rllib_nlac.engine.chat import PromptTooLong, Wanted
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches
 from rllib_nlac.learner.group import on_first_learner
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.losses import clipped_policy_loss, priorities
 from rllib_nlac.learner.value_head import ValueHeadModule
 from rllib_nlac.replay.buffer import ReplaySample
-from rllib_nlac.types import Generation, Message, Request, Transition
+from rllib_nlac.types import Generation, Request, Seen, Transition
 
 
 class ScalarCriticConfig(ReplayConfig):
@@ -143,7 +144,8 @@ class ScalarCritic(ReplayAlgorithm):
         sample = self.replay(self.collect())
         n, transitions = self.config.num_candidates, sample.transitions
         ends = [(t, *t.following)[-1] for t in transitions]
-        answers = self._generate([t.state for t in transitions for _ in range(n)] + [t.next_state for t in ends if not t.ended])
+        states = [Wanted(t.state, seen=Seen(t.generation.prompt_ids)) for t in transitions for _ in range(n)]
+        answers = self._generate(states + [Wanted(t.next_state, seen=t.next_seen) for t in ends if not t.ended])
         candidates, following = answers[: n * len(transitions)], iter(answers[n * len(transitions) :])
         next_actions = [None if t.ended else next(following) for t in ends]
 
@@ -204,13 +206,15 @@ class ScalarCritic(ReplayAlgorithm):
             targets.append(y)
         return targets
 
-    def _generate(self, states: Sequence[tuple[Message, ...]]) -> list[Generation]:
+    def _generate(self, states: Sequence[Wanted]) -> list[Generation]:
         """One turn of the policy in each state."""
         sampling = self.config.action_sampling
         requests = []
-        for state in states:
-            ids, seed = self.chat.prompt_ids(state, sampling.max_tokens), int(self.rng.integers(1 << 31))
-            requests.append(Request(ids, sampling.max_tokens, sampling.temperature, sampling.top_p, seed))
+        for prompt in self.chat.prompts([state._replace(room=sampling.max_tokens) for state in states]):
+            if isinstance(prompt, PromptTooLong):
+                raise prompt
+            seed = int(self.rng.integers(1 << 31))
+            requests.append(Request(prompt.ids, sampling.max_tokens, sampling.temperature, sampling.top_p, seed))
         return self.engine.generate(requests)
 
     def _q(self, generations: Sequence[Generation], target: bool) -> np.ndarray:

@@ -20,7 +20,7 @@ from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, Tar
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
-from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.episode import generation_at, generations_of, messages_at
 from rllib_nlac.learner.batch import micro_batches
 from rllib_nlac.learner.rl_module import copied, load_own_entries, own_entries, served_state
@@ -214,10 +214,10 @@ class TextToTokens(ConnectorV2):
             return last
         messages = messages_at(episode, -1)
         turn, observation = episode.get_actions(-1), episode.get_observations(-1)
-        try:
-            return self._chat.prompt_ids(dialogue_after(messages, turn, observation, self._history_turns))
-        except PromptTooLong:
-            return last
+        after = dialogue_after(messages, turn, observation, self._history_turns)
+        seen = generation_at(episode, -1).seen if after[:-2] == messages else None
+        (prompt,) = self._chat.prompts([Wanted(after, seen=seen)])
+        return last if isinstance(prompt, PromptTooLong) else prompt.ids
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:

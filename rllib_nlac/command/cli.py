@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,11 @@ StoragePath = Annotated[str | None, typer.Option(help="Where results and checkpo
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the experiment of this name in the storage path.")]
 Restore = Annotated[Path | None, typer.Option(help="Begin with the state of this checkpoint, as to train on for longer.")]
 NumSamples = Annotated[int | None, typer.Option(help="How often every point of a search is run.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and the memory it needs, and stop.")]
+GpuMemory = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="With --dry-run: GiB of one GPU, to hear whether it fits; else that of the GPU here."),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the workers log.")]
 
 
@@ -63,6 +68,7 @@ def train(
     restore: Restore = None,
     num_samples: NumSamples = None,
     dry_run: DryRun = False,
+    gpu_memory_gib: GpuMemory = None,
     verbose: Verbose = False,
 ) -> None:
     """Train an algorithm, from a file or from options."""
@@ -75,7 +81,7 @@ def train(
             raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
         entry = {"run": algo, "env": env, "config": mapping(config, "--config")}
         experiment = read_experiment(name or f"{algo}-{env}".lower(), entry, "the command line")
-        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, verbose, waiting)
+        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting)
 
 
 @train_app.command("file")
@@ -87,6 +93,7 @@ def train_file(
     restore: Restore = None,
     num_samples: NumSamples = None,
     dry_run: DryRun = False,
+    gpu_memory_gib: GpuMemory = None,
     verbose: Verbose = False,
 ) -> None:
     """Train the experiments of a YAML file, one after the other."""
@@ -97,7 +104,9 @@ def train_file(
     with clear_errors(), _waiting(dry_run, verbose) as waiting:
         from rllib_nlac.command.experiment import load_experiments
 
-        _train(load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, verbose, waiting)
+        _train(
+            load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting
+        )
 
 
 @app.command("examples")
@@ -156,10 +165,11 @@ def _train(
     restore: Path | None,
     num_samples: int | None,
     dry_run: bool,
+    gpu_memory_gib: float | None,
     verbose: bool,
     waiting: Waiting,
 ) -> None:
-    from rllib_nlac.command.experiment import describe, tune_arguments
+    from rllib_nlac.command.experiment import describe, resolve, tune_arguments
     from rllib_nlac.command.interrupts import EXIT_CODE, Interrupts
     from rllib_nlac.command.resume import how_to_go_on
 
@@ -172,8 +182,12 @@ def _train(
     for experiment in experiments:
         tune_arguments(experiment)
     if dry_run:
+        from rllib_nlac.command.fit import memory_lines
+
         for experiment in experiments:
             terminal.say(describe(experiment))
+            for line in memory_lines(resolve(experiment), gpu_memory_gib):
+                terminal.say(f"# {line}".rstrip())  # a comment: what is printed stays YAML
         return
     failed = []
     with Interrupts(terminal) as interrupts:
@@ -217,6 +231,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.metric_check import MetricCheck
     from rllib_nlac.command.progress import ProgressLines
     from rllib_nlac.command.ray import start_ray
+    from rllib_nlac.command.report import tell, tell_of_failure
     from rllib_nlac.command.resume import folder_of, make_resumable
     from rllib_nlac.command.search import mutated
 
@@ -230,6 +245,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     if resume:
         for line in make_resumable(folder_of(experiment)):
             terminal.say(line)
+    began = time.time()
     metrics = MetricCheck(experiment.metrics, experiment.name)
     options["callbacks"] += [ProgressLines(terminal, experiment.stop, waiting=waiting), metrics]
     for name in ("ray.tune.tune", "ray.tune.experiment.trial"):
@@ -254,28 +270,40 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
             )
             errors = {trial: _error_of(trial) for trial in analysis.trials if trial.status != "TERMINATED"}
             watch.is_explained = any(StorageError.__name__ in error for error in errors.values())
-    except tune.TuneError:
-        if metrics.problem is None:
+    except Exception as error:
+        problem = ExperimentError(metrics.problem) if isinstance(error, tune.TuneError) and metrics.problem else error
+        for line in tell_of_failure(folder, experiment, problem, began, restore) if folder is not None else ():
+            terminal.say(line)
+        if problem is error:
             raise
-        raise ExperimentError(metrics.problem) from None
+        raise problem from None
     finally:
         waiting.heed({})
         ray.shutdown()
-    if interrupts.received:
-        return False
     ended_well = True
     for trial in analysis.trials:
+        told = tell(trial, experiment, interrupts.received, errors.get(trial, ""), restore)
+        if interrupts.received:
+            terminal.say("\n".join(("", *told)))
+            continue
         if trial.status != "TERMINATED":
             ended_well = False
             _explain(trial, errors[trial])
         where = Path(trial.path)
-        lines = [f"\nResults:     {where}", f"Curves:      tensorboard --logdir {where.parent}"]
+        lines = [
+            "",
+            *(told if len(analysis.trials) == 1 else told[-1:]),
+            f"Results:     {where}",
+            f"Curves:      tensorboard --logdir {where.parent}",
+        ]
         if any(where.glob("*.transitions")):
             lines.append("             (under Text: one transition per iteration, in words)")
         if trial.checkpoint and Path(trial.checkpoint.path).exists():
             lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
         for line in lines:
             terminal.say(line)
+    if interrupts.received:
+        return False
     if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
         value = best.metric_analysis[options["metric"]][options["mode"]]
         chosen = best.evaluated_params or {key: best.config[key] for key in mutated(experiment.tune.get("scheduler"))}

@@ -21,6 +21,7 @@ from ray.tune.registry import get_trainable_cls
 
 import rllib_nlac
 from rllib_nlac import algorithms
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.command import search
 from rllib_nlac.command.search import ExperimentError
 from rllib_nlac.command.tune_keys import check_metrics, check_stop, check_tune_keys
@@ -370,7 +371,7 @@ def describe(experiment: Experiment) -> str:
         "config (set)": changed,
         "config (defaults)": rest,
     }
-    if hasattr(config, "deepspeed_settings"):
+    if isinstance(config, LanguageAlgorithmConfig):
         parts["deepspeed"] = config.deepspeed_settings
     return yaml.safe_dump({experiment.name: json.loads(json.dumps(parts, default=str))}, sort_keys=False, width=120).rstrip()
 

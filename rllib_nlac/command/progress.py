@@ -12,6 +12,7 @@ from ray.tune import Callback
 from rllib_nlac.algorithm.notices import NOTICES
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.command.waiting import Waiting
+from rllib_nlac.reporting.results import evaluated, lookup
 
 COLUMNS = {
     "iter": 4,
@@ -116,24 +117,6 @@ def read_result(result: Mapping[str, Any]) -> dict[str, Any]:
         "tokens/s": env.get("tokens_per_s"),
         "seconds": result.get("time_total_s"),
     }
-
-
-def evaluated(result: Mapping[str, Any]) -> float | None:
-    """Success in the evaluation of this very iteration; RLlib repeats the last one in results that had none."""
-    interval = lookup(result, "config/evaluation_interval")
-    if not interval or result.get("training_iteration", 0) % interval:
-        return None
-    return lookup(result, "evaluation/env_runners/success_rate")
-
-
-def lookup(result: Mapping[str, Any], key: str) -> Any:
-    """A value of a nested result by its path, as in ``env_runners/success_rate``."""
-    value: Any = result
-    for part in key.split("/"):
-        if not isinstance(value, Mapping) or part not in value:
-            return None
-        value = value[part]
-    return value
 
 
 def _row(values: Mapping[str, str]) -> str:

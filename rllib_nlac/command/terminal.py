@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,21 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_PLAIN = "\n\t\u200c\u200d"  # of the characters below, those that some scripts and emoji are written with
+from rllib_nlac.foreign import visible
+
 QUIET_S = 10.0  # where nothing can be rewritten, what goes on is printed after so long a silence
 _ERASE = "\r\x1b[2K"
-_CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats such as the bidirectional ones, surrogates, separators
-
-
-def visible(text: str, encoding: str = "utf-8") -> str:
-    r"""A text whose control characters are written out, as in ``\x1b``, and so is what the terminal cannot show."""
-    if not (text.isascii() and text.replace("\n", "").replace("\t", "").isprintable()):
-        text = "".join(_escaped(c) if unicodedata.category(c) in _CONTROLS and c not in _PLAIN else c for c in text)
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 class Terminal:

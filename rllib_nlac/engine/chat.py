@@ -1,28 +1,51 @@
-"""The only module that knows both text and tokens: the chat template is applied here and nowhere else."""
+"""The boundary of text and tokens: all others give messages and get ids, or give ids and get text."""
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rllib_nlac.engine.control_tokens import ControlTokens, Span
 from rllib_nlac.engine.model_folder import check_tokenizer_files, check_vocabulary, read_config
-from rllib_nlac.types import Message
+from rllib_nlac.engine.template import ChatTemplate, Written
+from rllib_nlac.types import Message, Seen
 
 # A text of more characters for each token of the context is not tokenized to find out that it is too long.
 MOST_CHARACTERS_PER_TOKEN = 64
 
-
-_AS_PROMPT = {"add_generation_prompt": True, "return_dict": True}
 _TOO_LONG = "raise max_context, or lower max_turns, max_new_tokens or the length of the environment's texts"
 
 
 class PromptTooLong(ValueError):
     """A prompt and the room for its answer do not fit the model's context window."""
+
+
+class Wanted(NamedTuple):
+    """A prompt that is wanted.
+
+    Attributes:
+        messages: The dialogue, the last message not the assistant's.
+        room: Tokens that the answer may need.
+        seen: What an engine has seen of it.
+    """
+
+    messages: tuple[Message, ...]
+    room: int = 0
+    seen: Seen | None = None
+
+
+class Prompt(NamedTuple):
+    """A prompt's token ids.
+
+    Attributes:
+        ids: The ids.
+        retokenised: Whether they were made anew although an engine has seen a part of them.
+    """
+
+    ids: tuple[int, ...]
+    retokenised: bool = False
 
 
 class Chat:
@@ -52,8 +75,7 @@ class Chat:
         self.max_context = max_context
         self.max_characters = MOST_CHARACTERS_PER_TOKEN * max_context
         self.end_id: int = tokenizer.eos_token_id
-        self._control = ControlTokens(tokenizer)
-        self._mark = f"\ue000{secrets.token_hex(16)}:"  # of a placeholder; no text can know it, and no ids depend on it
+        self.template = ChatTemplate(tokenizer)
 
     @classmethod
     def from_pretrained(cls, model: str, max_context: int | None = None) -> Chat:
@@ -91,57 +113,67 @@ class Chat:
         Raises:
             PromptTooLong: Prompt and room exceed ``max_context``.
         """
-        characters = sum(len(message.content) for message in messages)
-        if characters > self.max_characters:
-            raise PromptTooLong(f"a prompt of {characters} characters exceeds the context of {self.max_context}: {_TOO_LONG}")
-        if any(self._control.may_stand_in(message.role, message.content) for message in messages):
-            ids = self._guarded_ids(messages)
-        else:
-            ids = tuple(self.tokenizer.apply_chat_template(_plain(messages), tokenize=True, **_AS_PROMPT)["input_ids"])
-        if len(ids) + room > self.max_context:
-            raise PromptTooLong(
-                f"a prompt of {len(ids)} tokens with room for {room} more exceeds the context of {self.max_context}: "
-                f"{_TOO_LONG}"
-            )
-        return ids
+        (prompt,) = self.prompts([Wanted(tuple(messages), room)])
+        if isinstance(prompt, PromptTooLong):
+            raise prompt
+        return prompt.ids
+
+    def prompts(self, wanted: Sequence[Wanted]) -> list[Prompt | PromptTooLong]:
+        """Prompts, encoded in one call; in the place of one that exceeds the context with its room is an error.
+
+        What an engine has seen stays as it is: ids of a prompt, and of the turn that was sampled behind it, and only what the
+        environment or an instruction adds is encoded. Where the template shows the former dialogue otherwise than it was seen,
+        or the turn holds control tokens or is none of the dialogue, all is encoded anew.
+        """
+        found: dict[int, Prompt | PromptTooLong] = {}
+        before: list[tuple[int, ...]] = []
+        written: list[Written] = []
+        for place, (messages, _, seen) in enumerate(wanted):
+            characters = sum(len(message.content) for message in messages)
+            if characters > self.max_characters:
+                found[place] = PromptTooLong(
+                    f"a prompt of {characters} characters exceeds the context of {self.max_context}: {_TOO_LONG}"
+                )
+                continue
+            if seen is not None and seen.turn_ids is None:
+                found[place] = Prompt(seen.prompt_ids)
+                continue
+            tail = self._extension(messages, seen) if seen is not None else None
+            before.append(() if tail is None or seen is None else (*seen.prompt_ids, *self._open_turn(seen)))
+            written.append(self.template.write(messages) if tail is None else tail)
+        new = zip(before, self.template.encode(written), strict=True)
+        prompts: list[Prompt | PromptTooLong] = []
+        for place, (_, room, seen) in enumerate(wanted):
+            prompt = found.get(place)
+            if prompt is None:
+                start, ids = next(new)
+                prompt = Prompt((*start, *ids), seen is not None and not start)
+            if isinstance(prompt, Prompt) and len(prompt.ids) + room > self.max_context:
+                prompt = PromptTooLong(
+                    f"a prompt of {len(prompt.ids)} tokens with room for {room} more exceeds the context of "
+                    f"{self.max_context}: {_TOO_LONG}"
+                )
+            prompts.append(prompt)
+        return prompts
+
+    def _extension(self, messages: tuple[Message, ...], seen: Seen) -> Written | None:
+        """What is to be encoded behind what was seen; None where that does not begin this prompt."""
+        turn = self._open_turn(seen)
+        if len(messages) < 3 or not self.template.control.special_ids.isdisjoint(turn):
+            return None
+        return self.template.extension(messages) if self.decode(turn) == messages[-2].content else None
+
+    def _open_turn(self, seen: Seen) -> tuple[int, ...]:
+        """A turn's ids without their end, which the template writes, also where the turn was cut off."""
+        ids = seen.turn_ids or ()
+        return ids[:-1] if ids[-1:] == (self.end_id,) else ids
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of an assistant's turn, its end included. For text that no engine sampled, such as a scripted one."""
-        guarded = self._control.may_stand_in("assistant", text)
-        pieces = self._control.pieces("assistant", text, [(0, len(text))]) if guarded else [text]
+        control = self.template.control
+        guarded = control.may_stand_in("assistant", text)
+        pieces = control.pieces("assistant", text, [(0, len(text))]) if guarded else [text]
         return (*(id for piece in pieces for id in self.tokenizer.encode(piece, add_special_tokens=False)), self.end_id)
-
-    def _guarded_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt's ids where a message holds control tokens, or parts of them, that are not its to use.
-
-        They wait behind placeholders while the template writes the dialogue, so that it neither acts on them nor hides
-        where they came from. Then they are put back, and the text is cut inside each of them that would be read.
-        """
-        hidden: list[str] = []
-        shown: list[Message] = []
-        for role, content in messages:
-            parts, place = [], 0
-            for start, end in self._control.spans(role, content):
-                parts += [content[place:start], f"{self._mark}{len(hidden)};"]
-                hidden.append(content[start:end])
-                place = end
-            shown.append(Message(role, "".join((*parts, content[place:]))))
-        written = self.tokenizer.apply_chat_template(_plain(shown), tokenize=False, **_AS_PROMPT)
-        text: list[str] = []
-        marked: list[Span] = []
-        length = 0
-        for number, part in enumerate(re.split(f"{self._mark}([0-9]+);", written)):
-            is_hidden = number % 2 == 1
-            text.append(hidden[int(part)] if is_hidden else part)
-            if is_hidden:
-                marked.append((length, length + len(text[-1])))
-            length += len(text[-1])
-        ids: list[int] = []
-        for piece in self._control.pieces("user", "".join(text), marked):
-            ids += self.tokenizer.encode(piece, add_special_tokens=False)
-            if len(ids) > self.max_context:
-                break  # too long, however much follows
-        return tuple(ids)
 
     def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends inside a reasoning block, as the templates of some thinking models have it."""
@@ -157,7 +189,7 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 def check_model_path(model: str) -> None:
-    """Says plainly that a model folder is missing, before a hub is asked for a repository of that odd name.
+    """Looks whether a model folder exists, before a hub is asked for a repository of that name.
 
     Raises:
         FileNotFoundError: ``model`` looks like a path and no model is there.

@@ -33,6 +33,9 @@ class ControlTokens:
 
     Args:
         tokenizer: Fast or slow, of any kind.
+
+    Attributes:
+        special_ids: Ids that no text holds, not even a turn of the agent.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -47,6 +50,7 @@ class ControlTokens:
                 others[token.content] = id
         # The agent's own turns may hold the others: there they are what it sampled.
         self._of_agent = _Strings(special)
+        self.special_ids = self._of_agent.ids
         self._of_others = _Strings(special | others)
         self._names = {id: text for text, id in (special | others).items()}
         backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -1,7 +1,6 @@
 """From a specification to an engine: one in this process, or a group of Ray actors behind the same protocol.
 
-Another engine than vLLM is a class like ``VLLMEngine``, which takes the same five arguments and names the dataclass of its
-settings, and a line in ``ENGINES``.
+To add an engine, write a class that follows ``LocalEngine`` and add a line to ``ENGINES``.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class EngineKeys:
 
     Attributes:
         engine: A name of ``ENGINES``.
-        timeout_s: An engine actor that gives no answer for so many seconds counts as stalled, and the run ends.
+        timeout_s: Seconds without an answer after which an engine actor counts as stalled, and the run ends.
         lora_serving: "adapter" keeps base and adapters apart and answers all weight sets in one batch; "merged" puts each set
             into the model, which decodes faster, and swaps sets; "auto" merges on a CPU alone.
     """
@@ -79,7 +78,7 @@ class EngineSpec:
 def local_engine(spec: EngineSpec, chat: Chat) -> LocalEngine:
     """An engine in this process, shared by all that ask for the same one, such as the runners of training and evaluation.
 
-    Whoever is about to generate asks ``holds`` first: another may have put its own weights in.
+    Ask ``holds`` before generating: another caller may have put its own weights in.
     """
     name = repr((spec.kind, spec.model, chat.max_context, chat.end_id, spec.settings, spec.lora, spec.merges_lora))
     engine = _shared.get(name)

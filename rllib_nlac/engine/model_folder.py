@@ -92,23 +92,35 @@ def check_weights(path: Path) -> None:
         ValueError: A file is cut off or damaged, or its embeddings are not as many as config.json says.
     """
     rows = AutoConfig.from_pretrained(path).get_text_config().vocab_size
+    for name, shape in weight_shapes(path).items():
+        if name.endswith(EMBEDDINGS) and len(shape) == 2 and "position" not in name and shape[0] != rows:
+            raise ValueError(
+                f"{path}: {name} has {shape[0]} rows, and vocab_size in config.json is {rows}: config and weights are of "
+                "different models"
+            )
+
+
+def weight_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors in a model's safetensors files, by their names; none where it has weights of the older kind.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is cut off or damaged.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(path):
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing, which {INDEX} names: copy the model again")
         try:
             with safe_open(file, framework="pt") as weights:
-                shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118 - no mapping
+                names = weights.keys()
+                shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError) as error:
             raise ValueError(
                 f"{file} ({file.stat().st_size:,} bytes) is cut off or damaged ({error}): copy the model again; where it came "
                 "through git, by `git lfs pull`"
             ) from None
-        for name, shape in shapes.items():
-            if name.endswith(EMBEDDINGS) and len(shape) == 2 and "position" not in name and shape[0] != rows:
-                raise ValueError(
-                    f"{file}: {name} has {shape[0]} rows, and vocab_size in config.json is {rows}: config and weights are of "
-                    "different models"
-                )
+    return shapes
 
 
 def _weight_files(path: Path) -> Iterator[Path]:

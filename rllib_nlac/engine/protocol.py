@@ -1,4 +1,4 @@
-"""What every engine can do. Whoever generates text knows this protocol and never which engine is behind it."""
+"""What every engine can do. Code that generates text knows this protocol and not the engine behind it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EngineError(RuntimeError):
 
 
 class WeightsMissing(EngineError):
-    """An engine that has started again was asked before it had the current weights; give them to it and ask again."""
+    """A restarted engine was asked before it had the current weights: send them and ask again."""
 
 
 class Engine(Protocol):
@@ -63,4 +63,4 @@ class LocalEngine(Engine, Protocol):
     def __init__(self, model: str, max_context: int, end_ids: list[int], settings: Any, seed: int) -> None: ...
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the policy's weights are these very ones, the same objects."""
+        """Whether the policy's weights are these same objects."""

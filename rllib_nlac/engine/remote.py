@@ -116,7 +116,7 @@ class EngineActor:
                     future.set_result(answers)
 
     def _take(self, busy: bool) -> Any:
-        """What may start now: while requests run, only further ones that the engine can answer beside them."""
+        """The calls that may start now: beside running requests only those that can share their batch."""
         while self._inbox:
             call, arguments, _ = self._inbox[0]
             stands_alone = self._stands_alone(call, arguments)
@@ -128,7 +128,7 @@ class EngineActor:
             busy = True
 
     def _stands_alone(self, call: str, arguments: tuple) -> bool:
-        """Whether nothing else may run beside a call."""
+        """Whether a call must run alone."""
         if call == "set_weights" or self._engine.mixes_sets:
             return call == "set_weights"
         return any(request.weights is not Weights.POLICY for request in arguments[0])
@@ -226,7 +226,7 @@ class RemoteEngines:
         return self._actors[engine].generate.remote(requests, numbers)
 
     def _checked(self, answers: list[Generation], requests: list[Request]) -> list[Generation]:
-        """Refuses what other or older weights than the announced ones have answered."""
+        """Refuses answers of other or older weights than the announced ones."""
         for answer, request in zip(answers, requests, strict=True):
             weights = request.weights
             announced = self._announced.get(weights)

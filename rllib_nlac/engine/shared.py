@@ -1,4 +1,4 @@
-"""How tensors cross processes, as arrays read where they lie in Ray's object store, and how both sides compare them."""
+"""How tensors cross processes, as arrays in Ray's object store that nobody copies, and how both sides compare them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotFiniteError(RuntimeError):
 
 
 class SharedState(dict[str, Any]):
-    """A state, nested as one likes, whose tensors another process may read and must not write to.
+    """A nested state whose tensors another process may read but not write to.
 
     Ray pickles a tensor of its own accord, too, but copies it several times on either side.
     """

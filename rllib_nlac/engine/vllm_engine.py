@@ -221,7 +221,7 @@ class VLLMEngine:
         self._checksums[weights] = served
 
     def _serve(self, weights: Weights) -> None:
-        """Sees that these weights answer next; of whole sets it swaps them in where they do not yet."""
+        """Makes these weights answer next; whole sets are swapped in if needed."""
         if weights is self._serving or (self.mixes_sets and weights is Weights.INITIAL):
             return
         if weights is Weights.INITIAL and self._base and weights not in self._checksums:
@@ -275,6 +275,7 @@ class VLLMEngine:
                 logprobs=0 if request.logprobs else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
+                skip_clone=True,  # nobody else holds them, and a copy costs as much as all else of a request
             )
             adapter = self._adapter_for(request.weights)
             self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter)
@@ -307,12 +308,13 @@ class VLLMEngine:
             finished=answer.finish_reason == "stop",
             weight_version=self._versions[request.weights],
             weights=request.weights,
+            cached_tokens=output.num_cached_tokens or 0,
         )
         return int(name), generation
 
 
 def _uncompiled() -> AbstractContextManager:
-    """On a CPU vLLM's sampler runs as it is written: to compile its few helpers takes half a minute at the first steps."""
+    """Keeps vLLM's sampler uncompiled on a CPU, where compiling its few helpers takes half a minute."""
     return nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager")
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language.parsing import without_thinking
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.types import BellmanTarget, Critique, Generation, Message
+from rllib_nlac.types import BellmanTarget, Critique, Generation, Message, Seen
 
 SPAN = 8  # tokens of a quotation that counts as a leak
 BYTES = 3  # tokens that may be missing of a character at the end of a span: byte-level tokenizers have one for each byte
@@ -37,6 +37,7 @@ class Thought:
         withheld: Texts that the reasoning must not quote.
         prompt: Asks for the rewriting.
         react: Whether the reasoning is the ``Thought:`` of a ReAct turn, and not a block of a thinking model.
+        seen: What an engine has seen of the prompt, where it shows a turn as it was sampled.
     """
 
     generation: Generation
@@ -44,6 +45,7 @@ class Thought:
     withheld: tuple[str, ...]
     prompt: tuple[Message, ...]
     react: bool = False
+    seen: Seen | None = None
 
 
 def target_thought(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> Thought | None:
@@ -58,8 +60,8 @@ def target_thought(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> Tho
         return None
     t = target.transition
     prompt = prompts.rethink_messages(t.state, t.action, match["reasoning"].strip(), match["final"].strip())
-    seen = tuple(step.observation for step in (t, *t.following))
-    return Thought(target.generation, match["final"].strip(), seen, prompt)
+    withheld = tuple(step.observation for step in (t, *t.following))
+    return Thought(target.generation, match["final"].strip(), withheld, prompt, seen=t.seen)
 
 
 def action_thought(

@@ -17,6 +17,8 @@ class StageReport:
     Attributes:
         counts: How often each of these happened: ``prompt_too_long``, ``unparsed_target`` and the like.
         tokens: Generated tokens by wave.
+        prompt_tokens: Tokens of all prompts.
+        cached_tokens: Of these what the engine's prefix cache held.
         seconds: Wall-clock by wave.
         calls: Engine calls.
         answered: How often each role answered: "future", "target", "critique", "refinement".
@@ -27,6 +29,8 @@ class StageReport:
 
     counts: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     answered: Counter[str] = field(default_factory=Counter)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rllib_nlac.activity import ANSWERS, activity
-from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language import backup, critique, reasoning, refine
 from rllib_nlac.language.prompts import PromptSet
@@ -37,6 +37,7 @@ from rllib_nlac.types import (
     Message,
     Refinement,
     Request,
+    Seen,
     Transition,
     Weights,
     hash_seed,
@@ -67,6 +68,7 @@ def backup_stage(
             [backup.target_prompt(prompts[i], step, later[i]) for i, step in zip(due, steps, strict=True)],
             settings.backup,
             settings.backup_weights,
+            [step.seen for step in steps],
         )
         for i, step, answer in zip(due, steps, answers, strict=True):
             targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i])
@@ -76,24 +78,34 @@ def backup_stage(
         thoughts = [reasoning.target_thought(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
         generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
         targets = [replace(t, generation=g or t.generation) for t, g in zip(targets, generations, strict=True)]
-    targets = [_with_prompt(p, target, chat, report) for p, target in zip(prompts, targets, strict=True)]
+    targets = _with_prompts(prompts, targets, chat, report)
     report.counts["unparsed_target"] += sum(target.generation is None for target in targets)
     return targets
 
 
-def _with_prompt(prompts: PromptSet, target: BellmanTarget, chat: Chat, report: StageReport) -> BellmanTarget:
-    """Adds the ids of the prompt that the target is trained under: the prediction's, which may be longer than the backup's.
+def _with_prompts(
+    prompts: Sequence[PromptSet], targets: Sequence[BellmanTarget], chat: Chat, report: StageReport
+) -> list[BellmanTarget]:
+    """Adds the ids of the prompts that targets are trained under: the predictions', which may be longer than the backups'.
 
     Where prompt and target together exceed the context, there is nothing to train on.
     """
-    if target.generation is None:
-        return target
-    messages = prompts.predict_messages(target.transition.state, target.transition.action)
-    try:
-        return replace(target, prompt_ids=chat.prompt_ids(messages, room=len(target.generation.token_ids)))
-    except PromptTooLong:
-        report.counts["prompt_too_long"] += 1
-        return replace(target, generation=None)
+    wanted = [
+        Wanted(p.predict_messages(target.transition.state, target.transition.action), len(g.token_ids), target.transition.seen)
+        for p, target in zip(prompts, targets, strict=True)
+        if (g := target.generation) is not None
+    ]
+    made = iter(chat.prompts(wanted))
+    finished = []
+    for target in targets:
+        prompt = next(made) if target.generation is not None else None
+        if isinstance(prompt, PromptTooLong):
+            report.counts["prompt_too_long"] += 1
+            target = replace(target, generation=None)
+        elif prompt is not None:
+            target = replace(target, prompt_ids=prompt.ids)
+        finished.append(target)
+    return finished
 
 
 def _continuation(
@@ -102,12 +114,16 @@ def _continuation(
     """a' and d' after every transition. Of several a', the first one that the evaluator approves, or else the first."""
     count = settings.num_next_actions
     states = [(p, t) for p, t in zip(prompts, ends, strict=True) for _ in range(count)]
-    answers = yield Ask([backup.next_action_prompt(t) for _, t in states], settings.action, Weights.POLICY)
+    answers = yield Ask(
+        [backup.next_action_prompt(t) for _, t in states], settings.action, Weights.POLICY, [t.next_seen for _, t in states]
+    )
     actions = [answer[1] if answer else None for answer in answers]
+    seen = [answer[0].seen if answer else None for answer in answers]
     answers = yield Ask(
         [backup.next_future_prompt(p, t, a) for (p, t), a in zip(states, actions, strict=True)],
         settings.future,
         variant.next_future_weights,
+        seen,
     )
     futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
     report.note("future", answers, futures)
@@ -118,6 +134,7 @@ def _continuation(
         [t.next_state for _, t in states],
         actions,
         [(d,) if d else () for d in futures],
+        seen,
         settings,
         report,
     )
@@ -133,6 +150,7 @@ def _critiques(
     states: Sequence[tuple[Message, ...]],
     actions: Sequence[str | None],
     futures: Sequence[Sequence[Future]],
+    seen: Sequence[Seen | None],
     settings: StageSettings,
     report: StageReport,
 ) -> Stage[list[Critique | None]]:
@@ -144,6 +162,7 @@ def _critiques(
         ],
         settings.critique,
         settings.judge_weights,
+        seen,
     )
     critiques = [critique.read_critique(answer) for answer in answers]
     report.note("critique", answers, critiques)
@@ -182,6 +201,12 @@ class Attempt:
     def open_action(self) -> str | None:
         """The action that is still to be judged or refined."""
         return None if self.accepted else self.action
+
+    @property
+    def seen(self) -> Seen:
+        """The state, and the action that is judged or refined, as they were sampled."""
+        turn = self.refined[0] if self.refined else self.transition.generation
+        return Seen(self.transition.generation.prompt_ids, turn.token_ids)
 
 
 def improvement_stage(
@@ -264,15 +289,16 @@ def _judge(
             ],
             settings.future,
             variant.future_weights,
+            [a.seen for a in attempts for _ in range(k)],
         )
         parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(attempts))]
         report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
         asked = sum(a.open_action is not None for a in attempts)
         report.counts["unparsed_future"] += k * asked - sum(map(len, parsed))
-    seen = variant.shown(parsed, rng)
+    shown = variant.shown(parsed, rng)
     states = [a.transition.state for a in attempts]
-    actions = [a.open_action for a in attempts]
-    return seen, (yield from _critiques([a.prompts for a in attempts], states, actions, seen, settings, report))
+    actions, turns = [a.open_action for a in attempts], [a.seen for a in attempts]
+    return shown, (yield from _critiques([a.prompts for a in attempts], states, actions, shown, turns, settings, report))
 
 
 def _refine(
@@ -286,6 +312,7 @@ def _refine(
         ],
         settings.refine,
         settings.judge_weights,
+        [a.seen for a in attempts],
     )
     new = [refine.read_action(answer, settings.action_format) for answer in answers]
     report.note("refinement", answers, new)
@@ -302,7 +329,8 @@ def _corrected(
     """Each generation with its reasoning rewritten, or emptied if it still leaks; None where there is no reasoning."""
     if not any(thoughts):
         return [None] * len(thoughts)
-    answers = yield Ask([t.prompt if t else None for t in thoughts], sampling, Weights.TARGET)
+    prompts, seen = [t.prompt if t else None for t in thoughts], [t.seen if t else None for t in thoughts]
+    answers = yield Ask(prompts, sampling, Weights.TARGET, seen)
     generations: list[Generation | None] = []
     for thought, answer in zip(thoughts, answers, strict=True):
         if thought is None:
@@ -381,7 +409,11 @@ class LanguageStages:
 
     def predict_ids(self, transition: Transition) -> tuple[int, ...]:
         """Prompt of M(.|s, a), under which the successor model is trained."""
-        return self.chat.prompt_ids(self.prompts_for(transition.env).predict_messages(transition.state, transition.action))
+        messages = self.prompts_for(transition.env).predict_messages(transition.state, transition.action)
+        (prompt,) = self.chat.prompts([Wanted(messages, seen=transition.seen)])
+        if isinstance(prompt, PromptTooLong):
+            raise prompt
+        return prompt.ids
 
     def drive(self, report: StageReport, *stages: Stage, seeds: Sequence[int] | None = None) -> list[Any]:
         """Runs stages side by side to their ends: what they ask in the same wave goes to the engine together.
@@ -420,36 +452,45 @@ class LanguageStages:
         number = len(report.seconds) + 1
         started, name = time.perf_counter(), f"wave_{number}"
         answers: list[list[Answer | None]] = [[None] * len(ask.prompts) for ask in asks]
+        places = [
+            (part, place)
+            for weights in sorted({ask.weights for ask in asks})
+            for part, ask in enumerate(asks)
+            for place, prompt in enumerate(ask.prompts if ask.weights is weights else ())
+            if prompt is not None
+        ]
+        made = self.chat.prompts([_wanted(asks[part], place) for part, place in places])
         requests: list[Request] = []
-        places: list[tuple[int, int]] = []
-        for weights in sorted({ask.weights for ask in asks}):
-            for part, ask in enumerate(asks):
-                for place, prompt in enumerate(ask.prompts if ask.weights is weights else ()):
-                    if prompt is None:
-                        continue
-                    sampling = ask.sampling
-                    try:
-                        ids = self.chat.prompt_ids(prompt, room=sampling.max_tokens)
-                    except PromptTooLong:
-                        report.counts["prompt_too_long"] += 1
-                        continue
-                    if item_seeds is None:
-                        seed = int(self.rng.integers(1 << 31))
-                    else:  # a stage asks equally many prompts, k futures for example, of each of its items in turn
-                        item, place_of_item = divmod(place, len(ask.prompts) // len(item_seeds))
-                        seed = hash_seed(item_seeds[item], number, place_of_item)
-                    limits = (sampling.max_tokens, sampling.temperature, sampling.top_p)
-                    requests.append(Request(ids, *limits, seed, logprobs=False, weights=weights))
-                    places.append((part, place))
+        asked: list[tuple[int, int]] = []
+        for (part, place), prompt in zip(places, made, strict=True):
+            if isinstance(prompt, PromptTooLong):
+                report.counts["prompt_too_long"] += 1
+                continue
+            report.counts["retokenised"] += prompt.retokenised
+            if item_seeds is None:
+                seed = int(self.rng.integers(1 << 31))
+            else:  # a stage asks equally many prompts, k futures for example, of each of its items in turn
+                item, place_of_item = divmod(place, len(asks[part].prompts) // len(item_seeds))
+                seed = hash_seed(item_seeds[item], number, place_of_item)
+            sampling, weights = asks[part].sampling, asks[part].weights
+            limits = (sampling.max_tokens, sampling.temperature, sampling.top_p)
+            requests.append(Request(prompt.ids, *limits, seed, logprobs=False, weights=weights))
+            asked.append((part, place))
         if requests:
             report.calls += 1
             with activity.stage(f"wave {number}", len(requests), ANSWERS):
                 generations = self.engine.generate(requests)
-            for (part, place), generation in zip(places, generations, strict=True):
+            for (part, place), generation in zip(asked, generations, strict=True):
                 answers[part][place] = (generation, self.chat.decode(generation.token_ids))
                 report.tokens[name] += len(generation.token_ids)
+                report.prompt_tokens += len(generation.prompt_ids)
+                report.cached_tokens += generation.cached_tokens
         report.seconds[name] = time.perf_counter() - started
         return answers
+
+
+def _wanted(ask: Ask, place: int) -> Wanted:
+    return Wanted(ask.prompts[place] or (), ask.sampling.max_tokens, ask.seen[place] if ask.seen else None)
 
 
 def _of_each(transitions: Sequence[Transition], targets: Sequence[BellmanTarget]) -> list[BellmanTarget]:

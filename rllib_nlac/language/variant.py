@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from rllib_nlac.language.settings import Sampling, StageSettings
-from rllib_nlac.types import Future, Generation, Message, Transition, Weights
+from rllib_nlac.types import Future, Generation, Message, Seen, Transition, Weights
 
 Answer = tuple[Generation, str]
 Prompt = tuple[Message, ...] | None
@@ -18,11 +18,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Ask:
-    """What one stage asks of the model in one wave; a prompt that is None is not asked, and its answer is None."""
+    """What one stage asks of the model in one wave.
+
+    Attributes:
+        prompts: One that is None is not asked, and its answer is None.
+        sampling: How they are answered.
+        weights: By whom.
+        seen: What an engine has seen of each prompt; None, or nothing at all, where that is not known.
+    """
 
     prompts: Sequence[Prompt]
     sampling: Sampling
     weights: Weights
+    seen: Sequence[Seen | None] = ()
 
 
 Stage = Generator[Ask, list[Answer | None], Result]

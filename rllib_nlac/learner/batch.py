@@ -13,7 +13,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from rllib_nlac.episode import generations_of
 
-CRITIC, POLICY = 0, 1
+CRITIC, POLICY, REHEARSAL = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TrainingSequence:
     Attributes:
         prompt_ids: Token ids of the prompt.
         answer_ids: The sampled ids.
-        role: CRITIC (L1) or POLICY (L2).
+        role: CRITIC (L1), POLICY (L2), or REHEARSAL of an answer of the untrained model.
         item: Which transition of the sampled batch it belongs to, or which sequence it is where there is none; -1 of a copy
             that only fills up.
         minibatch: Which gradient step it belongs to.

@@ -149,7 +149,7 @@ class DeepSpeedTrainer:
                 yield part
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer and schedule, this learner's shard, in the host's memory: whoever reads it may have no GPU."""
+        """Optimizer and schedule, this learner's shard, in the host's memory, as its reader may have no GPU."""
         from deepspeed.checkpoint.utils import clone_tensors_for_torch_save
 
         scheduler = self.engine.lr_scheduler

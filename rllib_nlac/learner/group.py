@@ -1,4 +1,4 @@
-"""A group of learners that outlives one of them: all act together, and a lost one is made good from a snapshot."""
+"""A group of learners that survives the loss of one: all act together, and a lost one is restored from a snapshot."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class LearnerSnapshots:
         self._states = [ray.put(state) for state in on_every_learner(group, _state_of)]
 
     def rebuild(self, group: LearnerGroup) -> LearnerGroup:
-        """Ends what is left of a group and starts one like it, in the state of the last snapshot.
+        """Ends the rest of a group and starts a new one in the state of the last snapshot.
 
         Raises:
             TimeoutError: The new learners did not start within ``BUILD_S``.
@@ -114,7 +114,7 @@ class LearnerSnapshots:
 def watched(group: LearnerGroup) -> Iterator[None]:
     """While it lasts, all learners are ended when one is lost or does not answer within ``learner_timeout_s``.
 
-    Whoever waits for them is told at once: the others might wait for a lost one in a collective call for ever.
+    Otherwise the others might wait for a lost one in a collective call for ever, and the caller with them.
 
     Raises:
         LearnerLost: What was done meanwhile failed because learners were ended.

@@ -17,9 +17,10 @@ from ray.rllib.utils.checkpoints import Checkpointable
 
 from rllib_nlac.activity import STEPS, activity
 from rllib_nlac.learner.adapter import as_base, has_adapter, served_names, with_dropout
-from rllib_nlac.learner.batch import CRITIC, POLICY, micro_batches
+from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL, micro_batches
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
-from rllib_nlac.learner.losses import answer_logprobs, mean_kl, refinement_loss, successor_loss
+from rllib_nlac.learner.heap import give_back_large_tensors
+from rllib_nlac.learner.losses import answer_logprobs, mean_kl, refinement_loss, rehearsal_loss, successor_loss
 from rllib_nlac.learner.rl_module import own_entries
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
@@ -57,6 +58,7 @@ class LanguageLearner(TorchLearner):
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         model = self.module[module_id].trained.to(self._device)
+        give_back_large_tensors(torch.device(self._device), sum(parameter.numel() for parameter in model.parameters()))
         # What the policy came from: the model without its adapter, or a copy of all weights where it is asked for.
         self._base = None
         if config.kl_to_base_coeff is not None and not has_adapter(self.lm):
@@ -136,9 +138,11 @@ class LanguageLearner(TorchLearner):
         return (fwd_out[SEQUENCE_LOSSES] * batch["weight"]).sum()
 
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """L1 of each critic sequence and L2 of each policy sequence, shape (B,)."""
+        """L1 of each critic sequence, L2 of each policy sequence and the loss of each rehearsed one, shape (B,)."""
         logprobs, mask, _, kl = self._answers(rows["ids"], rows["prompt_length"], rows["length"])
-        return torch.where(rows["role"] == CRITIC, successor_loss(logprobs, mask), refinement_loss(logprobs, mask) + kl)
+        role, of_policy = rows["role"], refinement_loss(logprobs, mask) + kl
+        others = torch.where(role == CRITIC, successor_loss(logprobs, mask), rehearsal_loss(logprobs, mask))
+        return torch.where(role == POLICY, of_policy, others)
 
     def _answers(
         self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor, temperature: float = 1.0
@@ -201,6 +205,20 @@ class LanguageLearner(TorchLearner):
             results.append(answer_logprobs(logits, ids[:, -len(answer) :], temperature)[0].float().cpu().numpy())
         return results
 
+    @torch.no_grad()
+    def answer_losses(self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]]) -> np.ndarray:
+        """-log p of each whole answer, shape (N,); all learners must take part."""
+        lengths = torch.tensor([len(p) + len(a) for p, a in zip(prompt_ids, token_ids, strict=True)])
+        losses = torch.zeros(len(lengths))
+        for group in micro_batches(lengths, torch.arange(len(lengths)), self.config.max_tokens_per_micro_batch):
+            ids = torch.zeros(len(group), int(lengths[group].max()), dtype=torch.long)
+            for row, i in enumerate(group.tolist()):
+                ids[row, : lengths[i]] = torch.tensor([*prompt_ids[i], *token_ids[i]])
+            starts = torch.tensor([len(prompt_ids[i]) for i in group.tolist()])
+            answers = self._answers(ids.to(self._device), starts.to(self._device), lengths[group].to(self._device))
+            losses[group] = -(answers.logprobs * answers.mask).sum(-1).float().cpu()
+        return losses.numpy()
+
     def export_weights(self) -> dict[Weights, dict[str, torch.Tensor]]:
         """Copies of θ and, where there is one, θ̄ by the names that engines know, in the model's own precision.
 
@@ -243,7 +261,7 @@ class LanguageLearner(TorchLearner):
         columns = [column.numpy() for column in (item, role, step, losses, norms)]
         # A series, which RLlib concatenates over learners; the algorithm takes it out of the results again.
         self.metrics.log_value((DEFAULT_MODULE_ID, SEQUENCE_LOSSES), np.stack(columns, axis=1), reduce="item_series")
-        for name, kind in (("critic_loss", CRITIC), ("policy_loss", POLICY)):
+        for name, kind in (("critic_loss", CRITIC), ("policy_loss", POLICY), ("rehearsal_loss", REHEARSAL)):
             if (role == kind).any():
                 mean = losses[(role == kind) & norms.isfinite()].mean().item()  # NaN where every step was stopped
                 self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, window=1)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rllib_nlac.learner.batch import CRITIC, TrainingSequence
+from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL, TrainingSequence
 
 MAX_IN_A_ROW = 3
 logger = logging.getLogger(__name__)
+ROLES = {CRITIC: "critic", POLICY: "policy", REHEARSAL: "rehearsal"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class StoppedSteps:
 
     @property
     def too_many(self) -> bool:
-        """Whether so many were stopped in a row that it is no accident of one batch."""
+        """Whether too many were stopped in a row for it to be one bad batch."""
         return self.in_a_row >= MAX_IN_A_ROW
 
     @property
@@ -86,9 +87,7 @@ def _steps(sequences: Sequence[TrainingSequence], table: np.ndarray) -> Iterator
             continue
         broken = {(int(item), int(role)): loss for item, role, _, loss, _ in rows if not math.isfinite(loss)}
         members = [s for s in sequences if s.minibatch == minibatch and s.item >= 0]
-        named = {
-            f"{s.origin} ({'critic' if s.role == CRITIC else 'policy'})": broken.get((s.item, s.role), 0.0) for s in members
-        }
+        named = {f"{s.origin} ({ROLES[s.role]})": broken.get((s.item, s.role), 0.0) for s in members}
         yield StoppedStep(
             int(minibatch),
             norm,

@@ -24,7 +24,7 @@ import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_data import OfflineData
 
-from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.envs.answers import AnswerError, reward_of
 from rllib_nlac.envs.rows import Row, id_field, read_rows
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH, TextSpace
@@ -32,7 +32,7 @@ from rllib_nlac.episode import step_outputs
 from rllib_nlac.inputs.examples import data_files
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.types import Generation, dialogue_after
+from rllib_nlac.types import Generation, Seen, dialogue_after
 
 logger = logging.getLogger(__name__)
 
@@ -162,9 +162,13 @@ def to_episode(
     info = {"system_prompt": dialogue.system_prompt, "task_id": dialogue.task_id}
     episode.add_env_reset(dialogue.observations[0], info)
     messages = prompts.state(dialogue.system_prompt, dialogue.observations[0], action_format)
+    seen: Seen | None = None
     for t, (action, observation) in enumerate(zip(dialogue.actions, dialogue.observations[1:], strict=True)):
+        (prompt,) = chat.prompts([Wanted(messages, room, seen)])
+        if isinstance(prompt, PromptTooLong):
+            raise prompt
         ids = chat.encode(action)
-        generation = Generation(chat.prompt_ids(messages, room=room), ids, np.full(len(ids), np.nan, np.float32), True, 0)
+        generation = Generation(prompt.ids, ids, np.full(len(ids), np.nan, np.float32), True, 0)
         last = t == len(dialogue.actions) - 1
         # The last observation is in no prompt of these; what no prompt could hold of it would only fill the buffer.
         episode.add_env_step(
@@ -176,7 +180,8 @@ def to_episode(
             truncated=last and dialogue.truncated,
             extra_model_outputs=step_outputs(generation, messages),
         )
-        messages = dialogue_after(messages, action, observation, history_turns)
+        state, messages = messages, dialogue_after(messages, action, observation, history_turns)
+        seen = generation.seen if messages[:-2] == state else None
     return episode
 
 

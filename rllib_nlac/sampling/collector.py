@@ -1,4 +1,4 @@
-"""Rounds of episodes from remote EnvRunners: what a lost runner owed is played by others, and rounds may be asked ahead.
+"""Rounds of episodes from remote EnvRunners. Others play what a lost runner owed, and rounds may be requested ahead.
 
 Each request brings the engine and the runner's counters along, so a runner that has just started again needs nothing else,
 whoever started it.
@@ -36,7 +36,7 @@ class CollectionError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What a runner says instead of raising: RLlib would end its process, and the cause would be in a log only.
+    """An exception as a runner returns it. If it raised, RLlib would end its process and leave the cause in a log.
 
     Attributes:
         text: Type and text of the exception.
@@ -206,7 +206,7 @@ class Rounds:
                 each.owed[tag] = (runner, share)
 
     def take_back(self, restarted: Sequence[int] = ()) -> None:
-        """What lost runners owe goes to others; RLlib has forgotten these requests.
+        """Hands what lost runners owed to others; RLlib has forgotten these requests.
 
         Args:
             restarted: Runners that were lost, and are back.
@@ -283,7 +283,7 @@ class Collector(Rounds):
         return partial(_sample, engine=self._engine, state=self._state(runner), era=self._era, count=share.content)
 
     def after_loss(self, runner: int, share: Share) -> list[Share]:
-        """The same number of episodes. None of the lost ones is begun again: one of them may have ended the process."""
+        """Asks for as many other episodes. The lost ones are not repeated: one of them may have ended the process."""
         state = self._state(runner)
         self.runner_states[runner] = {**state, NEXT_EPISODE: state[NEXT_EPISODE] + (share.content or 1)}
         if len(share.lost_by) >= MAX_LOSSES:
@@ -306,7 +306,7 @@ class Collector(Rounds):
 
 
 def check_age(episodes: Sequence[SingleAgentEpisode], version: int, max_staleness: int) -> None:
-    """Refuses episodes that weights too old have played.
+    """Refuses episodes that too old weights have played.
 
     Raises:
         EngineError: A turn's weights are more than ``max_staleness`` syncs older than ``version``. It cannot happen as long as
@@ -322,7 +322,7 @@ def check_age(episodes: Sequence[SingleAgentEpisode], version: int, max_stalenes
 
 
 def end_unresponsive(group: EnvRunnerGroup) -> None:
-    """Ends the runners that hang or are busy, before RLlib asks all of them to stop and waits for each."""
+    """Ends runners that hang or are busy. RLlib would ask each to stop and wait for it."""
     manager = group._worker_manager
     idle = {answer.actor_id for answer in manager.foreach_actor(_nothing, healthy_only=False, timeout_seconds=STOP_S)}
     for runner in set(manager.actor_ids()) - idle:

@@ -81,7 +81,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self.make_env()
 
     def prepare(self) -> None:
-        """Is called before episodes are played; for runners that bring the engine themselves."""
+        """Hook before episodes are played, for runners that make their own engine."""
 
     def attach(self, engine: Engine) -> None:
         """Gives this runner the engine that answers for the policy."""
@@ -89,7 +89,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     @contextmanager
     def lent(self, engine: Engine) -> Iterator[None]:
-        """Has an engine for the time of a call: what a runner keeps is lost with its process, and ages with each sync."""
+        """Lends an engine for one call. A kept one would be lost with the process, and outdated by the next sync."""
         own, self.engine = self.engine, engine
         try:
             yield
@@ -97,7 +97,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self.engine, self.player.speaker = own, None
 
     def resume(self, state: dict[str, Any], era: int) -> None:
-        """Takes over the counters of the process that was here before; one that has gone on since keeps its own.
+        """Takes over the counters of the process before this one, unless this one is further on.
 
         Args:
             state: What ``get_state`` gave.
@@ -120,7 +120,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return env
 
     def _call_back(self, which: str, **arguments: Any) -> None:
-        """One of RLlib's callbacks, where the user has given any."""
+        """Calls one of RLlib's callbacks, if the user has set it."""
         make_callback(
             which,
             self._callbacks,
@@ -211,7 +211,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return [[e for e in found[i : i + count] if e is not None] for i in range(0, len(found), count)]
 
     def play_forks(self, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
-        """Plays episodes that begin as others did, with another turn at some place; see ``Start``.
+        """Plays episodes that repeat a prefix of others and then differ in one turn; see ``Start``.
 
         The environment must answer alike, as in ``branch``.
 
@@ -260,12 +260,14 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return RefiningPolicy(engine, self.chat, self.prompts, str(self.config.env), self.config.stage_settings)
 
     def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float, are_branches: bool) -> None:
-        """Counts what was played; branches begin somewhere on the way, so their returns say nothing of the policy's."""
-        generated = 0
+        """Counts what was played. Branches start in the middle of an episode, so their returns are not the policy's."""
+        generated = prompted = cached = 0
         for episode in episodes:
             info = episode.get_infos(-1)
             generations: Sequence[Generation] = generations_of(episode)
             generated += sum(len(generation.token_ids) for generation in generations)
+            prompted += sum(len(generation.prompt_ids) for generation in generations)
+            cached += sum(generation.cached_tokens for generation in generations)
             if are_branches:
                 continue
             self._mean(EPISODE_RETURN_MEAN, episode.get_return())
@@ -283,12 +285,15 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self.metrics.log_value(key, value, reduce="lifetime_sum", with_throughput=True)
         self._mean("tokens_per_s", generated / max(seconds, 1e-9))
         self._mean("sample_time_s", seconds)
+        self._mean("prefix_cache_hit_rate", cached / max(prompted, 1))
+        self.player.book()
 
     def _mean(self, key: str, value: float) -> None:
         self.metrics.log_value(key, value, reduce="mean")
 
     @override(EnvRunner)
     def get_metrics(self) -> Any:
+        self.player.book()
         return self.metrics.reduce()
 
     @override(EnvRunner)

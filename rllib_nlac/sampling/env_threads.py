@@ -1,4 +1,4 @@
-"""Threads for environments: those that wait for somebody else are stepped side by side, and none may take for ever.
+"""Threads that step environments in parallel, for those that wait; no call may take for ever.
 
 They are daemons, unlike those of ``concurrent.futures``: one that never returns keeps no process from ending.
 """
@@ -95,7 +95,7 @@ class EnvThreads:
         return min((job.began + self._limit_s - now for job in self._running), default=None)
 
     def _provide(self) -> None:
-        """Sees to it that somebody takes up what is queued."""
+        """Starts threads for what is queued."""
         self._queued.notify()
         if len(self._queue) > self._idle and self._alive < self._count:
             self._alive += 1

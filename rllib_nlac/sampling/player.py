@@ -1,17 +1,19 @@
-"""The runner's side of a rollout: what environments and the engine say becomes an episode, or is counted and left out."""
+"""The runner's side of a rollout: replies and turns become an episode, or are counted and dropped."""
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_nlac.engine.chat import Chat, PromptTooLong
+from rllib_nlac.engine.chat import Chat, Prompt, PromptTooLong, Wanted
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_outputs
@@ -19,10 +21,28 @@ from rllib_nlac.inputs.texts import readable, readable_values
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
-from rllib_nlac.sampling.slot import Outcome, Slot, Start
-from rllib_nlac.types import Generation, Request, dialogue_after, hash_seed
+from rllib_nlac.sampling.slot import Outcome, Played, Slot, Start
+from rllib_nlac.types import Generation, Message, Request, Seen, dialogue_after, hash_seed
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Step:
+    """A step on its way into an episode."""
+
+    slot: Slot
+    generation: Generation
+    state: tuple[Message, ...]
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @property
+    def ended(self) -> bool:
+        return self.terminated or self.truncated
 
 
 class TextPlayer:
@@ -62,11 +82,12 @@ class TextPlayer:
         self.unparsed_turn: str | None = None
         self.stop_reason = MetricNames()
         self._failures_in_a_row = self._discarded_in_a_row = 0
+        self._counts: Counter[str] = Counter()
         count, limit = config.env_threads, config.env_step_timeout_s
         self.threads = EnvThreads(max(count, 1), limit) if count or limit is not None else None
 
     def open(self) -> None:
-        """Builds the environments, anew where there are some."""
+        """Builds the environments; old ones are replaced."""
         self.close()
         self.slots = [Slot(self.make_env(index)) for index in range(self._config.num_envs_per_env_runner)]
 
@@ -108,24 +129,33 @@ class TextPlayer:
             episode, steps = start.prefix
             if not all(self._replay(slot, episode, t) for t in range(steps)):
                 return False
-        return start.turn is None or self.record(slot, start.turn, self._call(slot.step, self.action(start.turn)))
+        return start.turn is None or self._play(slot, start.turn)
 
     def _replay(self, slot: Slot, recorded: SingleAgentEpisode, t: int) -> bool:
         """Plays one recorded step again; False where the episode is over, or lost because the environment differs."""
         generation = generation_at(recorded, t)
-        alive = self.record(slot, generation, self._call(slot.step, self.action(generation)))
+        alive = self._play(slot, generation)
         if slot.episode is not None and slot.episode.get_observations(-1) != recorded.get_observations(t + 1):
             self.count("branch_mismatches", 1)
             slot.episode = None
         return alive and slot.episode is not None
 
+    def _play(self, slot: Slot, generation: Generation) -> bool:
+        """Plays a turn at once; False where the episode is over or lost."""
+        (alive,) = self.record([Played(slot, generation, self._call(slot.step, self.action(slot, generation)))])
+        return alive
+
     def _call(self, function: Callable[[Any], Outcome], argument: Any) -> Outcome:
         return function(argument) if self.threads is None else self.threads.call(function, argument)
 
-    def ask(self, slot: Slot) -> int:
-        """Asks the engine for a slot's next turn; returns the ticket."""
-        assert slot.episode is not None and self.speaker is not None
-        request = Request(
+    def ask(self, slots: Sequence[Slot]) -> list[int]:
+        """Asks the engine for the next turn of several slots; returns the tickets."""
+        assert self.speaker is not None
+        return self.speaker.submit([self._request(slot) for slot in slots])
+
+    def _request(self, slot: Slot) -> Request:
+        assert slot.episode is not None
+        return Request(
             prompt_ids=slot.prompt_ids,
             max_tokens=self._max_tokens,
             temperature=self._config.action_temperature,
@@ -133,16 +163,15 @@ class TextPlayer:
             seed=hash_seed(slot.sampling_seed, len(slot.episode)),
             messages=slot.messages,
         )
-        return self.speaker.submit([request])[0]
 
     def answers(self) -> Sequence[tuple[int, Generation]]:
         """The tickets that the engine has answered since the last call, at least one."""
         assert self.speaker is not None
         return self.speaker.poll()
 
-    def action(self, generation: Generation) -> str:
-        """What of a turn goes to the environment: nothing of one that is malformed."""
-        turn = self._chat.decode(generation.token_ids)
+    def action(self, slot: Slot, generation: Generation) -> str:
+        """The part of a turn that goes to a slot's environment; an empty text for a malformed turn."""
+        turn = slot.turn = self._chat.decode(generation.token_ids)
         action = parse_action(turn, self._config.action_format)
         self.count("action_parse_failures", action is None)
         self.count("action_parse_failures_cut_off", action is None and not generation.finished)
@@ -150,41 +179,69 @@ class TextPlayer:
             self.unparsed_turn = turn
         return action or ""
 
-    def record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
-        """Adds a step to its episode; False where the episode is over, or lost: then the slot has none."""
+    def record(self, played: Sequence[Played]) -> list[bool]:
+        """Adds a step to each of several episodes, whose next prompts are encoded together.
+
+        Returns:
+            False where an episode is over, or lost: then the slot has none.
+        """
+        steps = [self._step(*each) for each in played]
+        going_on = [step for step in steps if step is not None and not step.ended]
+        wanted = [self._wanted(step) for step in going_on]
+        for step, asked, prompt in zip(going_on, wanted, self._chat.prompts(wanted), strict=True):
+            self.count("retokenised_turns", asked.seen is None or (isinstance(prompt, Prompt) and prompt.retokenised))
+            self._take_prompt(step, prompt)
+        return [step is not None and self._add(step) for step in steps]
+
+    def _step(self, slot: Slot, generation: Generation, outcome: Outcome) -> _Step | None:
+        """Takes an environment's answer into a slot's dialogue; None where the episode is lost."""
         assert slot.episode is not None
         if outcome.error is not None:
             self._replace_env(slot, "step", outcome.error)
             slot.episode = None
-            return False
-        turn, (observation, info) = self._chat.decode(generation.token_ids), self._received(outcome)
+            return None
+        observation, info = self._received(outcome)
         terminated, truncated = outcome.terminated, outcome.truncated
         if info.get("discard"):
             self._discard(slot, info.get("stop_reason") or "unknown", observation)
-            return False
+            return None
         self._failures_in_a_row = 0
         state = slot.messages
-        slot.messages = dialogue_after(state, turn, observation, self._config.history_turns)
+        slot.messages = dialogue_after(state, slot.turn, observation, self._config.history_turns)
         slot.num_tokens += len(generation.token_ids)
         limit = self._config.max_response_tokens
         if not (terminated or truncated) and limit is not None and slot.num_tokens >= limit:
             truncated, info = True, {**info, "success": False, "stop_reason": "response_limit"}
-        if not (terminated or truncated):
-            try:
-                slot.prompt_ids = self._chat.prompt_ids(slot.messages, room=self._max_tokens)
-            except PromptTooLong:
-                truncated, info = True, {**info, "success": False, "stop_reason": "context_limit"}
-                observation = observation[: self._chat.max_context]  # the rest fits no prompt and would only fill the buffer
+        return _Step(slot, generation, state, observation, outcome.reward, terminated, truncated, info)
+
+    def _wanted(self, step: _Step) -> Wanted:
+        """The next prompt, which begins with the last one's ids and the sampled ones, but for a window that has moved on."""
+        slot = step.slot
+        seen = Seen(slot.prompt_ids, step.generation.token_ids) if slot.messages[:-2] == step.state else None
+        return Wanted(slot.messages, self._max_tokens, seen)
+
+    def _take_prompt(self, step: _Step, prompt: Prompt | PromptTooLong) -> None:
+        if isinstance(prompt, PromptTooLong):
+            step.truncated, step.info = True, {**step.info, "success": False, "stop_reason": "context_limit"}
+            # The rest fits no prompt and would only fill the buffer.
+            step.observation = step.observation[: self._chat.max_context]
+            return
+        step.slot.prompt_ids = prompt.ids
+
+    def _add(self, step: _Step) -> bool:
+        """Adds a step to its episode; False where that is over."""
+        slot, terminated, truncated = step.slot, step.terminated, step.truncated
+        assert slot.episode is not None
         if self._config.truncation_ends:
             terminated, truncated = terminated or truncated, False
         slot.episode.add_env_step(
-            observation,
-            turn,
-            outcome.reward,
-            info,
+            step.observation,
+            slot.turn,
+            step.reward,
+            step.info,
             terminated=terminated,
             truncated=truncated,
-            extra_model_outputs=step_outputs(generation, state),
+            extra_model_outputs=step_outputs(step.generation, step.state),
         )
         self._tell("on_episode_step", slot)
         if terminated or truncated:
@@ -216,7 +273,7 @@ class TextPlayer:
         slot.env = self.make_env(self.slots.index(slot))
 
     def _discard(self, slot: Slot, reason: str, cause: str) -> None:
-        """Leaves an episode out that ended through no fault of the agent."""
+        """Drops an episode that ended through no fault of the agent."""
         slot.episode, cause = None, f"{cause:.1000}"
         self._discarded_in_a_row += 1
         self.count("episodes_discarded", 1)
@@ -230,5 +287,11 @@ class TextPlayer:
             )
 
     def count(self, name: str, amount: int) -> None:
-        """Adds to a sum of the metrics."""
-        self._metrics.log_value(name, int(amount), reduce="sum")
+        """Adds to a sum of the metrics, by the next ``book``."""
+        self._counts[name] += amount
+
+    def book(self) -> None:
+        """Hands the metrics what was counted: to log each single turn costs as much as its step of a fast environment."""
+        for name, amount in self._counts.items():
+            self._metrics.log_value(name, int(amount), reduce="sum")
+        self._counts.clear()

@@ -1,4 +1,4 @@
-"""The loop of an EnvRunner: who plays which episode when. What an episode is made of is the runner's own business."""
+"""The loop of an EnvRunner: which slot plays which episode when. The runner knows what an episode is made of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_nlac.activity import EPISODES, activity
 from rllib_nlac.sampling.env_threads import EnvThreads, Job
-from rllib_nlac.sampling.slot import Outcome, Slot, Start
+from rllib_nlac.sampling.slot import Outcome, Played, Slot, Start
 from rllib_nlac.types import Generation
 
 
@@ -19,17 +19,17 @@ class Player(Protocol):
     def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
         """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
 
-    def ask(self, slot: Slot) -> int:
-        """Asks the engine for a slot's next turn; returns the ticket."""
+    def ask(self, slots: Sequence[Slot]) -> list[int]:
+        """Asks the engine for the next turn of several slots; returns the tickets."""
 
     def answers(self) -> Sequence[tuple[int, Generation]]:
         """The tickets that the engine has answered since the last call, at least one."""
 
-    def action(self, generation: Generation) -> str:
-        """What of a turn goes to the environment."""
+    def action(self, slot: Slot, generation: Generation) -> str:
+        """What of a turn goes to a slot's environment."""
 
-    def record(self, slot: Slot, generation: Generation, outcome: Outcome) -> bool:
-        """Adds a step to its episode; False where the episode is over, or lost: then the slot has none."""
+    def record(self, played: Sequence[Played]) -> list[bool]:
+        """Adds a step to each of several episodes; False where one is over, or lost: then the slot has none."""
 
 
 class Rollout:
@@ -60,6 +60,7 @@ class Rollout:
         self._threads = threads
         self._begun = self._steps = 0
         self._done: list[SingleAgentEpisode] = []
+        self._ready: list[Slot] = []  # to be asked for a turn
         self._waiting: dict[int, Slot] = {}  # for the engine, by ticket
         self._busy: dict[Job, tuple[Slot, Start | Generation]] = {}  # environments that threads work on
 
@@ -67,10 +68,12 @@ class Rollout:
         """All episodes, whole, in the order of their ids."""
         for slot in self._slots:
             self._begin(slot)
+        self._ask()
         while self._waiting or self._busy:
-            for ticket, generation in self._player.answers() if self._waiting else ():
-                self._act(self._waiting.pop(ticket), generation)
-            self._settle()
+            answers = self._player.answers() if self._waiting else ()
+            played = [self._act(self._waiting.pop(ticket), generation) for ticket, generation in answers]
+            self._record([step for step in played if step is not None] + self._settled())
+            self._ask()
         return sorted(self._done, key=lambda episode: episode.id_)
 
     def _begin(self, slot: Slot) -> None:
@@ -92,41 +95,51 @@ class Rollout:
     def _open(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
         """Whether the policy speaks next in this slot."""
         if self._player.begin(slot, start, outcome):
-            self._waiting[self._player.ask(slot)] = slot
+            self._ready.append(slot)
             return True
         self._close(slot)
         return False
 
-    def _act(self, slot: Slot, generation: Generation) -> None:
-        action = self._player.action(generation)
-        if self._threads is None:
-            self._record(slot, generation, slot.step(action))
-        else:
-            self._busy[self._threads.submit(slot.step, action)] = (slot, generation)
+    def _ask(self) -> None:
+        """What is ready goes to the engine together, before its next step."""
+        if self._ready:
+            self._waiting.update(zip(self._player.ask(self._ready), self._ready, strict=True))
+            self._ready = []
 
-    def _settle(self) -> None:
-        """Books what threads have finished. With prompts in the engine nobody waits for an environment."""
+    def _act(self, slot: Slot, generation: Generation) -> Played | None:
+        """Steps an environment; None where a thread does."""
+        action = self._player.action(slot, generation)
+        if self._threads is None:
+            return Played(slot, generation, slot.step(action))
+        self._busy[self._threads.submit(slot.step, action)] = (slot, generation)
+        return None
+
+    def _settled(self) -> list[Played]:
+        """Takes the steps that threads have finished; waits for one only if the engine has no prompts."""
         if not self._busy:
-            return
+            return []
         assert self._threads is not None  # they are busy
+        played: list[Played] = []
         for job in self._threads.finished(self._busy, wait=not self._waiting):
             slot, what = self._busy.pop(job)
             assert job.outcome is not None
             if isinstance(what, Generation):
-                self._record(slot, what, job.outcome)
+                played.append(Played(slot, what, job.outcome))
             elif not self._open(slot, what, job.outcome):
                 self._begin(slot)
+        return played
 
-    def _record(self, slot: Slot, generation: Generation, outcome: Outcome) -> None:
-        self._steps += 1
-        if self._player.record(slot, generation, outcome):
-            self._waiting[self._player.ask(slot)] = slot
-        else:
-            self._close(slot)
-            self._begin(slot)
+    def _record(self, played: Sequence[Played]) -> None:
+        for (slot, _, _), goes_on in zip(played, self._player.record(played), strict=True):
+            self._steps += 1
+            if goes_on:
+                self._ready.append(slot)
+            else:
+                self._close(slot)
+                self._begin(slot)
 
     def _close(self, slot: Slot) -> None:
-        """An episode is over, or lost and another takes its place."""
+        """Ends an episode; a lost one is replaced by another."""
         if slot.episode is not None:
             self._done.append(slot.episode)
             activity.advance(EPISODES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -56,6 +56,7 @@ class Slot:
     prompt_ids: tuple[int, ...] = ()
     sampling_seed: int = 0
     num_tokens: int = 0  # generated in this episode
+    turn: str = ""  # what the environment is asked to answer
     asked_at: float | None = None  # since when the environment owes an answer, by the monotonic clock
 
     def reset(self, start: Start) -> Outcome:
@@ -79,6 +80,20 @@ class Slot:
     def _step(self, action: str) -> Outcome:
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action))
         return Outcome(_as_text(observation), reward, terminated, truncated, info)
+
+
+class Played(NamedTuple):
+    """A turn that was played.
+
+    Attributes:
+        slot: Where.
+        generation: The turn.
+        outcome: What the environment said to it.
+    """
+
+    slot: Slot
+    generation: Generation
+    outcome: Outcome
 
 
 def _caught(call: Callable[[Any], Outcome], argument: Any) -> Outcome:

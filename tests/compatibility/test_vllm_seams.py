@@ -51,6 +51,24 @@ def test_final_only_outputs_hold_everything(engine, chat):
     assert all(token in place for token, place in zip(answer.token_ids, answer.logprobs, strict=True))
 
 
+def test_an_answer_says_how_much_of_its_prompt_the_prefix_cache_held(engine, chat):
+    """Whole blocks of it, without statistics being kept, which would cost time at every step."""
+    llm = engine._llm
+    assert llm.log_stats is False
+    size = llm.vllm_config.cache_config.block_size
+    prompt = [20 + i % 7 for i in range(2 * size + 3)]
+    asked = [Request(tuple(prompt[:-1]), 1), Request(tuple(prompt), 1), Request(tuple(prompt[:size]), 1)]
+    llm.reset_prefix_cache()
+    assert [engine.generate([request])[0].cached_tokens for request in asked] == [0, 2 * size, 0]  # the last token is computed
+
+
+def test_parameters_of_a_request_need_not_be_copied():
+    from vllm.sampling_params import SamplingParams
+
+    params = SamplingParams(seed=1, stop_token_ids=[1], skip_clone=True)
+    assert params.clone().stop_token_ids is params.stop_token_ids and params.clone() == params
+
+
 def test_torch_threads_survive_the_cpu_worker(engine):
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)

@@ -1,0 +1,152 @@
+"""What an engine holds in memory, by part, before it is started: sums over a model's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rllib_nlac.engine.lora import LoRASettings
+from rllib_nlac.engine.shapes import ModelShape
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
+ADAPTER_SETS = 2  # policy and target; the initial weights are the base
+BATCHED_TOKENS = 8192  # of prompts that vLLM reads together, on a GPU its default
+SAMPLER_COPIES = 4  # of the logits, in float32, while vLLM samples
+UNMEASURED = "an estimate, vLLM measures it"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that takes memory.
+
+    Attributes:
+        what: A word for it; the same word in all processes.
+        num_bytes: Its size.
+        note: What it is made of.
+        on_host: Whether it lies in the host's memory, also where the process has a GPU.
+    """
+
+    what: str
+    num_bytes: float
+    note: str = ""
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """What decides an engine's memory beside the model.
+
+    Attributes:
+        dtype: Of its weights and its cache.
+        max_context: The most tokens of a sequence.
+        max_num_seqs: Sequences that are decoded together.
+        whole_sets: Names of the weight sets that are kept as whole models.
+        lora: What the adapters are; None without.
+        merges: Whether each set's adapter is put into the model.
+        in_learners_process: Whether the policy's weights, as they were last handed over, stay in this process, too.
+        tensor_parallel: GPUs that share the model.
+        gpu_share: Share of a GPU that is the engine's.
+        cache_bytes: Size of the cache on a CPU.
+    """
+
+    dtype: str
+    max_context: int
+    max_num_seqs: int
+    whole_sets: tuple[str, ...]
+    lora: LoRASettings | None = None
+    merges: bool = False
+    in_learners_process: bool = False
+    tensor_parallel: int = 1
+    gpu_share: float = 0.4
+    cache_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A KV cache.
+
+    Attributes:
+        num_bytes: Its size; negative where weights leave less than none.
+        sequence_bytes: What one sequence of the longest context takes.
+    """
+
+    num_bytes: float
+    sequence_bytes: float
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the longest context that it holds at the same time."""
+        return max(int(self.num_bytes // self.sequence_bytes), 0)
+
+
+def plan_of(
+    settings: Any, spec: Any, max_context: int, whole_sets: tuple[str, ...], on_gpu: bool, in_process: bool
+) -> EnginePlan:
+    """The plan that an ``EngineSpec`` and its ``VLLMSettings`` amount to.
+
+    Args:
+        settings: The engine's own.
+        spec: What engines are made from.
+        max_context: The most tokens of a sequence.
+        whole_sets: Names of the weight sets, should they be whole models.
+        on_gpu: Whether it has a GPU.
+        in_process: Whether the learner is in the same process.
+    """
+    merges = spec.merges_lora if spec.merges_lora is not None else not on_gpu
+    return EnginePlan(
+        dtype=settings.dtype if settings.dtype != "auto" else ("bfloat16" if on_gpu else "float32"),
+        max_context=max_context,
+        max_num_seqs=settings.max_num_seqs,
+        whole_sets=whole_sets if spec.lora is None or merges else (),
+        lora=spec.lora,
+        merges=spec.lora is not None and merges,
+        in_learners_process=in_process,
+        tensor_parallel=settings.tensor_parallel_size,
+        gpu_share=settings.gpu_memory_utilization,
+        cache_bytes=settings.cpu_kv_cache_gib * 2**30,
+    )
+
+
+def engine_parts(shape: ModelShape, plan: EnginePlan, gpu_bytes: float | None) -> tuple[list[Part], Cache | None]:
+    """What one engine holds, on each of its GPUs and in the host's memory, and its cache.
+
+    Args:
+        shape: The model's.
+        plan: See there.
+        gpu_bytes: Memory of a GPU; 0 without one, None where it is not known, and neither is the cache then.
+    """
+    size, split = BYTES.get(plan.dtype, 2), plan.tensor_parallel
+    weights = shape.parameters * size
+    parts = [Part("weights", weights / split, f"{shape.parameters:,} numbers in {plan.dtype}{_over(split)}")]
+    if plan.lora is not None and not plan.merges:
+        slots = ADAPTER_SETS + (not gpu_bytes and gpu_bytes is not None)
+        numbers = slots * shape.adapter_parameters(plan.lora) * plan.lora.served_rank // plan.lora.rank
+        parts.append(Part("adapters", numbers * size / split, f"room for {slots} of rank {plan.lora.served_rank}"))
+    for name in plan.whole_sets:
+        parts.append(Part("weight sets", weights / split, f"the {name} weights, kept", on_host=True))
+    if plan.merges:
+        in_files = shape.parameters * shape.bytes_in_files
+        parts.append(Part("weight sets", in_files, "the base that adapters are merged with", on_host=True))
+    if plan.in_learners_process and plan.lora is None:
+        parts.append(Part("weight sets", weights, "the policy's as they were handed over", on_host=True))
+    parts.append(Part("generation", working_bytes(shape, plan) / split, UNMEASURED))
+    sequence = plan.max_context * shape.kv_numbers * size / split
+    if gpu_bytes is None:
+        return parts, None
+    taken = sum(part.num_bytes for part in parts if not part.on_host)
+    cache = Cache(plan.gpu_share * gpu_bytes - taken if gpu_bytes else plan.cache_bytes, sequence)
+    note = f"{cache.sequences} sequences of {plan.max_context:,} tokens"
+    return [*parts, Part("KV cache", max(cache.num_bytes, 0), note)], cache
+
+
+def working_bytes(shape: ModelShape, plan: EnginePlan) -> float:
+    """What a step of generation takes beside weights and cache: prompts are read, or a token of each sequence is sampled."""
+    size = BYTES.get(plan.dtype, 2)
+    tokens = min(max(BATCHED_TOKENS, plan.max_context), plan.max_num_seqs * plan.max_context)
+    reading = tokens * (3 * shape.intermediate + 4 * shape.hidden) * size
+    sampling = plan.max_num_seqs * shape.vocab * 4 * SAMPLER_COPIES
+    return max(reading, sampling)
+
+
+def _over(split: int) -> str:
+    return f" over {split} GPUs" if split > 1 else ""

@@ -1,0 +1,163 @@
+"""A chat template at work: dialogues become texts, and texts become token ids without a control token that is not theirs.
+
+A longer dialogue is written whole and encoded from where the former prompt and the turn after it end, so that what was
+sampled is never encoded again. Writing costs a hundredth of what encoding does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from rllib_nlac.engine.control_tokens import ControlTokens, Span
+from rllib_nlac.types import Message
+
+logger = logging.getLogger(__name__)
+
+MOST_CHARACTERS_KEPT = 4_000_000  # of dialogues written last: the next turn's begins with one of them, or several roles' do
+
+
+class Written(NamedTuple):
+    """A prompt as the template writes it.
+
+    Attributes:
+        text: With everything that the messages say.
+        marked: Places that hold no control token by right; in order, none overlapping.
+    """
+
+    text: str
+    marked: Sequence[Span] = ()
+
+    def after(self, place: int) -> Written:
+        """What follows a place."""
+        return Written(self.text[place:], [(start - place, end - place) for start, end in self.marked if start >= place])
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+
+    Attributes:
+        opening: The spaces that the template writes between a prompt and the answer to it, which an answer brings itself; None
+            where no dialogue can be extended, and why is in ``obstacle``.
+        obstacle: Empty where there is none.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.control = ControlTokens(tokenizer)
+        self._recent: dict[tuple[Message, ...], Written] = {}
+        self._num_characters = 0
+        self._mark = f"\ue000{secrets.token_hex(16)}:"  # of a placeholder; no text can know it, and no ids depend on it
+        self.opening, self.obstacle = self._find_opening()
+        if self.obstacle:
+            logger.info("%s: every turn's prompt is written and encoded anew: %s", tokenizer.name_or_path, self.obstacle)
+
+    def write(self, messages: Sequence[Message]) -> Written:
+        """The text of a prompt.
+
+        Control tokens, or parts of them, that are not a message's to use wait behind placeholders while the template writes
+        the dialogue, so that it neither acts on them nor hides where they came from.
+        """
+        if not any(self.control.may_stand_in(role, content) for role, content in messages):
+            return Written(self._apply(messages))
+        hidden: list[str] = []
+        shown: list[Message] = []
+        for role, content in messages:
+            parts, place = [], 0
+            for start, end in self.control.spans(role, content):
+                parts += [content[place:start], f"{self._mark}{len(hidden)};"]
+                hidden.append(content[start:end])
+                place = end
+            shown.append(Message(role, "".join((*parts, content[place:]))))
+        text: list[str] = []
+        marked: list[Span] = []
+        length = 0
+        for number, part in enumerate(re.split(f"{self._mark}([0-9]+);", self._apply(shown))):
+            is_hidden = number % 2 == 1
+            text.append(hidden[int(part)] if is_hidden else part)
+            if is_hidden:
+                marked.append((length, length + len(text[-1])))
+            length += len(text[-1])
+        return Written("".join(text), marked)
+
+    def encode(self, texts: Sequence[Written]) -> list[tuple[int, ...]]:
+        """Token ids of several texts, all in one call; each is cut inside every control token that is not its own."""
+        pieces = [self.control.pieces("user", *text) if text.marked else [text.text] for text in texts]
+        flat = [piece for own in pieces for piece in own]
+        ids = iter(self._tokenizer(flat, add_special_tokens=False, return_attention_mask=False)["input_ids"] if flat else ())
+        return [tuple(itertools.chain.from_iterable(itertools.islice(ids, len(own)))) for own in pieces]
+
+    def extension(self, messages: Sequence[Message]) -> Written | None:
+        """What the template writes behind the last turn, up to where the next one begins.
+
+        Args:
+            messages: A dialogue whose last but one message is the assistant's, and the last one another's.
+
+        Returns:
+            None where the longer dialogue does not begin with what the prompt before that turn showed, and the turn: the
+            template leaves something out of former turns, such as their thoughts, or puts something before them.
+        """
+        if self.opening is None or len(messages) < 3 or [m.role == "assistant" for m in messages[-2:]] != [True, False]:
+            return None
+        before, after = self._written(messages[:-2]).text, self._written(messages)
+        turn = self.opening + messages[-2].content
+        if not (after.text.startswith(before) and after.text.startswith(turn, len(before))):
+            return None
+        return after.after(len(before) + len(turn))
+
+    def _written(self, messages: Sequence[Message]) -> Written:
+        """``write``, which the same messages cost once for a while."""
+        key = tuple(messages)
+        written = self._recent.get(key)
+        if written is None:
+            if self._num_characters > MOST_CHARACTERS_KEPT:
+                self._recent.clear()
+                self._num_characters = 0
+            written = self._recent[key] = self.write(messages)
+            self._num_characters += len(written.text)
+        return written
+
+    def _apply(self, messages: Sequence[Message]) -> str:
+        rows = [message._asdict() for message in messages]
+        return str(self._tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True))
+
+    def _find_opening(self) -> tuple[str | None, str]:
+        """Extends small dialogues, and compares what comes of it with the whole ones."""
+        openings = set()
+        for messages in _probes():
+            try:
+                before, after = self._apply(messages[:-2]), self._apply(messages)
+            except (TemplateError, TypeError, ValueError):
+                continue  # a system message, say, is not for every template
+            turn = messages[-2].content
+            place = after.find(turn, len(before))
+            if not after.startswith(before) or place < 0 or after[len(before) : place].strip():
+                continue
+            openings.add(after[len(before) : place])
+            whole, tail = self.encode([Written(after), Written(after[place + len(turn) :])])
+            if whole[len(whole) - len(tail) :] != tail:
+                return None, "its tokenizer encodes what follows a turn otherwise where the turn stands before it"
+        if len(openings) == 1:
+            return openings.pop(), ""
+        return None, "its chat template shows a turn otherwise when the next one begins"
+
+
+def _probes() -> Iterator[tuple[Message, ...]]:
+    """Small dialogues, with and without a system message, of one turn and of two."""
+    said = Message("assistant", "Is it big?"), Message("user", "No.\nGuess 3 more.")
+    again = Message("assistant", "a"), Message("user", "x 1")
+    for system in ((), (Message("system", "Play."),)):
+        start = (*system, Message("user", "Guess my object."))
+        yield (*start, *said)
+        yield (*start, *said, *again)
+        yield (*start, *again, *said)

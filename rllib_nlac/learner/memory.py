@@ -1,0 +1,138 @@
+"""What a learner holds in memory, by part, before it is started: sums over a model's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rllib_nlac.engine.lora import LoRASettings
+from rllib_nlac.engine.memory import BYTES, Part
+from rllib_nlac.engine.shapes import ModelShape
+from rllib_nlac.learner.deepspeed import LARGEST_BUCKET
+
+LOGIT_COPIES = 4  # in float32, at the backward pass's start: the logits themselves, and what their gradient is made of
+KL_COPIES = 6  # more, with the base's logits and both distributions
+
+
+@dataclass(frozen=True)
+class LearnerPlan:
+    """What decides a learner's memory beside the model.
+
+    Attributes:
+        dtype: Of the weights.
+        tokens: The most that go through the model at once, padding included.
+        logit_tokens: The most of them that have logits.
+        lora: What the adapter is; None trains all weights.
+        has_target: Whether target weights are kept.
+        with_kl: Whether KL to the base is part of the loss.
+        keeps_base: Whether a copy of all weights is kept.
+        gradient_checkpointing: Whether a layer's inside is computed again.
+        deepspeed: DeepSpeed's configuration; empty without DeepSpeed.
+        num_learners: Learners that share what ZeRO divides.
+        on_gpu: Whether it has a GPU.
+        exported_sets: Weight sets that are copied into the host's memory to be handed over.
+    """
+
+    dtype: str
+    tokens: int
+    logit_tokens: int
+    lora: LoRASettings | None = None
+    has_target: bool = True
+    with_kl: bool = False
+    keeps_base: bool = False
+    gradient_checkpointing: bool = False
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    num_learners: int = 1
+    on_gpu: bool = False
+    exported_sets: int = 0
+
+
+def trained_parameters(shape: ModelShape, lora: LoRASettings | None) -> int:
+    """Numbers that are trained: an adapter's, or all."""
+    return shape.parameters if lora is None else shape.adapter_parameters(lora)
+
+
+def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
+    """What one learner holds at the worst moment of a gradient step."""
+    zero = dict(plan.deepspeed.get("zero_optimization", {}))
+    stage, size = int(zero.get("stage", 0)), BYTES[plan.dtype]
+    # In bfloat16 DeepSpeed divides the optimizer among the learners, whatever the stage.
+    has_master = bool(plan.deepspeed) and (stage > 0 or size == 2)
+    share = plan.num_learners if has_master else 1
+    numbers = trained_parameters(shape, plan.lora)
+    off_weights, off_optimizer = (
+        (zero.get(key) or {}).get("device", "none") != "none" for key in ("offload_param", "offload_optimizer")
+    )
+    parts = [_weights(shape, plan, stage, zero, off_weights)]
+    if plan.lora is not None:
+        parts.append(Part("adapters", numbers * size, f"{numbers:,} numbers of rank {plan.lora.rank} in {plan.dtype}"))
+    if plan.keeps_base:
+        parts.append(Part("initial weights", shape.parameters * size, "for kl_to_base_coeff"))
+    if plan.has_target:
+        parts.append(Part("target weights", 4 * numbers / share, f"in float32{_over(share)}"))
+    optimizer = (12 if has_master else 8) * numbers / share
+    what = "AdamW's two moments" + (" and the master weights" if has_master else "")
+    parts.append(Part("optimizer", optimizer, f"{what}, in float32{_over(share)}", on_host=off_optimizer))
+    parts.append(Part("gradients", *_gradients(numbers, size, stage, share, has_master)))
+    if stage > 0:
+        bucket = min(int(zero.get("reduce_bucket_size", LARGEST_BUCKET)), numbers)
+        parts.append(Part("buckets", bucket * size * (2 if zero.get("overlap_comm") else 1), "reduce_bucket_size"))
+    parts += working_parts(shape, plan)
+    copies: float = plan.exported_sets * numbers * size
+    if not plan.on_gpu:  # there they stand in the place of what a gradient step takes
+        copies -= sum(part.num_bytes for part in parts if part.what in ("gradients", "activations", "logits"))
+    if copies > 0:
+        parts.append(Part("sync", copies, "weight sets while they are handed over", on_host=True))
+    return parts
+
+
+def working_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
+    """What a micro-batch takes: what the layers keep for the backward pass, and the logits; or what adds up gradients."""
+    layers = layer_bytes(shape, plan) * shape.layers
+    how = "all layers"
+    if plan.gradient_checkpointing:
+        layers, how = shape.layers * shape.hidden * BYTES[plan.dtype] + layer_bytes(shape, plan), "layers' inputs, one layer"
+    copies = LOGIT_COPIES + (KL_COPIES if plan.with_kl else 0)
+    logits = copies * 4 * shape.vocab
+    parts = [
+        Part("activations", layers * plan.tokens, f"{how}, {plan.tokens:,} tokens"),
+        Part("logits", logits * plan.logit_tokens, f"{copies} float32 copies, {plan.logit_tokens:,} tokens of {shape.vocab:,}"),
+    ]
+    # The gradient of a tied embedding comes from two sides, and they and their sum stand beside what is there already.
+    adding = 0 if plan.lora is not None else (3 if shape.tied else 1) * shape.vocab * shape.hidden * BYTES[plan.dtype]
+    more = adding - sum(part.num_bytes for part in parts)
+    return [*parts, Part("gradients", more, "more while the embedding's are added up")] if more > 0 else parts
+
+
+def layer_bytes(shape: ModelShape, plan: LearnerPlan) -> float:
+    """Bytes of a token that one layer keeps for the backward pass.
+
+    Two norms keep their input in float32, and what they hand on; attention its queries, keys, values and output; the MLP four
+    tensors of its own width. A frozen norm keeps one tensor less.
+    """
+    size = BYTES[plan.dtype]
+    norms = 2 * (4 + size * (1 if plan.lora is not None else 2)) * shape.hidden
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    return norms + size * (attention + 4 * shape.intermediate)
+
+
+def _weights(shape: ModelShape, plan: LearnerPlan, stage: int, zero: Mapping[str, Any], on_host: bool) -> Part:
+    size = BYTES[plan.dtype]
+    if stage < 3 or plan.num_learners == 1:
+        return Part("weights", shape.parameters * size, f"{shape.parameters:,} numbers in {plan.dtype}", on_host)
+    whole = min(int(zero.get("stage3_max_live_parameters", 1_000_000_000)), shape.parameters)
+    numbers = shape.parameters / plan.num_learners + whole
+    return Part("weights", numbers * size, f"1/{plan.num_learners}, and {whole:,} whole at a time (stage3_max_live_parameters)")
+
+
+def _gradients(numbers: int, size: int, stage: int, share: int, has_master: bool) -> tuple[float, str]:
+    if not has_master:
+        return size * numbers, ""
+    own = size * numbers / (share if stage >= 2 else 1)
+    in_float32 = 4 * numbers / (share if stage >= 1 else 1)
+    return own + in_float32, f"as they come and in float32{_over(share if stage >= 1 else 1)}"
+
+
+def _over(share: int) -> str:
+    return f", 1/{share} of it here" if share > 1 else ""

@@ -1,0 +1,59 @@
+"""What a run's time and tokens went to, by stage of the data path."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.reporting.results import Run, has_evaluation
+
+# Stages of an iteration as ``seconds`` has them, as a person calls them. The other names there are parts of these.
+STAGES = {
+    "play": "episodes",
+    "waves": "language stages",
+    "learner": "learner",
+    "evaluation": "evaluation",
+    "sync": "weights to the engines",
+    "replay": "replay",
+    "logprob_gap": "comparing engine and learner",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's cost.
+
+    Attributes:
+        name: As a person calls it.
+        seconds: Of the whole run; NaN where nobody measured it.
+        tokens: Generated there, or trained on by the learner; NaN where there are none, or nobody counted.
+    """
+
+    name: str
+    seconds: float
+    tokens: float
+
+
+def stages(run: Run) -> list[Stage]:
+    """The stages that took time, and what is left of the iterations; nothing of a run without results."""
+    total = run.total("time_this_iter_s")
+    if not total:
+        return []
+    evaluations = [r for r in run.results if has_evaluation(r)]
+    parts = ("env_runners", "refined", "repeated")
+    tokens = {
+        "play": run.total("env_runners/num_generated_tokens"),
+        "waves": run.total("language_stages/num_generated_tokens"),
+        "learner": run.total("learners/default_policy/num_tokens_trained"),
+        "evaluation": sum(run.total(f"evaluation/{part}/num_generated_tokens", evaluations) for part in parts),
+    }
+    seconds = {key: run.total(f"seconds/{key}") for key in STAGES}
+    found = [
+        Stage(name, seconds[key] or math.nan, tokens.get(key) or math.nan)
+        for key, name in STAGES.items()
+        if seconds[key] or tokens.get(key)
+    ]
+    rest = total - sum(seconds.values())
+    measured = any(not math.isnan(figure(r, "seconds/play")) for r in run.results)
+    return [*found, Stage("all else" if measured else "training, not measured by stage", max(rest, 0.0), math.nan)]

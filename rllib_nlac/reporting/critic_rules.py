@@ -1,0 +1,137 @@
+"""What to try next, of what the critic and the refinement measured. Each rule: None, or what was seen and what to do."""
+
+from __future__ import annotations
+
+import math
+
+from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.reporting.results import Results, Run
+
+CRITIC, STAGES = "evaluation/critic", "language_stages"
+LEAST_STATES = 30  # turns, before what the critic says of them counts
+ROLES = {
+    "future": ("critic's futures", "max_future_tokens"),
+    "target": ("Bellman targets", "max_future_tokens"),
+    "critique": ("critiques", "max_critique_tokens"),
+    "refinement": ("refined actions", "max_action_tokens"),
+}
+
+
+def critic_knows_nothing(run: Run) -> str | None:
+    """The critic does not tell wins from losses better than chance."""
+    critic = _critic(run)
+    if critic is None or math.isnan(area := critic["auc"]):
+        return None
+    wins = critic["success"] * critic["num_states"]
+    losses = critic["num_states"] - wins
+    if min(wins, losses) < 1 or area - 1.96 * math.sqrt((wins + losses + 1) / (12 * wins * losses)) > 0.5:
+        return None
+    return (
+        f"The critic tells won from lost turns no better than chance can (AUC {area:.2f}): more training for it (num_epochs; "
+        "judged_fraction or policy_loss_coeff below 1), longer futures (max_future_tokens), or n_step above 1."
+    )
+
+
+def critic_biased(run: Run) -> str | None:
+    """Its chances are too high or too low on the whole."""
+    critic = _critic(run)
+    if critic is None:
+        return None
+    bias = critic["predicted_success"] - critic["success"]
+    if not abs(bias) > max(0.15, 2 * critic["bias_error"]):
+        return None
+    word, ways = (
+        (
+            "hopes for more than comes",
+            "a smaller replay capacity, as old play misleads it, or more training for it (num_epochs)",
+        )
+        if bias > 0
+        else ("expects less than comes", "more training for it (num_epochs), or a larger tau: its targets lag behind the play")
+    )
+    return f"The critic {word}: it predicts {critic['predicted_success']:.2f} where {critic['success']:.2f} came; {ways}."
+
+
+def refinement_harms(run: Run) -> str | None:
+    """Refined actions do worse than those that they replace."""
+    if not run.evaluated:
+        return None
+    high, rate, count = (
+        figure(run.evaluated[-1], f"{CRITIC}/refinement/{name}") for name in ("win_high", "win_rate", "num_decided")
+    )
+    if not high < 0.5:
+        return None
+    return (
+        f"Refined actions do worse than the played ones: of {count:.0f} turns where it mattered they won {rate:.2f}. Try "
+        "judge_weights: initial, or rejected_weight below 1, so that what the critic does not accept counts little."
+    )
+
+
+def nothing_refined(run: Run) -> str | None:
+    """The critic is content with everything, or with nothing."""
+    rate = figure(run.last, f"{STAGES}/verdict_yes_rate")
+    success = figure(run.last, run.score) if run.measures_success else math.nan
+    if rate > 0.95 and success < 0.8:
+        return f"The critic approves {rate:.0%} of the actions although {success:.0%} of the episodes succeed: read critiques."
+    if rate < 0.02 and success > 0.2:
+        return f"The critic approves {rate:.1%} of the actions although {success:.0%} of the episodes succeed: read critiques."
+    return None
+
+
+def no_parsing(run: Run) -> str | None:
+    """Answers that do not parse are lost."""
+    worst, name = 0.1, ""
+    for role in ROLES:
+        if (rate := figure(run.last, f"{STAGES}/{role}/unparsed_answer_rate")) > worst:
+            worst, name = rate, role
+    if not name:
+        return None
+    what, limit = ROLES[name]
+    if 2 * figure(run.last, f"{STAGES}/{name}/cut_off_rate") > worst:
+        return f"Of the {what} {worst:.0%} do not parse, most of them cut off: raise {limit}."
+    return (
+        f"Of the {what} {worst:.0%} do not parse: see that the prompts suit the model (an instruction-tuned one, or its own)."
+    )
+
+
+def policy_idle(run: Run) -> str | None:
+    """Next to nothing teaches the policy."""
+    rates = {
+        f"{STAGES}/policy_trained_rate": "of the judged transitions teach the policy: see train_on_yes",
+        "informative_group_rate": "of the groups hold different returns: harder or easier tasks, or more episodes_per_task",
+        "accepted_rate": "of the episodes are imitated: easier tasks, or more episodes an iteration",
+    }
+    for path, text in rates.items():
+        if (rate := figure(run.last, path)) < 0.05:
+            return f"Only {rate:.1%} {text}."
+    return None
+
+
+def less_variety(run: Run) -> str | None:
+    """pass@k fell although success did not."""
+    known = [r for r in run.evaluated if not math.isnan(figure(r, "evaluation/repeated/success_rate"))]
+    if len(known) < 2:
+        return None
+    first, last = known[0], known[-1]
+    k = max(k for k in range(1, 65) if k == 1 or not math.isnan(figure(last, f"evaluation/repeated/pass_at_{k}")))
+    a, b = (figure(r, f"evaluation/repeated/pass_at_{k}") for r in (first, last))
+    tasks = figure(last, "evaluation/repeated/num_tasks")
+    chance = 2 * math.sqrt(max(a * (1 - a) + b * (1 - b), 0.0) / max(tasks, 1.0))
+    if k == 1 or not a - b > max(0.1, chance) or _evaluated(run, last) < _evaluated(run, first):
+        return None
+    return (
+        f"pass@{k} fell from {a:.2f} to {b:.2f}: some tasks are won always and others never. Stop earlier, or a lower "
+        "policy_loss_coeff or lr."
+    )
+
+
+def _evaluated(run: Run, result: Results) -> float:
+    return figure(result, f"evaluation/{run.score}")
+
+
+def _critic(run: Run) -> dict[str, float] | None:
+    """The critic's last figures; None of too few turns."""
+    if not run.evaluated:
+        return None
+    names = ("auc", "predicted_success", "success", "num_states", "bias_error")
+    critic = {name: figure(run.evaluated[-1], f"{CRITIC}/{name}") for name in names}
+    return critic if critic["num_states"] >= LEAST_STATES else None

@@ -1,0 +1,196 @@
+"""What is left of a run in its folder, read so that whatever is there is of use: half a file, a line, or nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rllib_nlac.algorithm.examples import EXAMPLES
+from rllib_nlac.algorithm.notices import NOTICES
+from rllib_nlac.algorithm.trends import figure
+
+Results = Mapping[str, Any]  # of an iteration, nested
+RESULTS = "result.json"  # Tune's, a line an iteration
+DERIVED = ("policies", "simple_optimizer")  # RLlib sets them itself
+RETURN, SUCCESS = "episode_return_mean", "success_rate"
+
+
+def lookup(result: Results, key: str) -> Any:
+    """A value of a nested result by its path, as in ``env_runners/success_rate``; None where there is none."""
+    value: Any = result
+    for part in key.split("/"):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def evaluated(result: Results) -> float | None:
+    """Success in the evaluation of this very iteration; RLlib repeats the last one in results that had none."""
+    return lookup(result, f"evaluation/env_runners/{SUCCESS}") if has_evaluation(result) else None
+
+
+def has_evaluation(result: Results) -> bool:
+    """Whether this very iteration was evaluated."""
+    interval, iteration = lookup(result, "config/evaluation_interval"), result.get("training_iteration", 0)
+    if not isinstance(interval, int) or not isinstance(iteration, int) or interval < 1:
+        return False
+    return iteration % interval == 0 and "evaluation" in result
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of the configuration that differs from the algorithm's default.
+
+    Attributes:
+        key: Its name.
+        value: In the run.
+        default: The algorithm's.
+    """
+
+    key: str
+    value: Any
+    default: Any
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trial as its folder tells of it.
+
+    Attributes:
+        folder: The trial's.
+        algorithm: Name of the algorithm.
+        results: An iteration each, in their order; what a resumed run repeats counts once.
+        settings: What differs from the algorithm's defaults.
+        examples: Transitions in words, as ``Examples`` keeps them.
+        end: "done", "failed" or "interrupted".
+        error: Why it failed, in brief; empty where it did not.
+        restored: The checkpoint that it began with, if any.
+        checkpoint: The last one that it wrote, if any.
+        unreadable: Lines of its results that could not be read.
+    """
+
+    folder: Path
+    algorithm: str
+    results: Sequence[Results] = ()
+    settings: Sequence[Setting] = ()
+    examples: Sequence[Mapping[str, Any]] = ()
+    end: str = "done"
+    error: str = ""
+    restored: str | None = None
+    checkpoint: str | None = None
+    unreadable: int = 0
+
+    @property
+    def last(self) -> Results:
+        """The results of the last iteration; empty where there is none."""
+        return self.results[-1] if self.results else {}
+
+    @property
+    def config(self) -> Results:
+        """As the run had it."""
+        config = self.last.get("config")
+        return config if isinstance(config, Mapping) else {}
+
+    @cached_property
+    def evaluated(self) -> list[Results]:
+        """The results of the iterations that were evaluated, success or return known."""
+        return [r for r in self.results if has_evaluation(r) and not math.isnan(figure(r, f"evaluation/{self.score}"))]
+
+    @cached_property
+    def score(self) -> str:
+        """What is measured: success where the environment speaks of it, or else the return."""
+        success = any(
+            not math.isnan(figure(r, path))
+            for r in self.results
+            for path in (f"evaluation/env_runners/{SUCCESS}", f"env_runners/{SUCCESS}")
+        )
+        return f"env_runners/{SUCCESS if success else RETURN}"
+
+    @property
+    def measures_success(self) -> bool:
+        """Whether the score is a share."""
+        return self.score.endswith(SUCCESS)
+
+    def progress(self, result: Results) -> float:
+        """How far training was: episodes, or iterations where it plays none."""
+        return figure(result, "env_runners/num_episodes_lifetime" if self.plays else "training_iteration")
+
+    @cached_property
+    def plays(self) -> bool:
+        """Whether training plays episodes; learning from logs alone does not."""
+        return any(figure(r, "env_runners/num_episodes_lifetime") > 0 for r in self.results)
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything was trained; prompting alone does not, nor a run that ended before."""
+        return any(r.get("learners") for r in self.results)
+
+    @property
+    def notices(self) -> list[tuple[int, str]]:
+        """What the run said to a person, with the iteration."""
+        return [
+            (int(figure(r, "training_iteration")), line)
+            for r in self.results
+            if isinstance(r.get(NOTICES), str)
+            for line in r[NOTICES].splitlines()
+        ]
+
+    def total(self, path: str, results: Sequence[Results] | None = None) -> float:
+        """The sum of a figure over iterations, those without it left out."""
+        values = [figure(r, path) for r in (self.results if results is None else results)]
+        return sum(value for value in values if math.isfinite(value))
+
+
+def read_results(file: Path) -> tuple[list[Results], int]:
+    """The iterations of a ``result.json``, and how many of its lines are none, as the last one of a run that was killed."""
+    by_iteration: dict[float, Results] = {}
+    unreadable = 0
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return [], 0
+    for line in lines:
+        try:
+            result = json.loads(line)
+        except ValueError:
+            result = None
+        if isinstance(result, dict) and math.isfinite(number := figure(result, "training_iteration")):
+            by_iteration[number] = result
+        else:
+            unreadable += 1
+    return [by_iteration[number] for number in sorted(by_iteration)], unreadable
+
+
+def read_examples(folder: Path) -> list[Mapping[str, Any]]:
+    """The transitions in words that a run keeps; none where it keeps none, or where they cannot be read."""
+    try:
+        found = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def differing(config: Results, defaults: Mapping[str, Any]) -> list[Setting]:
+    """The settings of a run that are not the defaults.
+
+    Args:
+        config: As a result has it, or as a user wrote it: what JSON makes of values.
+        defaults: The values of the keys that count.
+    """
+    plain = {key: json.loads(json.dumps(value)) for key, value in defaults.items() if key not in DERIVED and _is_plain(value)}
+    return [Setting(key, config[key], plain[key]) for key in sorted(plain) if key in config and config[key] != plain[key]]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON holds it as it is; what an object looks like says nothing."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

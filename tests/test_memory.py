@@ -1,0 +1,317 @@
+"""What a dry run says of memory: counts that are exact, sums in closed form, and the keys that make a trial fit."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from rllib_nlac import NLACConfig
+from rllib_nlac.algorithm.memory import GIB, advice, estimate
+from rllib_nlac.baselines.grpo import GRPOConfig
+from rllib_nlac.baselines.react import ReActConfig
+from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
+from rllib_nlac.command import fit
+from rllib_nlac.command.cli import app
+from rllib_nlac.engine.lora import LoRASettings
+from rllib_nlac.engine.memory import EnginePlan, engine_parts
+from rllib_nlac.engine.shapes import UnknownShape, shape_of
+from rllib_nlac.learner.adapter import add_adapter
+from rllib_nlac.learner.heap import LARGE_MODEL, give_back_large_tensors
+from rllib_nlac.learner.memory import LearnerPlan, learner_parts
+
+TINY = NLACConfig().model_path
+SHAPE = shape_of(TINY)
+P = 495_840
+# Numbers of parameters as their authors publish them.
+PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B-Base": 8_190_735_360,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+}
+
+
+def size(parts, what: str) -> float:
+    return sum(part.num_bytes for part in parts if part.what == what)
+
+
+def small() -> NLACConfig:
+    return NLACConfig().environment("TwentyQuestions").language(language_model="tiny", max_tokens_per_micro_batch=2048)
+
+
+def model() -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+
+
+class TestShapes:
+    def test_a_folders_parameters_are_the_models(self):
+        assert SHAPE.parameters == P == sum(parameter.numel() for parameter in model().parameters())
+
+    @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+    def test_an_adapters_parameters_are_those_of_peft(self, targets):
+        settings, lm = LoRASettings.of({"rank": 5, "target_modules": targets}), model()
+        add_adapter(lm, settings)
+        trained = sum(parameter.numel() for parameter in lm.parameters() if parameter.requires_grad)
+        assert SHAPE.adapter_parameters(settings) == trained
+
+    @pytest.mark.parametrize("name", PUBLISHED)
+    def test_known_shapes_have_the_published_number_of_parameters(self, name):
+        assert shape_of(name).parameters == PUBLISHED[name] and "not on this machine" in shape_of(name).source
+
+    def test_a_configuration_alone_says_the_same_as_the_weights(self, tmp_path):
+        shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+        (tmp_path / "model" / "pytorch_model.bin").touch()  # weights whose headers cannot be read alone
+        assert replace(shape_of(str(tmp_path / "model")), source="") == replace(SHAPE, source="")
+
+    def test_a_second_copy_of_a_tied_embedding_counts_once(self, tmp_path):
+        from safetensors.torch import load_file, save_file
+
+        shutil.copytree(TINY, tmp_path / "model")
+        state = load_file(Path(TINY) / "model.safetensors")
+        save_file({**state, "lm_head.weight": state["model.embed_tokens.weight"].clone()}, tmp_path / "model/model.safetensors")
+        assert shape_of(str(tmp_path / "model")).parameters == P
+
+    @pytest.mark.parametrize("name", ["nobody/nothing", "Qwen/Qwen2.5-7B-Instruct-AWQ", "gpt2"])
+    def test_what_is_not_known_is_not_guessed(self, name):
+        with pytest.raises(UnknownShape, match=r"is none of the shapes known here \(Qwen2.5-0.5B, "):
+            shape_of(name)
+
+
+class TestLearner:
+    def test_all_weights_in_float32(self):
+        parts = learner_parts(SHAPE, LearnerPlan("float32", 512, 512))
+        found = {what: size(parts, what) for what in ("weights", "gradients", "optimizer", "target weights")}
+        assert found == {"weights": 4 * P, "gradients": 4 * P, "optimizer": 8 * P, "target weights": 4 * P}
+        assert size(parts, "logits") == 4 * 4 * 512 * 536
+
+    def test_an_adapter_is_all_that_is_trained(self):
+        lora = LoRASettings(rank=16)
+        numbers = 16 * 4 * (4 * 2 * 96 + 3 * (96 + 256))
+        parts = learner_parts(SHAPE, LearnerPlan("float32", 512, 512, lora))
+        found = {what: size(parts, what) for what in ("weights", "adapters", "gradients", "optimizer", "target weights")}
+        assert found == {
+            "weights": 4 * P,
+            "adapters": 4 * numbers,
+            "gradients": 4 * numbers,
+            "optimizer": 8 * numbers,
+            "target weights": 4 * numbers,
+        }
+
+    def test_zero_divides_what_it_says(self):
+        settings = {"zero_optimization": {"stage": 2}}
+        parts = learner_parts(SHAPE, LearnerPlan("bfloat16", 64, 64, deepspeed=settings, num_learners=4))
+        found = {what: size(parts, what) / P for what in ("weights", "gradients", "optimizer", "target weights", "buckets")}
+        assert found == {"weights": 2, "gradients": (2 + 4) / 4, "optimizer": 12 / 4, "target weights": 1, "buckets": 2}
+        assert size(learner_parts(SHAPE, LearnerPlan("float32", 64, 64, num_learners=4)), "optimizer") == 8 * P
+
+    def test_an_optimizer_that_is_offloaded_lies_in_the_hosts_memory(self):
+        settings = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+        parts = learner_parts(SHAPE, LearnerPlan("bfloat16", 64, 64, deepspeed=settings, on_gpu=True))
+        assert {part.what for part in parts if part.on_host} == {"optimizer"}
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("lora", [None, LoRASettings(rank=4)])
+    def test_activations_are_what_the_backward_pass_keeps(self, dtype, lora):
+        lm = AutoModelForCausalLM.from_pretrained(TINY, dtype=getattr(torch, dtype))
+        if lora is not None:
+            add_adapter(lm, lora)
+        own, kept = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}, {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            lm(input_ids=torch.randint(3, 500, (4, 64)), logits_to_keep=1, use_cache=False)
+        measured = sum(storage.nbytes() for storage in kept.values())
+        said = size(learner_parts(SHAPE, LearnerPlan(dtype, 256, 1, lora)), "activations")
+        assert said == pytest.approx(measured, rel=0.15)
+
+    def test_gradient_checkpointing_keeps_inputs_alone(self):
+        parts = [learner_parts(SHAPE, LearnerPlan("float32", 512, 1, gradient_checkpointing=on)) for on in (False, True)]
+        full, spared = (size(each, "activations") for each in parts)
+        assert spared == full / 4 + 4 * 96 * 4 * 512
+
+
+class TestEngine:
+    PLAN = EnginePlan("float32", 512, 32, ("policy", "target"), cache_bytes=2.0**30)
+
+    def test_whole_sets_and_the_cache(self):
+        parts, cache = engine_parts(SHAPE, self.PLAN, 0)
+        assert size(parts, "weights") == 4 * P and size(parts, "weight sets") == 2 * 4 * P
+        assert cache.sequences == 2**30 // (512 * 2 * 4 * 3 * 32 * 4) == 682
+
+    def test_adapters_have_room_for_the_rank_that_is_served(self):
+        lora = LoRASettings(rank=9)
+        parts, _ = engine_parts(SHAPE, replace(self.PLAN, whole_sets=(), lora=lora), 0)
+        assert size(parts, "adapters") == 3 * 4 * SHAPE.adapter_parameters(LoRASettings(rank=16))
+        assert size(parts, "weight sets") == 0
+
+    def test_on_a_gpu_the_cache_is_what_is_left(self):
+        shape = shape_of("Qwen/Qwen2.5-7B")
+        plan = EnginePlan("bfloat16", 4096, 64, (), LoRASettings(), tensor_parallel=2, gpu_share=0.5)
+        parts, cache = engine_parts(shape, plan, 80 * GIB)
+        assert sum(part.num_bytes for part in parts if not part.on_host) == pytest.approx(40 * GIB)
+        assert cache.sequences == int(cache.num_bytes / (4096 * 2 * 28 * 4 * 128 * 2 / 2))
+
+
+class TestTrials:
+    def test_the_quick_start(self):
+        found = estimate(small().training(judge_weights="initial"))
+        (driver,) = found.processes
+        assert size(driver.parts, "weight sets") == 4 * 4 * P and size(driver.parts, "optimizer") == 8 * P
+        assert found.sync_bytes == 2 * 4 * P and found.trained == P
+
+    def test_processes_of_their_own(self):
+        config = small().learners(num_learners=2).engines(num_engines=3).env_runners(num_env_runners=4)
+        found = {process.name: process for process in estimate(config).processes}
+        assert {name: process.count for name, process in found.items()} == {
+            "driver": 1, "learner": 2, "engine": 3, "EnvRunner": 4, "Ray's object store": 1
+        }  # fmt: skip
+        assert size(found["driver"].parts, "weights") == size(found["EnvRunner"].parts, "weights") == 0
+        # Weights, the optimizer's moments and the target weights.
+        assert size(found["Ray's object store"].parts, "snapshot") == (4 + 8 + 4) * P
+
+    def test_rllibs_own_algorithms_have_an_engine_in_each_runner(self):
+        of = {
+            cls: estimate(cls().environment("TwentyQuestions").language(language_model="tiny").env_runners(num_env_runners=2))
+            for cls in (TextPPOConfig, TextAPPOConfig)
+        }
+        for found in of.values():
+            runner = next(process for process in found.processes if process.name == "EnvRunner")
+            assert runner.cache is not None and size(runner.parts, "weights") == 4 * P
+        kept = [sum(size(process.parts, "target weights") for process in found.processes) for found in of.values()]
+        assert kept == [0, 4 * P]  # APPO has target weights, PPO none
+
+    def test_what_is_not_trained_has_no_optimizer(self):
+        config = ReActConfig().environment("TwentyQuestions").language(language_model="tiny")
+        found = estimate(config)
+        assert size(found.processes[0].parts, "optimizer") == 0 == found.sync_bytes
+        assert size(estimate(GRPOConfig().language(language_model="tiny")).processes[0].parts, "target weights") == 0
+
+
+def on_gpu(**language) -> NLACConfig:
+    config = NLACConfig().environment("TwentyQuestions").learners(num_gpus_per_learner=1)
+    return config.language(**{"language_model": "Qwen/Qwen2.5-1.5B", "max_context": 1024, **language})
+
+
+class TestAdvice:
+    @pytest.mark.parametrize(
+        ("config", "gib", "keys"),
+        [
+            (on_gpu(max_tokens_per_micro_batch=1024), 40, ["lora: {rank: 16}"]),
+            (
+                on_gpu(lora={"rank": 8}, max_tokens_per_micro_batch=8192),
+                40,
+                ["max_tokens_per_micro_batch: ", "learner_model: {gradient_checkpointing: true}"],
+            ),
+            (on_gpu(lora={"rank": 8}, max_tokens_per_micro_batch=1024), 4, ["learner_model: {dtype: bfloat16}"]),
+            (on_gpu(lora={"rank": 8}, max_context=32768), 8, ["gpu_memory_utilization", "lower max_context"]),
+        ],
+    )
+    def test_names_the_keys_of_a_gpu(self, config, gib, keys):
+        lines = " ".join(advice(estimate(config, gib * GIB), config, gib * GIB, None))
+        assert all(key in lines for key in keys), lines
+
+    def test_names_the_keys_of_a_cpu(self):
+        config = NLACConfig().language(language_model="Qwen/Qwen2.5-3B", max_context=256, max_tokens_per_micro_batch=256)
+        config.training(judge_weights="initial")
+        (line,) = advice(estimate(config), config, None, 24 * GIB)
+        assert line.startswith("this machine: ") and "lora: {rank: 16}" in line and "judge_weights: target" in line
+        config.engines(engine_config={"cpu_kv_cache_gib": 0.01})
+        lines = advice(estimate(config), config, None, None)
+        assert len(lines) == 1 and "raise engine_config: {cpu_kv_cache_gib: ...}" in lines[0]
+
+    def test_the_advised_budget_fits(self):
+        config = on_gpu(lora={"rank": 8}, max_tokens_per_micro_batch=65536, learner_model={"dtype": "bfloat16"})
+        (line,) = advice(estimate(config, 40 * GIB), config, 40 * GIB, None)
+        tokens = int(line.partition("max_tokens_per_micro_batch: ")[2].split(",")[0])
+        for budget, fits in ((tokens, True), (2 * tokens, False)):
+            config.language(max_tokens_per_micro_batch=budget)
+            assert (advice(estimate(config, 40 * GIB), config, 40 * GIB, None) == []) == fits
+
+    @given(st.floats(1, 200), st.floats(1.01, 4))
+    def test_what_fits_a_gpu_fits_a_larger_one(self, gib, times):
+        config = on_gpu(lora={"rank": 8}, learner_model={"dtype": "bfloat16"})
+        verdicts = [advice(estimate(config, size * GIB), config, size * GIB, None) for size in (gib, gib * times)]
+        assert verdicts[0] or not verdicts[1]
+
+
+def dry_run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["train", "file", *arguments, "--dry-run"], env={"COLUMNS": "300"})
+    assert result.exit_code == 0, result.output
+    assert len(yaml.safe_load(result.output)) == 1  # the table is a comment
+    return result.output
+
+
+class TestCommand:
+    @pytest.mark.parametrize(
+        ("name", "gib"),
+        [
+            ("twenty_questions_nlac_qwen2.5_1.5b_lora", 24),
+            ("twenty_questions_nlac_qwen2.5_7b_lora", 80),
+            ("twenty_questions_nlac_qwen2.5_7b", 80),
+        ],
+    )
+    def test_examples_fit_the_gpus_that_they_name(self, name, gib):
+        printed = dry_run(name, "--gpu-memory-gib", str(gib))
+        assert f"# fits: GPUs of {gib} GiB" in printed and "is not on this machine" in printed
+        half = dry_run(name, "--gpu-memory-gib", str(gib / 2))
+        assert "# does not fit: " in half and "; change " in half and "# fits" not in half
+
+    def test_the_laptops_example_fits_sixteen_gib(self, monkeypatch):
+        monkeypatch.setattr(fit, "host_bytes", lambda: 16 * GIB)
+        assert "# fits: this machine" in dry_run("twenty_questions_nlac_qwen2.5_0.5b_laptop")
+        monkeypatch.setattr(fit, "host_bytes", lambda: 6 * GIB)
+        assert "# does not fit: this machine: " in dry_run("twenty_questions_nlac_qwen2.5_0.5b_laptop")
+
+    def test_a_name_that_nobody_knows(self, tmp_path):
+        entry = {"run": "NLAC", "env": "TwentyQuestions", "config": {"language_model": "nobody/nothing"}}
+        (tmp_path / "x.yaml").write_text(json.dumps({"mine": entry}))
+        assert "# memory: not known: 'nobody/nothing' is no folder" in dry_run(str(tmp_path / "x.yaml"))
+
+    def test_a_folder_whose_name_has_lines_stays_a_comment(self, tmp_path):
+        folder = tmp_path / "a\nb: [\n"
+        shutil.copytree(TINY, folder)
+        entry = {"run": "NLAC", "env": "TwentyQuestions", "config": {"language_model": str(folder)}}
+        (tmp_path / "x.yaml").write_text(json.dumps({"mine": entry}))
+        assert "495,840 parameters" in dry_run(str(tmp_path / "x.yaml"))
+
+    def test_a_broken_folder_is_an_error(self, tmp_path):
+        shutil.copytree(TINY, tmp_path / "model")
+        (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
+        entry = {"run": "NLAC", "env": "TwentyQuestions", "config": {"language_model": str(tmp_path / "model")}}
+        (tmp_path / "x.yaml").write_text(json.dumps({"mine": entry}))
+        result = CliRunner().invoke(app, ["train", "file", str(tmp_path / "x.yaml"), "--dry-run"], env={"COLUMNS": "300"})
+        assert result.exit_code == 2 and "is cut off or damaged" in result.output
+
+
+def test_a_containers_limit_counts(monkeypatch, tmp_path):
+    monkeypatch.setattr(fit, "CGROUP", tmp_path / "memory.max")
+    physical = fit.host_bytes()
+    (tmp_path / "memory.max").write_text("max\n")
+    assert fit.host_bytes() == physical
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert fit.host_bytes() == 1048576 and math.isfinite(physical)
+
+
+def test_small_models_leave_the_heap_as_it_is():
+    assert not give_back_large_tensors(torch.device("cpu"), LARGE_MODEL - 1)
+    assert not give_back_large_tensors(torch.device("cuda"), LARGE_MODEL)

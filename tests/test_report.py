@@ -1,0 +1,683 @@
+"""The report of a run: true of whatever the run has, also of half of it, and nothing of a foreign text's becomes its own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import re
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from rllib_nlac.algorithm.examples import EXAMPLES, Examples, chosen
+from rllib_nlac.foreign import code, fenced
+from rllib_nlac.reporting.advice import RULES, advise
+from rllib_nlac.reporting.costs import stages
+from rllib_nlac.reporting.pictures import pictures
+from rllib_nlac.reporting.report import REPORT, markdown, summary, write_report
+from rllib_nlac.reporting.results import Run, Setting, differing, read_examples, read_results
+from rllib_nlac.reporting.svg import Chart, Line, ticks
+from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Transition
+
+HOSTILE = (
+    "`x` ```\n````\n# Free\n\n"
+    "</pre><img src=x onerror=alert(1)> | cell | [a](javascript:b) <!-- \u202egnp \x1b[31m \ud800 **b**"
+    "\r\n~~~~\n"
+)
+OURS = {"Report of", "What was trained", "Settings", "Success", "Return", "What the critic knows", "Time and tokens"} | {
+    "Settings that are not the defaults",
+    "Three transitions",
+    "Warnings",
+    "What to try next",
+    "How it ended",
+    "Of an episode that was won",
+    "Of one that was lost",
+    "The most surprising one",
+}
+
+
+def evaluation(success: float, **critic: float) -> dict:
+    """An evaluation of 100 tasks or so, with what the critic said."""
+    figures = {"num_states": 64.0, "auc": 0.8, "brier": 0.15, "brier_of_base_rate": 0.25, "ece": 0.05}
+    figures |= {"predicted_success": success, "success": success, "bias_error": 0.02, "unparsed_rate": 0.0, "one_class": 0.0}
+    curve = {"predicted": [0.1, 0.9], "came": [0.2, 0.8], "count": [32, 32]}
+    return {
+        "env_runners": {
+            "success_rate": success,
+            "success_low": max(success - 0.08, 0.0),
+            "success_high": min(success + 0.08, 1.0),
+            "token_entropy": 0.5,
+            "action_entropy": 1.5,
+            "num_generated_tokens": 500,
+        },
+        "repeated": {"success_rate": success, "pass_at_1": success, "pass_at_4": min(success + 0.1, 1), "num_tasks": 50},
+        "critic": {**figures, **critic, "reliability": curve},
+    }
+
+
+def result(iteration: int, success: float = 0.5, evaluated: dict | None = None, interval: int | None = 1, **more) -> dict:
+    stages = {"verdict_yes_rate": 0.4, "policy_trained_rate": 1.0, "num_generated_tokens": 4000}
+    return {
+        "training_iteration": iteration,
+        "time_this_iter_s": 10.0,
+        "seconds": {"play": 2.0, "waves": 4.0, "wave_1": 4.0, "learner": 2.0, "evaluation": 1.0, "evaluation_critic": 0.5},
+        "env_runners": {
+            "success_rate": success,
+            "num_episodes": 32,
+            "num_episodes_lifetime": 32.0 * iteration,
+            "num_generated_tokens": 1000,
+            "num_env_steps_sampled": 100,
+            "action_parse_failures": 0,
+        },
+        "learners": {"default_policy": {"critic_loss": 1.0, "num_tokens_trained": 9000, "num_stopped_steps": 0}},
+        "language_stages": stages,
+        "config": {
+            "env": "TwentyQuestions",
+            "language_model": "tiny",
+            "evaluation_interval": interval,
+            "evaluation_duration": 128,
+        },
+        **({"evaluation": evaluated} if evaluated else {}),
+        **more,
+    }
+
+
+def run_of(*results: dict, tmp_path=None, **fields) -> Run:
+    return Run(folder=tmp_path or SimpleNamespace(name="trial"), algorithm="NLAC", results=results, **fields)  # type: ignore[arg-type]
+
+
+GOOD = run_of(
+    result(1, 0.25, evaluation(0.3)),
+    result(2, 0.5, evaluation(0.6)),
+    result(3, 0.75, evaluation(0.98)),
+    checkpoint="trial/checkpoint_000000",
+)
+
+
+def changed(run: Run, path: str, value, place: int = -1) -> Run:
+    """The run with another figure in one of its results."""
+    results = copy.deepcopy(list(run.results))
+    *keys, last = path.split("/")
+    inner = results[place]
+    for key in keys:
+        inner = inner.setdefault(key, {})
+    if value is None:
+        inner.pop(last, None)
+    else:
+        inner[last] = value
+    return replace(run, results=results)
+
+
+class TestWhatIsTold:
+    def test_success_before_and_after_with_its_interval(self):
+        text = markdown(GOOD)
+        assert "| evaluation after iteration 1 | 0.300 (0.220 to 0.380) |" in text
+        assert "| evaluation after iteration 3 | 0.980 (0.900 to 1.000) |" in text
+        # Of 32 episodes 8 were won: Wilson's interval of any textbook.
+        assert "| episodes of iteration 1, by the weights that it began with | 0.250 (0.133 to 0.421) of 32 |" in text
+
+    def test_a_restored_run_did_not_begin_with_the_model(self):
+        text = markdown(replace(GOOD, restored="old/checkpoint"))
+        assert "by the weights that it began with" not in text and "the checkpoint `old/checkpoint`" in text
+
+    def test_repeated_evaluations_count_once(self):
+        """RLlib repeats the last evaluation in results that had none."""
+        repeated = [result(i, 0.5, evaluation(0.1 * i), interval=2) for i in (1, 2, 3, 4)]
+        run = run_of(*repeated)
+        assert [r["training_iteration"] for r in run.evaluated] == [2, 4]
+
+    def test_pass_at_k_and_entropy_stand_beside_success(self):
+        text = markdown(GOOD)
+        assert "| iteration | episodes | success | pass@1 | pass@4 | action entropy | token entropy | AUC | Brier |" in text
+        assert "| 2 | 64 | 0.600 (0.520 to 0.680) | 0.600 | 0.700 | 1.500 | 0.500 | 0.800 | 0.150 |" in text
+
+    def test_the_critic_before_and_after(self):
+        text = markdown(changed(GOOD, "evaluation/critic/auc", 0.65, place=0), {"report_calibration.svg"})
+        assert "| AUC (0.5 is chance) | 0.650 | 0.800 |" in text and "![report_calibration.svg](report_calibration.svg)" in text
+
+    def test_time_and_tokens_add_up(self):
+        found = {each.name: each for each in stages(GOOD)}
+        assert sum(each.seconds for each in found.values()) == pytest.approx(30.0)  # parts of stages are not counted twice
+        assert found["language stages"].seconds == 12 and found["language stages"].tokens == 12000
+        assert found["evaluation"].tokens == 1500 and found["learner"].tokens == 27000
+        assert "| language stages | 12.0 | 40% | 12,000 |" in markdown(GOOD)
+
+    def test_warnings_with_their_iteration(self):
+        assert "iteration 2: it leaps\niteration 2: and falls" in markdown(changed(GOOD, "notices", "it leaps\nand falls", 1))
+
+    def test_settings_against_the_defaults(self):
+        config = {"lr": 0.5, "tau": 0.1, "seed": None, "shape": [1, 2], "foreign": 1, "callbacks": "<object at 0x1>"}
+        found = differing(config, {"lr": 0.1, "tau": 0.1, "seed": None, "shape": (1, 2), "callbacks": object(), "other": 1})
+        assert found == [Setting("lr", 0.5, 0.1)]
+        assert "lr: 0.5   # default: 0.1" in markdown(replace(GOOD, settings=found))
+
+    def test_many_evaluations_make_a_short_table_that_ends_with_the_last(self):
+        run = run_of(*(result(i, 0.5, evaluation(0.5)) for i in range(1, 101)))
+        rows = re.findall(r"^\| (\d+) \| \d+ \| 0\.500 \(", markdown(run), re.MULTILINE)
+        assert len(rows) <= 12 and rows[-1] == "100" and "Of 100 evaluations each 9th is shown." in markdown(run)
+
+    def test_on_screen_a_few_lines(self):
+        lines = summary(GOOD)
+        assert lines[0] == "Run:         NLAC on TwentyQuestions from tiny: 3 iterations, 96 episodes in 0.5 minutes"
+        assert "0.300 (0.220 to 0.380) (evaluation after iteration 1) -> 0.980" in lines[1]
+        assert lines[2] == "Critic:      AUC 0.800 -> 0.800, Brier score 0.150 -> 0.150"
+        assert lines[3].startswith("Time:        language stages 40%") and len(lines) <= 9
+
+
+class TestWhatIsMissing:
+    """Each of these runs has its report, which says what there is not."""
+
+    def test_nothing_at_all(self):
+        run = run_of(end="failed", error="  what:  it broke")
+        text = markdown(run)
+        assert "**it failed**" in text and "it broke" in text and "The run ended before its first result." in text
+        assert pictures(run) == {} and summary(run)[0].endswith("no iteration was ended")
+
+    def test_without_an_evaluation(self):
+        run = run_of(result(1, interval=None), result(2, interval=None))
+        text = markdown(run)
+        assert "Nothing was evaluated" in text and "No evaluation asked a critic in words" in text
+        assert "episodes of iteration 1" in summary(run)[1] and list(pictures(run)) == ["report_success.svg"]
+
+    def test_an_algorithm_without_a_critic_in_words(self):
+        plain = [result(i, 0.5, {"env_runners": evaluation(0.5)["env_runners"]}) for i in (1, 2)]
+        for each in plain:
+            del each["language_stages"], each["seconds"]
+        run = run_of(*plain)
+        text = markdown(run)
+        assert (
+            "No evaluation asked a critic in words" in text and "| training, not measured by stage | 20.0 | 100% | - |" in text
+        )
+        assert "None were kept" in text and "AUC" not in text and "pass@" not in text
+
+    def test_an_environment_that_speaks_of_no_success(self):
+        plain = [{"training_iteration": i, "env_runners": {"episode_return_mean": 10.0 * i}} for i in (1, 2)]
+        run = run_of(*plain)
+        assert "## Return" in markdown(run) and "10.000" in summary(run)[1] and "Success" not in "".join(summary(run))
+        ElementTree.fromstring(pictures(run)["report_success.svg"])
+
+    def test_prompting_alone(self):
+        run = run_of({k: v for k, v in result(1, 0.4, interval=None).items() if k != "learners"})
+        assert {each.rule for each in advise(run)} == {"nothing"} and "0.400" in summary(run)[1]
+
+    def test_logs_alone(self):
+        """Learning from dialogues plays nothing in training; evaluations do."""
+        results = [result(i, 0.5, evaluation(0.5)) for i in (1, 2)]
+        for each in results:
+            del each["env_runners"]
+        run = run_of(*results)
+        assert run.progress(run.last) == 2 and "0.500 (0.420 to 0.580)" in markdown(run)
+
+    def test_interrupted(self):
+        run = replace(GOOD, end="interrupted")
+        assert "it was interrupted" in markdown(run) and advise(run)[0].rule == "interrupted"
+
+    def test_one_class(self):
+        run = changed(changed(GOOD, "evaluation/critic/auc", math.nan), "evaluation/critic/one_class", 1.0)
+        assert "all episodes ended alike" in markdown(run)
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.data())
+    def test_whatever_is_missing_or_of_another_kind_there_is_a_report(self, data):
+        """Any figure of any result may be gone, not finite, a text or a list."""
+        run = GOOD
+        for _ in range(data.draw(st.integers(1, 6))):
+            paths = sorted(_paths(run.results[0]))
+            value = data.draw(st.sampled_from([None, math.nan, math.inf, -math.inf, "text", [], {}, 10**400, -1]))
+            place = data.draw(st.integers(0, 2))
+            try:
+                run = changed(run, data.draw(st.sampled_from(paths)), value, place)
+            except (AttributeError, TypeError):  # its parent is no mapping any more
+                continue
+        results = [r for r in run.results if isinstance(r.get("training_iteration"), int)]  # what is none is no result
+        run = replace(run, results=results)
+        assert "## What to try next" in markdown(run) and summary(run)
+        for picture in pictures(run).values():
+            ElementTree.fromstring(picture)
+
+
+def _paths(result: dict, prefix: str = "") -> list[str]:
+    return [
+        path
+        for key, value in result.items()
+        if key != "training_iteration"
+        for path in (f"{prefix}{key}", *(_paths(value, f"{prefix}{key}/") if isinstance(value, dict) else ()))
+    ]
+
+
+def example(kind: str, text: str, **more) -> dict:
+    parts = dict.fromkeys(("State", "Action", "Critique"), text)
+    return {
+        "kind": kind,
+        "iteration": 3,
+        "predicted_success": 0.75,
+        "episode_success": False,
+        "optimal": True,
+        "parts": parts,
+    } | more
+
+
+class TestForeignTexts:
+    def run(self, text: str) -> Run:
+        """One whose every text is somebody else's."""
+        run = replace(
+            changed(changed(GOOD, "notices", text), "config/env", text),
+            algorithm=text,
+            settings=[Setting("env_config", {"x": text}, text)],
+            examples=[example("success", text), example("surprise", text), example(text, text)],
+            end="failed",
+            error=text,
+            restored=text,
+            checkpoint=text,
+        )
+        return changed(run, "config/language_model", text)
+
+    @settings(deadline=None, max_examples=100)
+    @given(st.one_of(st.just(HOSTILE), st.text(max_size=60), st.text("`~#|<>[]()!*\n\r \\-=&;x", max_size=60)))
+    def test_they_stay_texts(self, text):
+        report = markdown(self.run(text))
+        report.encode("utf-8")
+        assert "\x1b" not in report and "\u202e" not in report
+        tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(report)
+        kinds = {token.type for token in tokens} | {c.type for token in tokens for c in token.children or ()}
+        assert kinds.isdisjoint({"html_block", "html_inline", "link_open", "image", "code_block", "blockquote_open"})
+        for number, token in enumerate(tokens):
+            if token.type == "heading_open":
+                words = "".join(c.content for c in tokens[number + 1].children if c.type == "text").strip()
+                assert words in OURS, words
+            if token.type == "inline":
+                # What is no code is the report's own: it holds nothing that a canary could be.
+                own = "".join(c.content for c in token.children if c.type == "text")
+                assert "javascript" not in own and "onerror" not in own and "Free" not in own
+        # Every row has as many cells as its head: no text has ended a cell.
+        for table in re.findall(r"(?:^\|.*\n)+", report, re.MULTILINE):
+            cells = {len(re.split(r"(?<!\\)\|", line)) for line in table.splitlines()}
+            assert len(cells) == 1, table
+
+    @settings(deadline=None)
+    @given(st.one_of(st.just(HOSTILE), st.text()))
+    def test_a_fence_holds(self, text):
+        text = text.replace("\r", "")
+        (token,) = MarkdownIt("commonmark").parse(fenced(text))
+        assert token.type == "fence" and token.content.rstrip("\n") == text.replace("\0", "\ufffd").rstrip("\n")
+
+    def test_code_is_one_line_and_is_cut(self):
+        assert code("a\nb") == "`a b`" and code("`a`") == "`` `a` ``" and code("a|b") == "`a\\|b`" and code("") == ""
+        assert len(code("x" * 1000)) < 220
+
+    def test_in_pictures_too(self):
+        picture = Chart(HOSTILE, HOSTILE, HOSTILE, [Line(HOSTILE, [(0.0, 1.0)])]).svg()
+        root = ElementTree.fromstring(picture)
+        assert {each.tag.rpartition("}")[2] for each in root.iter()} == {
+            "svg",
+            "title",
+            "rect",
+            "text",
+            "line",
+            "path",
+            "circle",
+        }
+        assert "\x1b" not in picture and "\u202e" not in picture
+
+
+def _numbered(results: list[dict]) -> list[dict]:
+    return [{**result, "training_iteration": number} for number, result in enumerate(results, start=1)]
+
+
+# Each rule: a run in which it speaks, and one, as near as can be, in which it does not.
+QUIET = changed(GOOD, "evaluation/env_runners/success_low", 0.3, 0)
+STAGES, CRITIC, PLAYED = "language_stages", "evaluation/critic", "evaluation/env_runners"
+
+
+def several(run: Run, **figures) -> Run:
+    for path, value in figures.items():
+        run = changed(run, path.replace("__", "/"), value)
+    return run
+
+
+def critic(run: Run, place: int = -1, **figures: float) -> Run:
+    for name, value in figures.items():
+        run = changed(run, f"{CRITIC}/{name}", value, place)
+    return run
+
+
+def intervals(*three: tuple[float, float, float]) -> Run:
+    """Success with its interval, of three evaluations."""
+    run = GOOD
+    for place, values in enumerate(three):
+        for name, value in zip(("success_low", "success_rate", "success_high"), values, strict=True):
+            run = changed(run, f"{PLAYED}/{name}", value, place)
+    return run
+
+
+def lost(run: Run, *places: int) -> Run:
+    for place in places:
+        run = changed(changed(run, "env_runners/success_rate", 0.0, place), f"{PLAYED}/success_rate", 0.0, place)
+    return run
+
+
+RULE_CASES = {
+    "failed": (replace(GOOD, end="failed"), GOOD),
+    "interrupted": (replace(GOOD, end="interrupted"), GOOD),
+    "updates_stopped": (changed(GOOD, "learners/default_policy/num_stopped_steps", 1, 0), GOOD),
+    "engine_differs": (changed(GOOD, "logprob_gap", 0.6), changed(GOOD, "logprob_gap", 0.4)),
+    "no_parsing": (
+        changed(GOOD, f"{STAGES}/critique/unparsed_answer_rate", 0.11),
+        changed(GOOD, f"{STAGES}/critique/unparsed_answer_rate", 0.09),
+    ),
+    "turns_unparsed": (
+        changed(GOOD, "env_runners/action_parse_failures", 11),
+        changed(GOOD, "env_runners/action_parse_failures", 9),
+    ),
+    "never_won": (lost(GOOD, 0, 1, 2), lost(GOOD, 0, 1)),
+    "not_evaluated": (run_of(result(1, interval=None)), run_of(result(1, 0.5, evaluation(0.5)))),
+    "fell_back": (
+        intervals((0.2, 0.3, 0.4), (0.6, 0.7, 0.8), (0.4, 0.5, 0.59)),
+        intervals((0.2, 0.3, 0.4), (0.6, 0.7, 0.8), (0.4, 0.5, 0.61)),
+    ),
+    "refinement_harms": (
+        several(GOOD, evaluation__critic__refinement={"win_high": 0.49, "win_rate": 0.4, "num_decided": 80}),
+        several(GOOD, evaluation__critic__refinement={"win_high": 0.51, "win_rate": 0.4, "num_decided": 60}),
+    ),
+    # 32 wins and 32 losses: the area's standard error by chance is 0.0727.
+    "critic_knows_nothing": (critic(GOOD, auc=0.64, success=0.5), critic(GOOD, auc=0.645, success=0.5)),
+    "critic_biased": (
+        critic(GOOD, predicted_success=0.80, success=0.6),
+        critic(GOOD, predicted_success=0.80, success=0.6, bias_error=0.11),
+    ),
+    "nothing_refined": (
+        several(GOOD, language_stages__verdict_yes_rate=0.96),
+        several(GOOD, language_stages__verdict_yes_rate=0.96, env_runners__success_rate=0.9),
+    ),
+    "policy_idle": (
+        several(GOOD, language_stages__policy_trained_rate=0.04),
+        several(GOOD, language_stages__policy_trained_rate=0.06),
+    ),
+    "less_variety": (
+        changed(GOOD, "evaluation/repeated/pass_at_4", 0.2),
+        changed(changed(GOOD, "evaluation/repeated/pass_at_4", 0.2), "evaluation/repeated/num_tasks", 3),
+    ),
+    "still_rising": (
+        intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.61, 0.7, 0.8)),
+        intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.59, 0.7, 0.8)),
+    ),
+    "wide_interval": (
+        intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.39, 0.5, 0.6)),
+        intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.41, 0.5, 0.6)),
+    ),
+    "evaluation_costs": (
+        several(changed(changed(GOOD, "seconds/evaluation", 6.0, 0), "seconds/evaluation", 6.0, 1), seconds__evaluation=3.1),
+        several(changed(changed(GOOD, "seconds/evaluation", 6.0, 0), "seconds/evaluation", 6.0, 1), seconds__evaluation=2.9),
+    ),
+    "few_seeds": (GOOD, intervals((0.1, 0.2, 0.3), (0.2, 0.3, 0.4), (0.29, 0.4, 0.5))),
+}
+
+
+# Further runs at the edges of the rules, and whether each speaks.
+RISING = intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.7, 0.8, 0.9))
+EDGES = [
+    ("never_won", replace(lost(GOOD, 0, 1, 2), results=[{**r, "learners": {}} for r in lost(GOOD, 0, 1, 2).results]), False),
+    ("turns_unparsed", changed(RULE_CASES["turns_unparsed"][0], "env_runners/num_env_steps_sampled", 0), False),
+    ("turns_unparsed", changed(RULE_CASES["turns_unparsed"][0], "env_runners/num_env_steps_sampled", 1), True),
+    ("still_rising", intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.9, 0.96, 1.0)), False),  # there is not much left
+    ("still_rising", intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.8, 0.94, 1.0)), True),
+    ("still_rising", replace(RISING, results=RISING.results[1:]), True),
+    # Of six evaluations the fifth counts: the rise was over by then.
+    ("still_rising", replace(RISING, results=_numbered([*RISING.results[:2], *[RISING.results[2]] * 4])), False),
+    ("fell_back", replace(RULE_CASES["fell_back"][0], results=RULE_CASES["fell_back"][0].results[1:]), True),
+    (
+        "evaluation_costs",
+        changed(run_of(*GOOD.results[:1]), "seconds/evaluation", 9.0),
+        False,
+    ),  # one says nothing of the interval
+    (
+        "evaluation_costs",
+        several(changed(run_of(*GOOD.results[:2]), "seconds/evaluation", 8.0, 0), seconds__evaluation=8.0),
+        True,
+    ),
+    ("few_seeds", run_of(*GOOD.results[:2]), True),
+    ("few_seeds", replace(GOOD, end="interrupted"), False),
+    ("few_seeds", intervals((0.3, 0.4, 0.5), (0.1, 0.2, 0.3), (0.41, 0.5, 0.6)), False),  # from the first, not from the worst
+    ("critic_biased", critic(GOOD, predicted_success=0.74, success=0.6), False),
+    ("critic_biased", critic(GOOD, predicted_success=0.76, success=0.6), True),
+    ("critic_biased", critic(GOOD, predicted_success=0.80, success=0.6, bias_error=0.09), True),
+    ("critic_biased", critic(GOOD, predicted_success=0.80, success=0.6, num_states=30.0), True),
+    ("nothing_refined", several(GOOD, language_stages__verdict_yes_rate=0.022), False),
+    ("nothing_refined", several(GOOD, language_stages__verdict_yes_rate=0.01, env_runners__success_rate=0.19), False),
+    ("nothing_refined", several(GOOD, language_stages__verdict_yes_rate=0.01, env_runners__success_rate=0.21), True),
+    ("nothing_refined", several(GOOD, language_stages__verdict_yes_rate=0.94), False),
+    ("less_variety", changed(run_of(*GOOD.results[:2]), "evaluation/repeated/pass_at_4", 0.1), True),
+    ("less_variety", several(GOOD, evaluation__repeated__pass_at_4=0.29, evaluation__repeated__num_tasks=10**6), True),
+    ("less_variety", several(GOOD, evaluation__repeated__pass_at_4=0.31, evaluation__repeated__num_tasks=10**6), False),
+    ("less_variety", changed(RULE_CASES["less_variety"][0], "env_runners/success_rate", 0.1), True),  # that is of collecting
+    ("less_variety", changed(RULE_CASES["less_variety"][0], f"{PLAYED}/success_rate", 0.1), False),  # all fell
+]
+
+
+class TestAdvice:
+    def test_every_rule_has_its_case(self):
+        assert {rule.__name__ for rule in RULES} == set(RULE_CASES)
+
+    @pytest.mark.parametrize("rule", RULE_CASES)
+    def test_a_rule_speaks_where_it_should_and_nowhere_else(self, rule):
+        speaks, silent = ({each.rule for each in advise(run)} for run in RULE_CASES[rule])
+        assert rule in speaks and rule not in silent
+
+    @pytest.mark.parametrize(("rule", "run", "speaks"), EDGES, ids=[f"{n}-{rule}" for n, (rule, *_) in enumerate(EDGES)])
+    def test_at_its_edges_too(self, rule, run, speaks):
+        assert (rule in {each.rule for each in advise(run)}) is speaks
+
+    def test_the_most_pressing_comes_first(self):
+        run = changed(replace(GOOD, end="failed"), f"{STAGES}/future/unparsed_answer_rate", 0.5)
+        assert [each.rule for each in advise(run)][:2] == ["failed", "no_parsing"]
+
+    def test_the_words_fit_the_figures(self):
+        def text(run: Run, rule: str) -> str:
+            return next(each.text for each in advise(run) if each.rule == rule)
+
+        cut = changed(RULE_CASES["no_parsing"][0], f"{STAGES}/critique/cut_off_rate", 0.1)
+        assert text(cut, "no_parsing") == "Of the critiques 11% do not parse, most of them cut off: raise max_critique_tokens."
+        some = changed(RULE_CASES["no_parsing"][0], f"{STAGES}/critique/cut_off_rate", 0.05)
+        assert "see that the prompts suit the model" in text(some, "no_parsing")
+        turns = changed(RULE_CASES["turns_unparsed"][0], "env_runners/action_parse_failures_cut_off", 6)
+        assert text(turns, "turns_unparsed") == "Of the policy's turns 11% do not parse: raise max_action_tokens."
+        assert "see that action_format suits" in text(RULE_CASES["turns_unparsed"][0], "turns_unparsed")
+        assert "see that the prompts suit the model" in text(RULE_CASES["no_parsing"][0], "no_parsing")
+        assert "Success fell from 0.70 (iteration 2) to 0.50" in text(RULE_CASES["fell_back"][0], "fell_back")
+        assert "hopes for more than comes: it predicts 0.80 where 0.60 came" in text(
+            RULE_CASES["critic_biased"][0], "critic_biased"
+        )
+        less = critic(GOOD, predicted_success=0.3, success=0.6)
+        assert "expects less than comes: it predicts 0.30 where 0.60 came" in text(less, "critic_biased")
+        assert "before its first evaluation (evaluation_interval 5)" in text(run_of(result(1, interval=5)), "not_evaluated")
+        none = several(GOOD, language_stages__verdict_yes_rate=0.01)
+        assert "approves 1.0% of the actions although 75% of the episodes succeed" in text(none, "nothing_refined")
+
+    def test_few_turns_say_nothing_of_the_critic(self):
+        run = critic(GOOD, num_states=29.0, auc=0.5, predicted_success=0.9, success=0.1)
+        assert {each.rule for each in advise(run)}.isdisjoint({"critic_knows_nothing", "critic_biased"})
+
+
+class TestPictures:
+    def test_points_stand_where_they_should(self):
+        root = ElementTree.fromstring(Chart("", "", "", [Line("a", [(0, 0), (1, 1)])], (0.0, 1.0), width=680).svg())
+        circles = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter() if c.tag.endswith("circle")]
+        assert circles == [(64.0, 276.0), (664.0, 34.0)]  # the corners of the axes
+
+    def test_a_band_goes_there_and_back(self):
+        picture = Chart("", "", "", [Line("a", [(0, 0.5), (1, 0.5)], [(0, 1), (0.25, 0.75)])], (0.0, 1.0), width=680).svg()
+        assert 'd="M64.0 34.0L664.0 94.5L664.0 215.5L64.0 276.0Z"' in picture
+
+    @settings(deadline=None)
+    @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=8), st.booleans())
+    def test_any_numbers_make_a_picture(self, points, fixed):
+        picture = Chart("a", "b", "c", [Line("d", points, [(y, y) for _, y in points])], (0.0, 1.0) if fixed else None).svg()
+        ElementTree.fromstring(picture)
+        assert "nan" not in picture and "inf" not in picture
+
+    @settings(deadline=None)
+    @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+    def test_ticks_are_round_and_within(self, low, width):
+        high = low + width
+        if high - low < 1e-9 * max(abs(low), abs(high)):
+            return
+        found = ticks(low, high)
+        slack = 1e-6 * (high - low)
+        assert 1 <= len(found) <= 7 and low - slack <= found[0] and found[-1] <= high + slack
+
+    def test_only_what_was_measured_is_drawn(self):
+        assert set(pictures(GOOD)) == {"report_success.svg", "report_calibration.svg", "report_variety.svg"}
+        without = changed(changed(changed(GOOD, CRITIC, None, 0), CRITIC, None, 1), CRITIC, None, 2)
+        assert "report_calibration.svg" not in pictures(without)
+
+
+class TestFiles:
+    def test_the_report_and_its_pictures_are_written(self, tmp_path):
+        run = replace(GOOD, folder=tmp_path)
+        file = write_report(run)
+        assert file == tmp_path / REPORT
+        for name in re.findall(r"!\[.*\]\((.*)\)", file.read_text()):
+            ElementTree.parse(tmp_path / name)
+
+    def test_half_a_line_is_left_out_and_said(self, tmp_path):
+        lines = [json.dumps(result(i)) for i in (1, 2)]
+        file = tmp_path / "result.json"
+        file.write_text("\n".join([*lines, lines[1][:100]]))
+        results, unreadable = read_results(file)
+        assert [r["training_iteration"] for r in results] == [1, 2] and unreadable == 1
+        assert "1 lines of its results could not be read" in markdown(run_of(*results, unreadable=unreadable))
+
+    def test_what_a_resumed_run_repeats_counts_once_and_the_later_one(self, tmp_path):
+        rows = [result(1, 0.1), result(2, 0.2), result(2, 0.9), result(3, 0.3)]
+        (tmp_path / "result.json").write_text("\n".join(map(json.dumps, rows)))
+        results, _ = read_results(tmp_path / "result.json")
+        assert [r["env_runners"]["success_rate"] for r in results] == [0.1, 0.9, 0.3]
+
+    @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[1, 2]\n{}\nnull\n3", b'{"training_iteration": NaN}'])
+    def test_files_that_are_no_results(self, tmp_path, content):
+        (tmp_path / "result.json").write_bytes(content)
+        (tmp_path / EXAMPLES).write_bytes(content)
+        assert read_results(tmp_path / "result.json")[0] == [] and read_examples(tmp_path) == []
+        assert read_results(tmp_path / "no.json") == ([], 0) and read_examples(tmp_path / "no") == []
+
+
+def trial(folder, status="TERMINATED", **more) -> SimpleNamespace:
+    return SimpleNamespace(
+        path=str(folder), status=status, checkpoint=None, config={"env": "TwentyQuestions", "lr": 0.5}, **more
+    )
+
+
+class TestAtTheEndOfATrial:
+    @pytest.fixture()
+    def experiment(self):
+        from rllib_nlac.command.experiment import Experiment
+
+        return Experiment("mine", "NLAC", {"env": "TwentyQuestions", "lr": 0.5})
+
+    def test_a_run_of_another_process_is_told(self, tmp_path, experiment):
+        from rllib_nlac.command.report import tell
+
+        (tmp_path / "result.json").write_text(json.dumps(result(1, 0.5, evaluation(0.5))))
+        lines = tell(trial(tmp_path), experiment, is_interrupted=False)
+        assert lines[-1] == f"Report:      {tmp_path / REPORT}" and "as it should" in (tmp_path / REPORT).read_text()
+
+    def test_before_the_first_result_the_settings_are_those_that_were_given(self, tmp_path, experiment):
+        from rllib_nlac.command.report import tell
+
+        error = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: it broke\n'
+        tell(trial(tmp_path, "ERROR"), experiment, is_interrupted=False, error=error)
+        text = (tmp_path / REPORT).read_text()
+        assert "lr: 0.5   # default: 1e-06" in text and "**it failed**" in text and "ValueError: it broke" in text
+
+    @pytest.mark.parametrize(
+        ("status", "done", "error", "word"),
+        [
+            ("TERMINATED", False, "", "it was interrupted"),  # so Tune calls a trial that it was asked to end
+            ("TERMINATED", True, "", "as it should"),
+            ("RUNNING", False, "Tune recorded no error", "it was interrupted"),
+            ("ERROR", False, "ValueError: it broke", "**it failed**"),
+        ],
+    )
+    def test_what_the_interruption_came_to(self, tmp_path, experiment, status, done, error, word):
+        from rllib_nlac.command.report import tell
+
+        (tmp_path / "result.json").write_text(json.dumps(result(1, done=done)))
+        tell(trial(tmp_path, status), experiment, is_interrupted=True, error=error)
+        assert f"| How it ended | {word} |" in (tmp_path / REPORT).read_text()
+
+    def test_where_tune_itself_fails_its_trials_are_told_of(self, tmp_path, experiment):
+        from rllib_nlac.command.report import tell_of_failure
+
+        for name, age in (("now", 0), ("before", 1000)):
+            (tmp_path / name).mkdir()
+            file = tmp_path / name / "result.json"
+            file.write_text(json.dumps(result(1)))
+            os.utime(file, (time.time() - age, time.time() - age))
+        lines = tell_of_failure(tmp_path, experiment, MemoryError("too little"), time.time() - 100, None)
+        assert lines[-1] == f"Report:      {tmp_path / 'now' / REPORT}" and not (tmp_path / "before" / REPORT).exists()
+        assert "MemoryError: too little" in (tmp_path / "now" / REPORT).read_text()
+
+    def test_an_error_of_the_report_is_one_line(self, tmp_path, experiment, monkeypatch):
+        from rllib_nlac.command import report
+
+        (tmp_path / REPORT).mkdir()  # what stands in its way
+        (line,) = report.tell(trial(tmp_path), experiment, is_interrupted=False)
+        assert line.startswith("Report:      none, as it could not be written: IsADirectoryError")
+        monkeypatch.setattr(report, "write_report", lambda run: 1 / 0)
+        (line,) = report.tell(trial(tmp_path), experiment, is_interrupted=False)
+        assert "ZeroDivisionError" in line
+        (line,) = report.tell(trial("s3://bucket/mine"), experiment, is_interrupted=False)
+        assert line.startswith("Report:      none, as s3:") and "no folder of this machine" in line
+
+
+def refinement(number: int, won: bool, futures: tuple[bool, ...], changed: bool = False, reason: str = "refined") -> Refinement:
+    import numpy as np
+
+    state = (Message("user", f"state {number}"),)
+    made = Generation((1,), (2,), np.zeros(1, np.float32), True, 1)
+    t = Transition(number, "E", state, f"act {number}", made, "reply", 0.0, False, False, won, 0.0)
+    said = tuple(Future(f"then {good}", good) for good in futures)
+    return Refinement(
+        t, said, Critique("so", False, "so", "other"), "other" if changed else t.action, None, not changed, reason
+    )
+
+
+class TestExamples:
+    def test_one_that_was_won_one_that_was_lost_and_the_most_surprising(self):
+        batch = [
+            refinement(0, False, (False, True)),
+            refinement(1, True, (True, True)),
+            refinement(2, True, (False, True, False, False)),  # three of four were wrong
+            refinement(3, True, (True,), changed=True),
+            refinement(4, False, (True, True), reason="not_judged"),
+        ]
+        assert chosen(batch) == {"surprise": 2, "success": 3, "failure": 0}
+
+    def test_where_all_came_as_it_was_said_nothing_surprises(self):
+        assert chosen([refinement(0, True, (True,)), refinement(1, False, (False,))]) == {"success": 0, "failure": 1}
+        assert chosen([]) == {} and chosen([refinement(0, True, ())]) == {"success": 0}
+
+    def test_the_latest_of_each_kind_is_kept(self, tmp_path):
+        kept = Examples(tmp_path)
+        for iteration, batch in ((1, [refinement(0, True, (True,))]), (2, [refinement(1, False, (False,))])):
+            kept.keep(iteration, [BellmanTarget(r.transition, None, None, None, None) for r in batch], batch)
+        found = {each["kind"]: each for each in read_examples(tmp_path)}
+        assert {kind: each["iteration"] for kind, each in found.items()} == {"success": 1, "failure": 2}
+        assert found["success"]["predicted_success"] == 1 and "state 0" in found["success"]["parts"]["State"]
+
+    def test_long_and_broken_texts_are_kept_in_part(self, tmp_path):
+        one = refinement(0, True, (True,))
+        long = replace(one.transition, state=(Message("user", "a" * 100_000 + "end"),), action="b\ud800" * 9000)
+        Examples(tmp_path).keep(1, [BellmanTarget(long, None, None, None, None)], [replace(one, transition=long)])
+        (found,) = read_examples(tmp_path)
+        assert found["parts"]["State"].endswith("end") and len(found["parts"]["State"]) < 4100
+        assert (tmp_path / EXAMPLES).stat().st_size < 60_000
+        assert "characters before]" in markdown(run_of(examples=[found]))
