@@ -136,14 +136,26 @@ def _perform(window: Window, action: Action) -> str | None:
             elif not found["empty"]:
                 _press(window, "Backspace")
         return found.get("complaint")
-    place = window.call("locate", action.ref)
-    if "complaint" in place:
-        return place["complaint"]
-    for event, button in (("mouseMoved", "none"), ("mousePressed", "left"), ("mouseReleased", "left")):
-        window.send("Input.dispatchMouseEvent", type=event, button=button, clickCount=int(button == "left"), **place)
+    return _click(window, action.ref)
+
+
+def _click(window: Window, ref: int | None) -> str | None:
+    place: dict[str, Any] = {}
+    for _ in range(3):  # what the mouse is over may grow, and move what is below it
+        before, place = place, window.call("locate", ref)
+        if place == before or "complaint" in place:
+            break
+        _point(window, "mouseMoved", "none", place)
+    if "complaint" not in place:
+        _point(window, "mousePressed", "left", place)
+        _point(window, "mouseReleased", "left", place)
     # Out of the way: a list that opens below the mouse takes what is there for chosen.
-    window.send("Input.dispatchMouseEvent", type="mouseMoved", button="none", x=0, y=0)
-    return None
+    _point(window, "mouseMoved", "none", {"x": 0, "y": 0})
+    return place.get("complaint")
+
+
+def _point(window: Window, event: str, button: str, place: dict[str, Any]) -> None:
+    window.send("Input.dispatchMouseEvent", type=event, button=button, clickCount=int(button == "left"), **place)
 
 
 def _press(window: Window, key: str) -> None:
