@@ -125,7 +125,8 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
         parts = [Part("program", PROGRAM_BYTES, on_host=True), _program_of_engine(), *more]
         processes.append(_process("engine", config.num_engines, config.num_gpus_per_engine, parts, cache, plan))
     if config.num_env_runners:
-        parts, of_runner, gpus = [Part("program", PROGRAM_BYTES, on_host=True)], (None, None), 0.0
+        parts, gpus = [Part("program", PROGRAM_BYTES, on_host=True)], 0.0
+        of_runner: tuple[Any, Any] = (None, None)
         if not is_ours:
             gpus = config.num_gpus_per_env_runner
             plan, more, cache = engine(bool(gpus), False)

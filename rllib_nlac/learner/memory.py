@@ -79,7 +79,7 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
         bucket = min(int(zero.get("reduce_bucket_size", LARGEST_BUCKET)), numbers)
         parts.append(Part("buckets", bucket * size * (2 if zero.get("overlap_comm") else 1), "reduce_bucket_size"))
     parts += working_parts(shape, plan)
-    copies = plan.exported_sets * numbers * size
+    copies: float = plan.exported_sets * numbers * size
     if not plan.on_gpu:  # there they stand in the place of what a gradient step takes
         copies -= sum(part.num_bytes for part in parts if part.what in ("gradients", "activations", "logits"))
     if copies > 0:
