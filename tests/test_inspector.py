@@ -283,7 +283,7 @@ def test_an_episode_without_rewards_is_exported(tmp_path):
 @pytest.fixture()
 def small(config):
     config.training(episodes_per_iteration=8, train_batch_size_per_learner=24, minibatch_size=12, tau=0.5)
-    config.evaluation(evaluation_interval=2, evaluation_duration=8, evaluation_critic_states=6)
+    config.evaluation(evaluation_interval=2, evaluation_duration=8, evaluation_critic={"states": 6})
     config.reporting(record={"transitions": 16, "tokens": 4, "episodes": 3})
     config.num_envs_per_env_runner = 8
     return config

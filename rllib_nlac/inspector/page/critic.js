@@ -35,13 +35,13 @@ function statesView(app) {
   const groups = [...statesOf(app.run).values()];
   return h("div", { class: "page", id: "states" }, h("h2", null, "The same states at every evaluation"),
     h("p", { class: "quiet" }, "The first evaluation chose a few turns. Every later one asks the critic about them again: what changes is the critic alone."),
-    groups.length ? groups.map((own, at) => stateCard(app.run, own, `State ${at + 1}`)) : h("p", { class: "quiet" }, "No evaluation has asked about fixed states (evaluation_interval, evaluation_fixed_states)."));
+    groups.length ? groups.map((own, at) => stateCard(app.run, own, `State ${at + 1}`)) : h("p", { class: "quiet" }, "No evaluation has asked about fixed states (evaluation_interval, evaluation_critic: fixed_states)."));
 }
 
 function calibrationView(app) {
   const run = app.run, page = h("div", { class: "page", id: "calibration" }, h("h2", null, "Does the critic foresee what comes?"));
   const known = run.evaluations.filter((each) => each.critic);
-  if (!known.length) { put(page, null, [h("p", { class: "quiet" }, "No evaluation has examined the critic (evaluation_interval, evaluation_critic_states).")]); return page; }
+  if (!known.length) { put(page, null, [h("p", { class: "quiet" }, "No evaluation has examined the critic (evaluation_interval, evaluation_critic: states).")]); return page; }
   put(page, null, [h("p", { class: "quiet" }, "Turns of fresh evaluation episodes: the share of futures that end well is the predicted chance of success, held against what the episode came to.")]);
   const xs = known.map((each) => each.iteration), of = (path) => known.map((each) => path.split("/").reduce((value, part) => (value === null || value === undefined ? null : value[part] ?? null), each));
   const line = (name, path, low, high) => ({ name, xs, ys: of(path), low: low && of(low), high: high && of(high) });
