@@ -2,7 +2,7 @@
 
 # From the ground up. A room may import from the floors below it and from nothing else.
 FLOORS = (
-    ("activity", "foreign", "names", "types", "version"),
+    ("activity", "names", "types", "version"),
     ("episode", "inputs"),
     ("engine", "rewards"),
     ("envs", "language", "learner"),

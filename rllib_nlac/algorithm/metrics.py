@@ -26,7 +26,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_nlac.activity import activity
 from rllib_nlac.algorithm.examples import Examples
 from rllib_nlac.episode import generations_of
-from rllib_nlac.foreign import fenced_parts
+from rllib_nlac.inputs.foreign import fenced_parts
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.group import on_every_learner

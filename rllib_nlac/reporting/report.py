@@ -10,18 +10,18 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rllib_nlac.algorithm.calibration import wilson
 from rllib_nlac.algorithm.trends import figure
-from rllib_nlac.foreign import code, fenced, visible
+from rllib_nlac.inputs.foreign import code, fenced, visible
 from rllib_nlac.reporting.advice import Advice, advise
 from rllib_nlac.reporting.costs import stages
+from rllib_nlac.reporting.critic import critic, ends
 from rllib_nlac.reporting.pictures import CRITIC, attempts, pictures
-from rllib_nlac.reporting.results import Results, Run
+from rllib_nlac.reporting.results import Run
 from rllib_nlac.reporting.transitions import transitions
+from rllib_nlac.reporting.words import EVALUATION, collected, iteration, number, score, thousands
 
 REPORT = "report.md"
 MAX_ROWS = 12  # of a table of evaluations
-EVALUATION = "evaluation/env_runners"
 
 
 def write_report(run: Run) -> Path:
@@ -44,8 +44,8 @@ def summary(run: Run) -> list[str]:
     rows = scores(run)
     if rows:
         lines.append(f"{'Success:' if run.measures_success else 'Return:':12} {' -> '.join(f'{v} ({w})' for w, v in rows)}")
-    if ends := _ends(run):
-        words = [f"{name} {' -> '.join(_number(value) for value in values)}" for name, values in ends.items()]
+    if known := ends(run):
+        words = [f"{name} {' -> '.join(number(value) for value in values)}" for name, values in known.items()]
         lines.append(f"Critic:      {', '.join(words)}")
     took = sorted((each for each in stages(run) if each.seconds), key=lambda each: -each.seconds)[:4]
     if took:
@@ -69,7 +69,7 @@ def markdown(run: Run, drawn: set[str] | frozenset[str] = frozenset()) -> str:
         _overview(run),
         _settings(run),
         _success(run, drawn),
-        _critic(run, drawn),
+        critic(run, drawn),
         _costs(run),
         f"## Three transitions\n\n{transitions(run.examples)}",
         _warnings(run),
@@ -82,10 +82,10 @@ def scores(run: Run) -> list[tuple[str, str]]:
     """What the run reached before and after, as pairs of when and how much: by evaluation, or else while collecting."""
     if run.evaluated:
         ends = [run.evaluated[0], run.evaluated[-1]] if len(run.evaluated) > 1 else run.evaluated
-        return [(f"evaluation after iteration {_iteration(r)}", _score(run, r)) for r in ends]
+        return [(f"evaluation after iteration {iteration(r)}", score(run, r)) for r in ends]
     played = [r for r in run.results if not math.isnan(figure(r, run.score))]
     ends = [played[0], played[-1]] if len(played) > 1 else played
-    return [(f"episodes of iteration {_iteration(r)}", _collected(run, r)) for r in ends]
+    return [(f"episodes of iteration {iteration(r)}", collected(run, r)) for r in ends]
 
 
 def _overview(run: Run) -> str:
@@ -119,13 +119,13 @@ def _success(run: Run, drawn: set[str] | frozenset[str]) -> str:
     parts = [f"## {what}"]
     if not run.results:
         return f"{parts[0]}\n\nThe run ended before its first result."
-    collected = [r for r in run.results if not math.isnan(figure(r, run.score))]
+    played = [r for r in run.results if not math.isnan(figure(r, run.score))]
     rows = [*scores(run)] if run.evaluated else []
-    if collected:
-        first, last = collected[0], collected[-1]
-        begins = ", by the weights that it began with" if _iteration(first) == "1" and not run.restored else ""
-        rows += [(f"episodes of iteration {_iteration(first)}{begins}", _collected(run, first))]
-        rows += [(f"episodes of iteration {_iteration(last)}", _collected(run, last))] if last is not first else []
+    if played:
+        first, last = played[0], played[-1]
+        begins = ", by the weights that it began with" if iteration(first) == "1" and not run.restored else ""
+        rows += [(f"episodes of iteration {iteration(first)}{begins}", collected(run, first))]
+        rows += [(f"episodes of iteration {iteration(last)}", collected(run, last))] if last is not first else []
     if rows:
         parts.append("\n".join(["| measured in | " + what.lower() + " |", "|---|---|", *(f"| {w} | {v} |" for w, v in rows)]))
         if run.measures_success:
@@ -156,55 +156,10 @@ def _evaluations(run: Run) -> str:
     head = ["iteration", "episodes", "success" if run.measures_success else "return", *known]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for r in shown:
-        cells = [_iteration(r), _number(figure(r, "env_runners/num_episodes_lifetime"), 0), _score(run, r)]
-        lines.append(f"| {' | '.join([*cells, *(_number(figure(r, path)) for path in known.values())])} |")
+        cells = [iteration(r), number(figure(r, "env_runners/num_episodes_lifetime"), 0), score(run, r)]
+        lines.append(f"| {' | '.join([*cells, *(number(figure(r, path)) for path in known.values())])} |")
     note = f"\n\nOf {len(run.evaluated)} evaluations each {_ordinal(step)} is shown." if step > 1 else ""
     return "\n".join(lines) + note
-
-
-def _critic(run: Run, drawn: set[str] | frozenset[str]) -> str:
-    parts = ["## What the critic knows"]
-    asked = [r for r in run.evaluated if figure(r, f"{CRITIC}/num_states") > 0]
-    if not asked:
-        parts.append(
-            "No evaluation asked a critic in words: this algorithm has none, or the run had no evaluation, or "
-            "evaluation_critic has states: 0."
-        )
-        return "\n\n".join(parts)
-    ends = [asked[0], asked[-1]] if len(asked) > 1 else asked
-    names = {
-        "turns asked about": "num_states",
-        "AUC (0.5 is chance)": "auc",
-        "Brier score": "brier",
-        "Brier score of always saying the mean": "brier_of_base_rate",
-        "calibration error (ECE)": "ece",
-        "mean chance that it gave": "predicted_success",
-        "share that came": "success",
-        "answers that do not parse": "unparsed_rate",
-        "AUC on replayed turns": "replayed/auc",
-    }
-    lines = [f"| | {' | '.join(f'iteration {_iteration(r)}' for r in ends)} |", "|---" * (len(ends) + 1) + "|"]
-    for name, key in names.items():
-        values = [_number(figure(r, f"{CRITIC}/{key}"), 0 if key == "num_states" else 3) for r in ends]
-        if any(value != "-" for value in values):
-            lines.append(f"| {name} | {' | '.join(values)} |")
-    refined = [_refinement(r) for r in ends]
-    if any(refined):
-        lines.append(f"| refined action better, where it mattered | {' | '.join(each or '-' for each in refined)} |")
-    parts.append("\n".join(lines))
-    if figure(ends[-1], f"{CRITIC}/one_class") == 1:
-        parts.append("In the last evaluation all episodes ended alike, so nothing can be said of how well it orders them.")
-    if "report_calibration.svg" in drawn:
-        parts.append("![report_calibration.svg](report_calibration.svg)")
-        parts.append("A dot on the diagonal is a chance that was right; its size tells how many turns were given it.")
-    return "\n\n".join(parts)
-
-
-def _refinement(result: Results) -> str:
-    rate, low, high, count = (
-        figure(result, f"{CRITIC}/refinement/{name}") for name in ("win_rate", "win_low", "win_high", "num_decided")
-    )
-    return "" if math.isnan(rate) else f"{rate:.2f} ({low:.2f} to {high:.2f}) of {count:.0f} turns"
 
 
 def _costs(run: Run) -> str:
@@ -215,8 +170,8 @@ def _costs(run: Run) -> str:
     lines = ["| stage | seconds | share | tokens |", "|---|---|---|---|"]
     for each in found:
         share = f"{each.seconds / total:.0%}" if total and not math.isnan(each.seconds) else "-"
-        lines.append(f"| {each.name} | {_number(each.seconds, 1)} | {share} | {_thousands(each.tokens)} |")
-    lines.append(f"| all | {_number(total, 1)} | | |")
+        lines.append(f"| {each.name} | {number(each.seconds, 1)} | {share} | {thousands(each.tokens)} |")
+    lines.append(f"| all | {number(total, 1)} | | |")
     note = "The learner's tokens are those that it trained on, evaluation's those of its episodes."
     return "\n\n".join(["## Time and tokens", "\n".join(lines), note])
 
@@ -251,46 +206,8 @@ def _length(run: Run) -> str:
     return f"{count} iteration{'s' if count > 1 else ''}{played} in {took}"
 
 
-def _score(run: Run, result: Results) -> str:
-    """The evaluation's, with its interval where it has one."""
-    value = figure(result, f"evaluation/{run.score}")
-    low, high = (figure(result, f"{EVALUATION}/success_{end}") for end in ("low", "high"))
-    known = run.measures_success and not math.isnan(low)
-    return f"{value:.3f} ({low:.3f} to {high:.3f})" if known else f"{value:.3f}"
-
-
-def _collected(run: Run, result: Results) -> str:
-    value, count = figure(result, run.score), figure(result, "env_runners/num_episodes")
-    if not run.measures_success or not 0 <= value <= 1 or not 0 < count < math.inf:
-        return f"{value:.3f}"
-    low, high = wilson(value, count)
-    return f"{value:.3f} ({low:.3f} to {high:.3f}) of {count:.0f}"
-
-
-def _ends(run: Run) -> dict[str, list[float]]:
-    """The critic's figures at the first evaluation that has them and at the last."""
-    ends: dict[str, list[float]] = {}
-    for name, title in (("auc", "AUC"), ("brier", "Brier score")):
-        values = [value for r in run.evaluated if not math.isnan(value := figure(r, f"{CRITIC}/{name}"))]
-        if values:
-            ends[title] = [values[0], values[-1]] if len(values) > 1 else values
-    return ends
-
-
 def _set(run: Run, key: str) -> object:
     return next((each.value for each in run.settings if each.key == key), None)
-
-
-def _iteration(result: Results) -> str:
-    return f"{figure(result, 'training_iteration'):.0f}"
-
-
-def _number(value: float, digits: int = 3) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-" if math.isnan(value) else str(value)
-
-
-def _thousands(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else "-"
 
 
 def _plain(value: object) -> str:

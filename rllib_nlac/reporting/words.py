@@ -1,0 +1,43 @@
+"""Figures in words, as the tables of a report and its lines on screen have them."""
+
+from __future__ import annotations
+
+import math
+
+from rllib_nlac.algorithm.calibration import wilson
+from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.reporting.results import Results, Run
+
+EVALUATION = "evaluation/env_runners"
+
+
+def iteration(result: Results) -> str:
+    """Its number."""
+    return f"{figure(result, 'training_iteration'):.0f}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A figure with so many digits, "-" where there is none."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-" if math.isnan(value) else str(value)
+
+
+def thousands(value: float) -> str:
+    """A count."""
+    return f"{value:,.0f}" if math.isfinite(value) else "-"
+
+
+def score(run: Run, result: Results) -> str:
+    """The evaluation's, with its interval where it has one."""
+    value = figure(result, f"evaluation/{run.score}")
+    low, high = (figure(result, f"{EVALUATION}/success_{end}") for end in ("low", "high"))
+    known = run.measures_success and not math.isnan(low)
+    return f"{value:.3f} ({low:.3f} to {high:.3f})" if known else f"{value:.3f}"
+
+
+def collected(run: Run, result: Results) -> str:
+    """The score of the episodes of training, with the interval of so many independent ones."""
+    value, count = figure(result, run.score), figure(result, "env_runners/num_episodes")
+    if not run.measures_success or not 0 <= value <= 1 or not 0 < count < math.inf:
+        return f"{value:.3f}"
+    low, high = wilson(value, count)
+    return f"{value:.3f} ({low:.3f} to {high:.3f}) of {count:.0f}"
