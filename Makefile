@@ -18,7 +18,7 @@ help:
 	@echo "make lint        ruff; make types: mypy"
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
-	@echo "make bench       figures of the engine, its weights, the learner, the environments and the browser"
+	@echo "make bench       figures of the engine, its weights, the learner, the environments, the browser and the inspector"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 
@@ -78,6 +78,7 @@ bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.learner
 	@$(BIN)/python -m benchmarks.environments
 	@$(BIN)/python -m benchmarks.browser
+	@$(BIN)/python -m benchmarks.inspector
 
 compare: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.compare $(if $(QUICK),--quick)

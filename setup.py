@@ -36,6 +36,7 @@ setup(
         "rllib_nlac.envs": ["*.table"],
         "rllib_nlac.envs.miniwob": ["*.js"],
         "rllib_nlac.language": ["prompt_sets/*.yaml"],
+        "rllib_nlac.inspector": ["page/*"],
         "rllib_nlac.tiny": ["model/*", "house_model/*"],
     },
     install_requires=[

@@ -9,15 +9,20 @@ collected, a gradient step made, all evaluation episodes played, and engines who
 log-probabilities are the learner's.
 
 A fault takes about twenty seconds. With ``--record`` each verdict is kept in a file: the same command goes on where it ended,
-by itself or killed, and sums up all that the file holds. Exit code 1 where a fault was not survived.
+by itself or killed, and sums up all that the file holds. ``--again`` makes those that were not survived once more. Exit code 1
+where a fault was not survived.
 """
 
 from __future__ import annotations
 
+import os
+
+# Ray makes its workers give way to everybody else: on a busy machine what was not struck would run into limits of time.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 import argparse
 import itertools
 import json
-import os
 import random
 import signal
 import sys
@@ -252,10 +257,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one round of twenty faults for each")
     parser.add_argument("--record", type=Path, help="file of verdicts: what it holds is not made again, and counts")
+    parser.add_argument("--again", action="store_true", help="make those once more that were not survived")
     parser.add_argument("--most", type=int, help="end after so many faults")
     arguments = parser.parse_args()
     known = read_record(arguments.record) if arguments.record else {}
-    left = [fault for seed in arguments.seed for fault in faults_of(seed) if fault not in known][: arguments.most]
+    done = [fault for fault, trouble in known.items() if not (trouble and arguments.again)]
+    left = [fault for seed in arguments.seed for fault in faults_of(seed) if fault not in done][: arguments.most]
     if left:
         ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         attack = Attack()

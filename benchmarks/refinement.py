@@ -28,11 +28,12 @@ COLUMNS = ("critic", "seed", "episodes", "success", "auc", *FIGURES)
 
 
 def cell(plan: Plan, world: str, method: str, seed: int, episodes: int, states: int, branches: int) -> Cell:
-    """A run of the comparison whose evaluations are more, and branch."""
+    """A run of the comparison whose evaluations are larger, and branch: of an episode one turn counts at most."""
     plain = plan.cell(world, method, seed, episodes=episodes)
     plain.experiment["config"] |= {
-        "evaluation_interval": 2,
+        "evaluation_duration": states,
         "evaluation_critic": {"states": states, "branches": branches},
+        "evaluation_repeats": {"tasks": 0},
     }
     plain.experiment["checkpoint_config"]["checkpoint_frequency"] = 2
     return plain
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--world", default=WORLD, help="of compare.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=positive, default=256)
-    parser.add_argument("--states", type=positive, default=128, help="turns drawn at an evaluation")
+    parser.add_argument("--states", type=positive, default=512, help="episodes of an evaluation, and turns drawn of them")
     parser.add_argument("--branches", type=positive, default=2, help="continuations of each action")
     parser.add_argument("--out", type=Path, default=Path("results/refinement"))
     parser.add_argument("--rows", type=Path, help="run nothing, and print the table of these rows")

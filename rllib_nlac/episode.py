@@ -40,6 +40,11 @@ def task_seed_of(episode: SingleAgentEpisode) -> int:
     return episode.custom_data[TASK_SEED]
 
 
+def known_task_seed(episode: SingleAgentEpisode) -> int | None:
+    """The same; None of a logged dialogue, which no environment played."""
+    return episode.custom_data.get(TASK_SEED)
+
+
 def task_of(episode: SingleAgentEpisode) -> int:
     """The number of its task in an evaluation; of an episode of training the seed, which is as good."""
     return episode.custom_data.get(TASK, task_seed_of(episode))

@@ -13,9 +13,9 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.algorithm.examination import ExaminationConfig
-from rllib_nlac.algorithm.examined import ExaminedAlgorithm
 from rllib_nlac.algorithm.metrics import TransitionWriter, log_replay, log_stages, stage
+from rllib_nlac.algorithm.record import Learned
+from rllib_nlac.algorithm.recorded import RecordedAlgorithm, RecordedConfig
 from rllib_nlac.algorithm.replay import ReplayConfig
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
@@ -55,7 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class NLACConfig(ReplayConfig, ExaminationConfig):
+class NLACConfig(ReplayConfig, RecordedConfig):
     """Configures Natural Language Actor-Critic.
 
     .. testcode::
@@ -159,7 +159,7 @@ class NLACConfig(ReplayConfig, ExaminationConfig):
         )
 
 
-class NLAC(ExaminedAlgorithm):
+class NLAC(RecordedAlgorithm):
     """Natural Language Actor-Critic (arXiv 2512.04601)."""
 
     stages_class: type[LanguageStages] = LanguageStages
@@ -175,6 +175,7 @@ class NLAC(ExaminedAlgorithm):
         super().setup(config)
         self.stages = self.make_stages(self.stages_class, self.variant)
         self.writer = TransitionWriter(self.logdir)
+        self.open_record()
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
@@ -191,6 +192,7 @@ class NLAC(ExaminedAlgorithm):
         log_stages(self.metrics, report, targets, refinements)
         self.heed_stages(report)
         self.writer.write(self.iteration + 1, targets, refinements)
+        self.begin_record(targets, refinements, report)
         return targets, refinements
 
     def learn_from(self, sample: ReplaySample, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> bool:
@@ -202,11 +204,13 @@ class NLAC(ExaminedAlgorithm):
         sequences = self.sequences_of(sample, targets, refinements)
         self.heed_lessons(sequences)
         if not sequences:
+            self.end_record(None)
             return False
         losses = self.learn(sequences, count=len(sample.transitions))
         with stage(self.metrics, "replay", "keeping the priorities"):
-            of_policy = self.policy_losses(losses[POLICY], refinements)
-            self.prioritise(sample, priorities(losses[CRITIC], of_policy))
+            new = priorities(losses[CRITIC], self.policy_losses(losses[POLICY], refinements))
+            self.prioritise(sample, new)
+        self.end_record(Learned(losses[CRITIC], losses[POLICY], new, sample.weights))
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
         return True
 

@@ -146,6 +146,9 @@ class Transition:
         returns_to_go: Undiscounted sum of rewards from this step to the end. No prompt shows it.
         next_messages: s', where it is not just s and one turn more, because old turns are left out; else None.
         following: The next steps of the same episode that an n-step backup uses, at most n - 1.
+        episode: The episode's id, for whoever reads a record of it; empty where there is none.
+        turn: Which of the episode's it is, from 0.
+        task_seed: What the environment was reset with; None where nobody knows, as of logged dialogues.
     """
 
     id: int
@@ -161,6 +164,9 @@ class Transition:
     returns_to_go: float
     next_messages: tuple[Message, ...] | None = None
     following: tuple[Transition, ...] = ()
+    episode: str = ""
+    turn: int = 0
+    task_seed: int | None = None
 
     @property
     def ended(self) -> bool:

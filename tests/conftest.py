@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rllib_nlac.engine.chat import Chat
     from rllib_nlac.language.prompts import PromptSet
 
-pytest.register_assert_rewrite("command_runs")
+pytest.register_assert_rewrite("browsed", "command_runs")
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 
@@ -41,7 +41,7 @@ WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 NEEDS = {
     "vllm": ("session_engine", "adapters", "merging"),
     "ray": ("ray_session",),
-    "process": ("chromium", "commands", "disk", "real_server", "source", "trained"),
+    "process": ("browser", "chromium", "commands", "disk", "real_server", "source", "trained"),
 }
 # The first to begin where tests are divided, so that no long one begins last; by name of the test or its file, longest first.
 LONGEST = (

@@ -2,14 +2,14 @@
 
 # From the ground up. A room may import from the floors below it and from nothing else.
 FLOORS = (
-    ("activity", "foreign", "names", "types", "version"),
+    ("activity", "names", "types", "version"),
     ("episode", "inputs"),
     ("engine", "rewards"),
     ("envs", "language", "learner"),
     ("checkpoints", "sampling", "sync", "tiny"),
     ("replay",),
     ("algorithm",),
-    ("nlac", "reporting"),
+    ("inspector", "nlac", "reporting"),
     ("ablations", "baselines"),
     ("algorithms",),
     ("",),  # the package's own page

@@ -217,3 +217,5 @@ class TestRounds:
         said = capsys.readouterr().out
         assert "all: 39 of 40 survived" in said and "single: " in said and "in evaluation: " in said
         assert command() == 1 and "all: 39 of 40 survived" in capsys.readouterr().out and len(made) == 41
+        assert command("--again") == 0 and made[41:] == [made[6]] and "all: 40 of 40 survived" in capsys.readouterr().out
+        assert record.read_text().count("OSError: gone") == 1  # the file forgets nothing

@@ -83,6 +83,8 @@ class TestSettings:
         config.language(lora=given).validate()
         expected = targets if isinstance(targets, str) else tuple(targets) if targets else "all-linear"
         assert config.lora_settings == LoRASettings(target_modules=expected)
+        as_json = expected if isinstance(expected, str) else list(expected)
+        assert config.lora_settings.for_peft()["target_modules"] == as_json
 
     def test_a_serving_that_does_not_exist(self, config):
         with pytest.raises(

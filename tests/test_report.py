@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from rllib_nlac.algorithm.examples import EXAMPLES, Examples, chosen
-from rllib_nlac.foreign import code, fenced
+from rllib_nlac.inputs.foreign import code, fenced
 from rllib_nlac.reporting.advice import RULES, advise
 from rllib_nlac.reporting.costs import stages
 from rllib_nlac.reporting.pictures import pictures

@@ -14,6 +14,8 @@ import pytest
 from command_runs import SMALL, wait_for
 
 from rllib_nlac.algorithm.metrics import TransitionWriter
+from rllib_nlac.algorithm.notices import Notices
+from rllib_nlac.algorithm.record import Record, RecordSettings
 from rllib_nlac.checkpoints import checkpoint, scratch, storage
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest, render
 from rllib_nlac.checkpoints.storage import StorageError, check_storage
@@ -257,6 +259,19 @@ class TestCannotBeWritten:
         write_dialogues(mounted / "episodes.jsonl", [None])
         assert "config.output: 1 episodes were not recorded" in caplog.text
         assert not list(mounted.glob("episodes*"))
+
+    def test_a_full_disk_loses_the_record_and_says_so_once(self, disk):
+        mounted = disk("size=32k")
+        notices = Notices()
+        record = Record(mounted, RecordSettings(), lambda text: notices.heed("record", text))
+        record.write("iteration", 1, [{"text": "x" * 1000}])
+        for iteration in range(2, 10):
+            record.write("iteration", iteration, [{"text": "x" * 40_000}])
+        (said,) = notices.take()
+        assert "has a gap" in said and "No space left on device. The run goes on without" in said
+        assert visible(mounted / "transitions") == ["iteration_00000001.jsonl"]
+        record.write("iteration", 10, [{"text": "x" * 1000}])  # there is room again
+        assert len(visible(mounted / "transitions")) == 2
 
     def test_tunes_complaints_become_one_line(self, tmp_path, disk, caplog):
         mounted = disk("size=64k")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import rllib_nlac
 from rllib_nlac.command.cli import app
 from rllib_nlac.command.terminal import Terminal, VisibleFormatter
-from rllib_nlac.foreign import visible
+from rllib_nlac.inputs.foreign import visible
 
 PACKAGE = Path(rllib_nlac.__file__).parent
 HOSTILE = "[/INST] [bold]x[/bold] [link=http://x]y :smile: \x1b]0;title\x07 \x9b2J \rover \u202egnp.exe \ud800 \u2028 end"

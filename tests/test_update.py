@@ -215,6 +215,8 @@ class TestStep:
 
         algorithm.stages.run = stages_run
         algorithm.writer = SimpleNamespace(write=lambda *a: calls.append(("write", a[0])))
+        algorithm.begin_record = lambda *a: calls.append(("begin_record", *a))
+        algorithm.end_record = lambda learned: calls.append(("end_record", learned))
         losses = {CRITIC: np.linspace(1, 2, COUNT), POLICY: np.where(np.arange(COUNT) % 3, 0.5, NAN)}
         algorithm.learn = lambda sequences, count: calls.append(("learn", sequences, count)) or losses
         algorithm.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda *a: calls.append(("priorities", *a)))
@@ -227,8 +229,8 @@ class TestStep:
     def test_the_stages_in_their_order(self, make, monkeypatch):
         calls, sample, report, losses = self.run(make, monkeypatch)
         assert [call[0] for call in calls] == [
-            *("collect", "replay", "stages", "log_stages", "write"),
-            *("learn", "priorities", "log_replay", "sync"),
+            *("collect", "replay", "stages", "log_stages", "write", "begin_record"),
+            *("learn", "priorities", "end_record", "log_replay", "sync"),
         ]
         by_name = {call[0]: call[1:] for call in calls}
         assert by_name["replay"] == (["episode"],)
@@ -239,13 +241,20 @@ class TestStep:
         expected = priorities(losses[CRITIC], np.where(np.arange(COUNT) % 3, 0.5, 0.0))
         assert nodes == sample.nodes and values.tolist() == expected.tolist()
         buffer, *rest = by_name["log_replay"]
-        assert hasattr(buffer, "update_priorities_of") and rest == [sample, 5] and by_name["write"] == (3,)
+        assert hasattr(buffer, "update_priorities_of") and rest == [sample, 5] and by_name["write"] == (4,)
+        (learned,) = by_name["end_record"]
+        assert by_name["begin_record"][2] is report and (
+            learned.critic_loss is losses[CRITIC] and learned.policy_loss is losses[POLICY]
+        )
 
     def test_where_nothing_parses_nothing_is_learned_or_synced(self, make, monkeypatch):
         transitions, _, _ = items()
         unparsed = [BellmanTarget(t, None, None, None, None) for t in transitions]
         calls, *_ = self.run(make, monkeypatch, targets=unparsed, policy_loss_coeff=0.0)
-        assert [call[0] for call in calls] == ["collect", "replay", "stages", "log_stages", "write"]
+        assert [call[0] for call in calls] == [
+            *("collect", "replay", "stages", "log_stages", "write", "begin_record", "end_record")
+        ]
+        assert calls[-1] == ("end_record", None)
 
 
 class TestReplay:
@@ -343,14 +352,15 @@ def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make
         monkeypatch.setattr(ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(NLAC, "make_stages", lambda self, kind, variant: f"stages of {kind.__name__}")
     monkeypatch.setattr(nlac, "TransitionWriter", lambda folder: SimpleNamespace(close=lambda: calls.append(folder)))
+    monkeypatch.setattr(NLAC, "open_record", lambda self: calls.append("open_record"))
     algorithm = make()
     algorithm._logdir = str(tmp_path)
     algorithm.setup("config")
-    assert algorithm.stages == "stages of LanguageStages" and calls == [("setup", "config")]
+    assert algorithm.stages == "stages of LanguageStages" and calls == [("setup", "config"), "open_record"]
     algorithm.cleanup()
-    assert calls[1:] == [str(tmp_path), ("cleanup",)]
+    assert calls[2:] == [str(tmp_path), ("cleanup",)]
     NLAC.cleanup(NLAC.__new__(NLAC))  # one that failed before it had a writer
-    assert calls[3:] == [("cleanup",)]
+    assert calls[4:] == [("cleanup",)]
 
 
 def test_priorities_go_to_the_nodes_that_were_drawn_and_unknown_ones_change_nothing(make):

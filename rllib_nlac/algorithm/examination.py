@@ -251,6 +251,7 @@ def examine(
     states: int,
     branches: int,
     play: Callable[[Sequence[Start]], list[SingleAgentEpisode]],
+    asked: list[tuple[Transition, Sequence[Future]]] | None = None,
 ) -> dict[str, Any]:
     """All figures of one evaluation, nested as in the results.
 
@@ -262,11 +263,15 @@ def examine(
         states: Turns of either.
         branches: Continuations of an action and of its refined one; 0: none.
         play: Plays them.
+        asked: Takes the turns of the evaluation's episodes, with what was predicted of each.
     """
     results: dict[str, Any] = {}
     places = examiner.draw(episodes, states)
     fresh = examiner.transitions(places)
-    results |= calibration(fresh, examiner.predict(fresh), [t + 1 for _, t in places], "turn")
+    futures = examiner.predict(fresh)
+    if asked is not None:
+        asked += zip(fresh, futures, strict=True)
+    results |= calibration(fresh, futures, [t + 1 for _, t in places], "turn")
     old = examiner.transitions(examiner.draw(replayed, states))
     if old:
         ages = [version - t.generation.weight_version for t in old]

@@ -20,7 +20,7 @@ from rllib_nlac.algorithm.replay import ReplayAlgorithm
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.stages import LanguageStages
-from rllib_nlac.types import Transition
+from rllib_nlac.types import Future, Refinement, Transition
 
 FIXED_STATES = "fixed_states"  # key of our part of a checkpoint
 
@@ -44,6 +44,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
         with self.timing("evaluation_critic"), activity.stage("examining the critic"):
             examiner = self.examiner(asked.futures)
             results: dict[str, Any] = {}
+            heard: list[tuple[Transition, Sequence[Future]]] = []
             if asked.states:
                 results = examine(
                     examiner,
@@ -53,8 +54,11 @@ class ExaminedAlgorithm(ReplayAlgorithm):
                     asked.states,
                     asked.branches,
                     partial(play_forks, self, group),
+                    heard,
                 )
-            log(self.metrics, {**results, **self._ask_about_fixed_states(examiner, episodes)})
+            figures, fixed = self._ask_about_fixed_states(examiner, episodes)
+            log(self.metrics, {**results, **figures})
+            self.examined(episodes, heard, fixed)
             self.writer.write_histograms(
                 self.iteration + 1,
                 {
@@ -63,25 +67,42 @@ class ExaminedAlgorithm(ReplayAlgorithm):
                 },
             )
 
+    def examined(
+        self,
+        episodes: Sequence[SingleAgentEpisode],
+        asked: Sequence[tuple[Transition, Sequence[Future]]],
+        fixed: Sequence[Refinement],
+    ) -> None:
+        """Hears what an evaluation found out, for whoever keeps it; nobody does here.
+
+        Args:
+            episodes: Of the evaluation.
+            asked: Turns of them with the futures that the critic predicted.
+            fixed: What it says of the states that every evaluation asks about.
+        """
+
     def examiner(self, futures: int) -> Examiner:
         """Asks the critic as the algorithm does, with this number of futures for a turn."""
         env = (self.evaluation_config or self.config).played_env
         return Examiner(self.stages, env, self.config.seed or 0, futures)
 
-    def _ask_about_fixed_states(self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]) -> dict[str, Any]:
+    def _ask_about_fixed_states(
+        self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode]
+    ) -> tuple[dict[str, Any], list[Refinement]]:
         """What the critic says today of turns that the first evaluation chose, also as text for TensorBoard."""
         if not self._fixed and (count := self.config.examination.fixed_states):
             drawn = examiner.transitions(examiner.draw(episodes, count))
             self._fixed = tuple(replace(t, following=()) for t in drawn)
         figures: dict[str, Any] = {}
-        for number, refinement in enumerate(examiner.refine(self._fixed), start=1):
+        refinements = examiner.refine(self._fixed)
+        for number, refinement in enumerate(refinements, start=1):
             name = f"state_{number}"
             self.writer.write_state(name, self.iteration + 1, refinement)
             figures[name] = {
                 "predicts_success": float(predicts_success(refinement.futures)),
                 "optimal": float(refinement.critique.optimal) if refinement.critique else float("nan"),
             }
-        return {"fixed": figures} if figures else {}
+        return ({"fixed": figures} if figures else {}), refinements
 
     @override(LanguageAlgorithm)
     def own_state(self) -> dict[str, Any]:

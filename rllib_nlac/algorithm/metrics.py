@@ -3,9 +3,9 @@
 ``seconds`` is what this iteration took. RLlib's timers are moving averages, in which the slow first iteration stays for long.
 Its entries: ``play``, the episodes; ``replay``, keeping and drawing transitions; ``waves``, all of them with what is between,
 and each one as ``wave_1`` and so on; ``logprob_gap``, the comparison of engine and learner; ``learner``, the gradient steps;
-``sync``, the weights to the engines, in the first iteration also those that the engines start with; ``evaluation``, and of it
-``evaluation_critic``, what the critic is asked; ``base_answers``, what the untrained model is asked at the start. What an
-iteration did not do is 0 or not there.
+``record``, what ``rllib inspect`` reads; ``sync``, the weights to the engines, in the first iteration also those that the
+engines start with; ``evaluation``, and of it ``evaluation_critic``, what the critic is asked; ``base_answers``, what the
+untrained model is asked at the start. What an iteration did not do is 0 or not there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_nlac.activity import activity
 from rllib_nlac.algorithm.examples import Examples
 from rllib_nlac.episode import generations_of
-from rllib_nlac.foreign import fenced_parts
+from rllib_nlac.inputs.foreign import fenced_parts
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.group import on_every_learner

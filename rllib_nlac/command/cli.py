@@ -157,6 +157,26 @@ def export(
         terminal.say(f"Model:       {folder}")
 
 
+@app.command()
+def inspect(
+    run: Annotated[Path, typer.Argument(help="A trial's folder, or a checkpoint, whose replay buffer is shown.")],
+    other: Annotated[Path | None, typer.Argument(help="Another one, to compare.")] = None,
+    output: Annotated[Path | None, typer.Option(help="The file, or for other formats the folder, to write.")] = None,
+    kind: Annotated[str, typer.Option("--format", help="html, atif (ATIF v1.7) or inspect (Inspect AI).")] = "html",
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Serve the page on this machine, with news of a run that goes on.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of --follow; 0 takes any free one.")] = 0,
+    most: Annotated[int, typer.Option(min=1, help="The most transitions of a run in the page.")] = 10_000,
+) -> None:
+    """Read what the critic thought: a page of the transitions, states and curves that a run recorded."""
+    with clear_errors():
+        from rllib_nlac.command.inspect import inspect as inspect_
+
+        inspect_([run, *([other] if other else [])], output, kind, open_, follow, port, most, terminal)
+
+
 def _train(
     experiments: list[Any],
     stop: str | None,
@@ -298,6 +318,8 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
         ]
         if any(where.glob("*.transitions")):
             lines.append("             (under Text: one transition per iteration, in words)")
+        if any((where / "transitions").glob("*.jsonl")):
+            lines.append(f"Read it:     rllib inspect {where} --open")
         if trial.checkpoint and Path(trial.checkpoint.path).exists():
             lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
         for line in lines:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rllib_nlac.foreign import visible
+from rllib_nlac.inputs.foreign import visible
 
 QUIET_S = 10.0  # where nothing can be rewritten, what goes on is printed after so long a silence
 _ERASE = "\r\x1b[2K"

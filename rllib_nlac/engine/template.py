@@ -62,13 +62,13 @@ class ChatTemplate:
         if self.obstacle:
             logger.info("%s: every turn's prompt is written and encoded anew: %s", tokenizer.name_or_path, self.obstacle)
 
-    def write(self, messages: Sequence[Message]) -> Written:
-        """The text of a prompt.
+    def write(self, messages: Sequence[Message], num_harmless: int = 0) -> Written:
+        """The text of a prompt, of whose messages the first so many are known to hold no part of a control token.
 
         Control tokens, or parts of them, that are not a message's to use wait behind placeholders while the template writes
         the dialogue, so that it neither acts on them nor hides where they came from.
         """
-        if not any(self.control.may_stand_in(role, content) for role, content in messages):
+        if not any(self.control.may_stand_in(role, content) for role, content in messages[num_harmless:]):
             return Written(self._apply(messages))
         hidden: list[str] = []
         shown: list[Message] = []
@@ -109,13 +109,14 @@ class ChatTemplate:
         """
         if self.opening is None or len(messages) < 3 or [m.role == "assistant" for m in messages[-2:]] != [True, False]:
             return None
-        before, after = self._written(messages[:-2]).text, self._written(messages)
-        turn = self.opening + messages[-2].content
-        if not (after.text.startswith(before) and after.text.startswith(turn, len(before))):
+        before = self._written(messages[:-2])
+        after = self._written(messages, 0 if before.marked else len(messages) - 2)
+        turn, place = self.opening + messages[-2].content, len(before.text)
+        if not (after.text.startswith(before.text) and after.text.startswith(turn, place)):
             return None
-        return after.after(len(before) + len(turn))
+        return after.after(place + len(turn))
 
-    def _written(self, messages: Sequence[Message]) -> Written:
+    def _written(self, messages: Sequence[Message], num_harmless: int = 0) -> Written:
         """``write``, which the same messages cost once for a while."""
         key = tuple(messages)
         written = self._recent.get(key)
@@ -123,7 +124,7 @@ class ChatTemplate:
             if self._num_characters > MOST_CHARACTERS_KEPT:
                 self._recent.clear()
                 self._num_characters = 0
-            written = self._recent[key] = self.write(messages)
+            written = self._recent[key] = self.write(messages, num_harmless)
             self._num_characters += len(written.text)
         return written
 

@@ -25,6 +25,7 @@ class StageReport:
         unparsed: How many of these answers did not parse, by role.
         cut_off: How many of those that did not parse the token limit cut off, by role.
         examples: The first answer of each role that did not parse, as it came.
+        raw: All answers that did not parse, with their roles, by the id of the transition that they are about.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -37,10 +38,18 @@ class StageReport:
     unparsed: Counter[str] = field(default_factory=Counter)
     cut_off: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    raw: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
-    def note(self, role: str, answers: Sequence[Answer | None], parsed: Sequence[Any]) -> None:
-        """Books what a role answered and what became of each answer, None where it did not parse."""
-        for answer, result in zip(answers, parsed, strict=True):
+    def note(self, role: str, answers: Sequence[Answer | None], parsed: Sequence[Any], about: Sequence[int] = ()) -> None:
+        """Books what a role answered and what became of each answer, None where it did not parse.
+
+        Args:
+            role: Who answered.
+            answers: What.
+            parsed: What became of each.
+            about: The ids of the transitions, each with equally many answers in turn; without, no raw text is kept.
+        """
+        for place, (answer, result) in enumerate(zip(answers, parsed, strict=True)):
             if answer is None:
                 continue
             self.answered[role] += 1
@@ -48,3 +57,5 @@ class StageReport:
                 self.unparsed[role] += 1
                 self.cut_off[role] += not answer[0].finished
                 self.examples.setdefault(role, answer[1])
+                if about:
+                    self.raw.setdefault(about[place * len(about) // len(answers)], []).append((role, answer[1]))

@@ -57,7 +57,7 @@ def backup_stage(
     """The Bellman target y of every transition. With n steps the last one's y comes first, and each earlier y uses the next."""
     chains = [(t, *t.following) for t in transitions]
     ends = [chain[-1] for chain in chains]
-    next_actions, next_futures = yield from _continuation(ends, prompts, settings, report, variant)
+    next_actions, next_futures = yield from _continuation(transitions, ends, prompts, settings, report, variant)
 
     later: list[Future | None] = list(next_futures)
     targets: list[BellmanTarget] = [backup.read_target(t, None, None, None) for t in transitions]
@@ -73,7 +73,7 @@ def backup_stage(
         for i, step, answer in zip(due, steps, answers, strict=True):
             targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i])
             later[i] = targets[i].future
-        report.note("target", answers, [targets[i].future for i in due])
+        report.note("target", answers, [targets[i].future for i in due], [transitions[i].id for i in due])
     if settings.reasoning is not None:
         thoughts = [reasoning.target_thought(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
         generations = yield from _corrected(thoughts, settings.reasoning, chat, report)
@@ -109,7 +109,12 @@ def _with_prompts(
 
 
 def _continuation(
-    ends: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, report: StageReport, variant: Variant
+    transitions: Sequence[Transition],
+    ends: Sequence[Transition],
+    prompts: Sequence[PromptSet],
+    settings: StageSettings,
+    report: StageReport,
+    variant: Variant,
 ) -> Stage[tuple[list[str | None], list[Future | None]]]:
     """a' and d' after every transition. Of several a', the first one that the evaluator approves, or else the first."""
     count = settings.num_next_actions
@@ -126,7 +131,8 @@ def _continuation(
         seen,
     )
     futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
-    report.note("future", answers, futures)
+    about = [t.id for t in transitions]
+    report.note("future", answers, futures, about)
     if count == 1:
         return actions, futures
     verdicts = yield from _critiques(
@@ -137,6 +143,7 @@ def _continuation(
         seen,
         settings,
         report,
+        about,
     )
     chosen = []
     for start in range(0, len(states), count):
@@ -153,6 +160,7 @@ def _critiques(
     seen: Sequence[Seen | None],
     settings: StageSettings,
     report: StageReport,
+    about: Sequence[int],
 ) -> Stage[list[Critique | None]]:
     """What the evaluator says of each action, given its futures; None where there is no action or no future."""
     answers = yield Ask(
@@ -165,7 +173,7 @@ def _critiques(
         seen,
     )
     critiques = [critique.read_critique(answer) for answer in answers]
-    report.note("critique", answers, critiques)
+    report.note("critique", answers, critiques, about)
     return critiques
 
 
@@ -292,13 +300,15 @@ def _judge(
             [a.seen for a in attempts for _ in range(k)],
         )
         parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(attempts))]
-        report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
+        each = [next(iter(critique.read_futures([answer])), None) for answer in answers]
+        report.note("future", answers, each, [a.transition.id for a in attempts])
         asked = sum(a.open_action is not None for a in attempts)
         report.counts["unparsed_future"] += k * asked - sum(map(len, parsed))
     shown = variant.shown(parsed, rng)
     states = [a.transition.state for a in attempts]
     actions, turns = [a.open_action for a in attempts], [a.seen for a in attempts]
-    return shown, (yield from _critiques([a.prompts for a in attempts], states, actions, shown, turns, settings, report))
+    prompts, about = [a.prompts for a in attempts], [a.transition.id for a in attempts]
+    return shown, (yield from _critiques(prompts, states, actions, shown, turns, settings, report, about))
 
 
 def _refine(
@@ -315,7 +325,7 @@ def _refine(
         [a.seen for a in attempts],
     )
     new = [refine.read_action(answer, settings.action_format) for answer in answers]
-    report.note("refinement", answers, new)
+    report.note("refinement", answers, new, [a.transition.id for a in attempts])
     for attempt, turn, judgement in zip(attempts, new, critiques, strict=True):
         if turn is not None:
             attempt.refined = turn
@@ -406,6 +416,18 @@ class LanguageStages:
         """``improvement_stage`` with these settings."""
         prompts = self._prompts(transitions)
         return improvement_stage(transitions, prompts, self.settings, self.chat, report, self.rng, futures, self.variant)
+
+    @property
+    def answered_by(self) -> dict[str, Weights]:
+        """Which weights answer each role."""
+        return {
+            "next_action": Weights.POLICY,
+            "next_future": self.variant.next_future_weights,
+            "target": self.settings.backup_weights,
+            "future": self.variant.future_weights,
+            "critique": self.settings.judge_weights,
+            "refinement": self.settings.judge_weights,
+        }
 
     def predict_ids(self, transition: Transition) -> tuple[int, ...]:
         """Prompt of M(.|s, a), under which the successor model is trained."""

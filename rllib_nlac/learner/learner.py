@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,6 +188,53 @@ class LanguageLearner(TorchLearner):
             logprobs = self._answers(ids, start.to(self._device), end.to(self._device), temperature).logprobs
             results.append(logprobs[0].float().cpu().numpy())
         return results
+
+    @torch.no_grad()
+    def token_logprobs(
+        self, prompt_ids: Sequence[Sequence[int]], token_ids: Sequence[Sequence[int]]
+    ) -> dict[Weights, list[np.ndarray]]:
+        """What the model says of each token of given texts, for a reader; all learners must take part.
+
+        Args:
+            prompt_ids: The prompt of each text.
+            token_ids: Each text's own ids, at least one.
+
+        Returns:
+            Log-probabilities of each text's ids by θ, shape (len(ids),), and by θ̄ where it lies here whole and in the model's
+            own precision: a copy of a large model in another one is not worth it.
+        """
+        found = {Weights.POLICY: self._by_text(prompt_ids, token_ids)}
+        target = self.target.state if self.target is not None and self.target.num_shares == 1 else {}
+        own = dict(self.trained.named_parameters())
+        if target and all(name in own and own[name].dtype == tensor.dtype for name, tensor in target.items()):
+            found[Weights.TARGET] = self._by_text(prompt_ids, token_ids, target)
+        return found
+
+    def _by_text(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        token_ids: Sequence[Sequence[int]],
+        weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> list[np.ndarray]:
+        """Log-probabilities of each text's ids, with some of the weights replaced by others."""
+        lengths = torch.tensor([len(p) + len(a) for p, a in zip(prompt_ids, token_ids, strict=True)])
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(token_ids)
+        for group in micro_batches(lengths, torch.arange(len(lengths)), self.config.max_tokens_per_micro_batch):
+            ids = torch.zeros(len(group), int(lengths[group].max()), dtype=torch.long)
+            for row, item in enumerate(group.tolist()):
+                ids[row, : lengths[item]] = torch.tensor([*prompt_ids[item], *token_ids[item]])
+            kept = ids.shape[1] - min(len(prompt_ids[item]) for item in group.tolist())
+            ids = ids.to(self._device)
+            arguments = {"input_ids": ids, "logits_to_keep": kept + 1, "use_cache": False}
+            if weights is None:
+                logits = self.trainer(**arguments).logits
+            else:
+                logits = torch.func.functional_call(self.trained, dict(weights), kwargs=arguments).logits
+            logprobs = answer_logprobs(logits[:, :-1], ids[:, -kept:]).float().cpu().numpy()
+            for row, item in enumerate(group.tolist()):
+                end = kept - (ids.shape[1] - int(lengths[item]))
+                found[item] = logprobs[row, end - len(token_ids[item]) : end]
+        return found
 
     @property
     def knows_base(self) -> bool:

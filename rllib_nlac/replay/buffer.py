@@ -20,7 +20,14 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
-from rllib_nlac.episode import environment_of, episode_success, generation_at, generations_of, messages_at
+from rllib_nlac.episode import (
+    environment_of,
+    episode_success,
+    generation_at,
+    generations_of,
+    known_task_seed,
+    messages_at,
+)
 from rllib_nlac.replay.storage import EpisodeFiles, Opener, open_file
 from rllib_nlac.types import Transition
 
@@ -151,6 +158,16 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         """p^α of everything kept, in no order that means anything; shape (N,)."""
         return np.array([self._sum_segment[node] for *_, node in self._indices], float)
 
+    @property
+    def num_evicted(self) -> int:
+        """Episodes that were added and are gone: the number of the oldest that is kept."""
+        return self._num_episodes_evicted
+
+    def places(self) -> list[tuple[tuple[int, int], float]]:
+        """The episode's number and the step of everything kept, each with its priority before the exponent."""
+        power = 1 / self.alpha if self.alpha else 0.0
+        return [((place[0], place[1]), float(self._sum_segment[place[2]]) ** power) for place in self._indices]
+
     def ages(self, version: int) -> np.ndarray:
         """How many versions of the weights ago each turn that is kept was generated; shape (N,)."""
         made = [generation.weight_version for episode in list(self.episodes) for generation in generations_of(episode)]
@@ -237,6 +254,9 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
         returns_to_go=float(sum(episode.get_rewards(slice(t, None)))),
         next_messages=None if last else messages_at(episode, t + 1),
         following=tuple(transition_at(env, episode, later, first_id) for later in ahead),
+        episode=episode.id_,
+        turn=t,
+        task_seed=known_task_seed(episode),
     )
 
 

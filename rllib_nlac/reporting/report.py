@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rllib_nlac.algorithm.trends import figure
-from rllib_nlac.foreign import code, fenced, visible
+from rllib_nlac.inputs.foreign import code, fenced, visible
 from rllib_nlac.reporting.advice import Advice, advise
 from rllib_nlac.reporting.costs import stages
 from rllib_nlac.reporting.critic import critic, ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllib_nlac.foreign import code, fenced_parts, visible
+from rllib_nlac.inputs.foreign import code, fenced_parts, visible
 
 TITLES = {"success": "Of an episode that was won", "failure": "Of one that was lost", "surprise": "The most surprising one"}
 

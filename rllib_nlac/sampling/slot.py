@@ -45,7 +45,7 @@ class Outcome:
     error: BaseException | None = None
 
 
-@dataclass
+@dataclass(eq=False)  # two are never the same, and a comparison would go through their dialogues
 class Slot:
     """One environment and the episode that it plays. ``reset`` and ``step`` may run in a thread: they touch nothing else but
     ``asked_at``."""

@@ -1,0 +1,65 @@
+"""What a checkpoint's replay buffer holds, as lines of the record that nobody was asked about."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+from rllib_nlac.algorithm.record import FOLDER, moment
+from rllib_nlac.algorithm.replay import REPLAY_BUFFER
+from rllib_nlac.checkpoints.checkpoint import CONSTRUCTOR, VerifiedFolder, opened
+from rllib_nlac.inspector.run import Run, RunReader
+from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, STATE_FILE, TextReplayBuffer, transition_at
+
+
+def read_checkpoint(path: Path) -> Run:
+    """The transitions of a checkpoint's buffer, and the curves of its run where they lie beside it.
+
+    Raises:
+        CheckpointError, FileNotFoundError: It cannot be read.
+        ValueError: It holds no buffer.
+    """
+    with opened(path) as verified:
+        folder = verified.folder / REPLAY_BUFFER
+        if not folder.is_dir():
+            raise ValueError(
+                f"{path} holds no replay buffer: store_buffer_in_checkpoints is false, or the algorithm has none. Inspect its "
+                f"run, {path.parent}"
+            )
+        env, config = _environment(verified)
+        lines = _lines(verified, env)
+        version = int(verified.manifest.get("weight_version") or 0)
+    for line in lines:
+        line["age"] = version - line.pop("made")
+    run = (
+        RunReader(path.parent).read() if (path.parent / "result.json").is_file() or (path.parent / FOLDER).is_dir() else Run("")
+    )
+    facts = run.facts or {"algorithm": verified.manifest.get("algorithm"), "env": env, "env_config": config}
+    name = f"{path.parent.name}/{path.name}"
+    return Run(name, facts, run.iterations, run.curves, run.evaluations, run.notices, lines, [], run.unread, is_buffer=True)
+
+
+def _environment(verified: VerifiedFolder) -> tuple[str, dict[str, Any]]:
+    with verified.open(verified.folder / CONSTRUCTOR) as file:
+        info = pickle.load(file)
+    given = info["ctor_args_and_kwargs"][0][0]
+    given = given if isinstance(given, dict) else given.to_dict()
+    return str(given.get("env")), dict(given.get("env_config") or {})
+
+
+def _lines(verified: VerifiedFolder, env: str) -> list[dict[str, Any]]:
+    folder = verified.folder / REPLAY_BUFFER
+    with verified.open(folder / STATE_FILE) as file:
+        state = pickle.load(file)
+    buffer = TextReplayBuffer(env=env, capacity=state["capacity"], alpha=state["alpha"])
+    buffer.load(folder, verified.open)
+    lines: list[dict[str, Any]] = []
+    for (index, t), priority in buffer.places():
+        episode = buffer.episodes[index - buffer.num_evicted]
+        transition = transition_at(env, episode, t, index * MAX_EPISODE_LENGTH)
+        made = transition.generation.weight_version
+        line = {"kind": "transition", "iteration": 0, **moment(transition), "priority": priority, "made": made}
+        lines.append({**line, "by": {"action": [transition.generation.weights.value, made]}})
+    return json.loads(json.dumps(lines))

@@ -1,0 +1,276 @@
+"""Reads what a run left in its folder. Anybody may have written the files: a line that is not what it should be is left out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rllib_nlac.algorithm.record import EVALUATION, FOLDER, ITERATION, RUN_FILE
+
+RESULTS, PARAMETERS = "result.json", "params.json"
+# Of the results only what a reader asks about; the rest are timers and the configuration once more.
+TOLD = (
+    "env_runners",
+    "evaluation",
+    "learners",
+    "language_stages",
+    "seconds",
+    "replay_buffer",
+    "collection",
+    "sync",
+    "faults",
+    "kl_to_base",
+    "logprob_gap",
+    "num_env_steps_sampled_lifetime",
+    "time_total_s",
+)
+CALIBRATION = "evaluation/critic/"
+MAX_ROWS = 2000  # of the curves
+MAX_LINE = 64 << 20  # characters
+Lines = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run.
+
+    Attributes:
+        name: For a person.
+        facts: ``run.json``: algorithm, env, env_config, language_model, config as {key: [value, default]}.
+        iterations: Of each row of the curves.
+        curves: By name, one number a row, None where there is none.
+        evaluations: What each evaluation says of critic and policy, nested, with its ``iteration``.
+        notices: Iteration and text of what the run said to a person.
+        lines: Of the record: transitions, states and predictions.
+        episodes: Of the evaluations.
+        unread: Lines that could not be read.
+        is_buffer: Whether the transitions are a replay buffer's, which nobody was asked about.
+    """
+
+    name: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    iterations: list[int] = field(default_factory=list)
+    curves: dict[str, list[float | None]] = field(default_factory=dict)
+    evaluations: Lines = field(default_factory=list)
+    notices: list[tuple[int, str]] = field(default_factory=list)
+    lines: Lines = field(default_factory=list)
+    episodes: Lines = field(default_factory=list)
+    unread: int = 0
+    is_buffer: bool = False
+
+
+def trial_of(path: Path) -> Path:
+    """The trial's folder that a path means: itself, or the only trial of an experiment.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: There are several.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(f"no run at {path}: the folder does not exist")
+    if _is_trial(path):
+        return path
+    trials = sorted(each for each in path.iterdir() if each.is_dir() and _is_trial(each))
+    if not trials:
+        raise FileNotFoundError(
+            f"{path} is no run: neither {RESULTS} nor {FOLDER}/ is there. Give the folder of a trial, which rllib train prints "
+            "as Results, or a checkpoint"
+        )
+    if len(trials) > 1:
+        raise ValueError(f"{path} has {len(trials)} trials: give one of them, such as {trials[-1]}, or two to compare")
+    return trials[0]
+
+
+def _is_trial(path: Path) -> bool:
+    return (path / RESULTS).is_file() or (path / FOLDER).is_dir()
+
+
+class RunReader:
+    """Reads a trial's folder again and again; files that have not changed are parsed once.
+
+    Args:
+        folder: The trial's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._parsed: dict[Path, tuple[tuple[int, int], tuple[Lines, int]]] = {}
+
+    def stamp(self) -> str:
+        """Changes whenever there is something new to read."""
+        return str(hash(tuple((path.name, *_state(path)) for path in self._files())))
+
+    def read(self) -> Run:
+        """All of it."""
+        unread = 0
+        lines: Lines = []
+        episodes: Lines = []
+        for path in self._files():
+            if path.parent.name != FOLDER or path.name == RUN_FILE:
+                continue
+            own, bad = self._lines(path)
+            unread += bad
+            for line in own:
+                kind = line.get("kind")
+                if kind == "episode":
+                    episodes.append(line)
+                elif kind in ("transition", "state", "prediction"):
+                    lines.append(line)
+                else:
+                    unread += 1
+        results, bad = self._lines(self.folder / RESULTS)
+        iterations, curves = curves_of(results)
+        return Run(
+            self.folder.name,
+            self._facts(results),
+            iterations,
+            curves,
+            evaluations_of(results),
+            [(_iteration(row), line) for row in results for line in str(row.get("notices") or "").splitlines()],
+            lines,
+            episodes,
+            unread + bad,
+        )
+
+    def _files(self) -> list[Path]:
+        kinds = (ITERATION, EVALUATION)
+        record = [path for kind in kinds for path in sorted((self.folder / FOLDER).glob(f"{kind}_*.jsonl"))]
+        return [*record, self.folder / FOLDER / RUN_FILE, self.folder / RESULTS]
+
+    def _lines(self, path: Path) -> tuple[Lines, int]:
+        state = _state(path)
+        known = self._parsed.get(path)
+        if known is None or known[0] != state:
+            known = state, _read_lines(path)
+            self._parsed[path] = known
+        return known[1]
+
+    def _facts(self, results: Lines) -> dict[str, Any]:
+        facts = _read_object(self.folder / FOLDER / RUN_FILE)
+        if facts:
+            return facts
+        given = _read_object(self.folder / PARAMETERS)
+        last = results[-1] if results else {}
+        name = self.folder.name.split("_")[0] if last.get("trial_id") else ""
+        config = {key: [value, None] for key, value in given.items() if key not in ("env", "env_config")}
+        return {"algorithm": name, "env": given.get("env"), "env_config": given.get("env_config") or {}, "config": config}
+
+
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def _read_lines(path: Path) -> tuple[Lines, int]:
+    """The objects of a file of JSON lines, and how many lines are none; the last may be half written."""
+    found: Lines = []
+    bad = 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    value = json.loads(line) if len(line) <= MAX_LINE else None
+                except (ValueError, RecursionError):
+                    value = None
+                if isinstance(value, dict):
+                    found.append(value)
+                elif line.endswith("\n") and line.strip():
+                    bad += 1
+    except OSError:
+        pass
+    return found, bad
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _iteration(row: Mapping[str, Any]) -> int:
+    number = row.get("training_iteration")
+    return number if isinstance(number, int) and abs(number) < 1 << 53 else 0
+
+
+def _evaluation(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an evaluation says of critic and policy."""
+    own = row.get("evaluation")
+    if not isinstance(own, Mapping):
+        return None
+    parts = {name: own[name] for name in ("critic", "repeated", "refined", "env_runners") if isinstance(own.get(name), Mapping)}
+    found = {name: _numbers(part) for name, part in parts.items()}
+    if all(value is None for part in found.values() for _, value in _leaves(part, "", lambda name: True)):
+        return None  # without an evaluation of its own an iteration tells of the last one again, or nothing but NaN
+    return {"iteration": _iteration(row), **found}
+
+
+def evaluations_of(results: Lines) -> Lines:
+    """Each evaluation once: the results of the next iteration tell it again."""
+    found: Lines = []
+    for row in results:
+        if (each := _evaluation(row)) is None:
+            continue
+        if found and _figures(each) == _figures(found[-1]):
+            continue
+        found.append(each)
+    return found
+
+
+def _figures(evaluation: Mapping[str, Any]) -> tuple[Any, ...]:
+    """By which two evaluations are told apart; timers move on by themselves."""
+    played = evaluation.get("env_runners") or {}
+    return evaluation.get("critic"), *(played.get(name) for name in ("success_rate", "episode_return_mean", "num_tasks"))
+
+
+def _numbers(value: Any, depth: int = 6) -> Any:
+    """What is made of numbers only, None for those that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): _numbers(each, depth - 1) for key, each in value.items()} if depth else None
+    if isinstance(value, list):
+        return [_numbers(each, depth - 1) for each in value] if depth and len(value) <= 1000 else None
+    return _number(value)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300 or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.5g}")
+
+
+def curves_of(results: Lines) -> tuple[list[int], dict[str, list[float | None]]]:
+    """The numbers of all results by their paths, at most ``MAX_ROWS`` rows spread over the run."""
+    step = -(-len(results) // MAX_ROWS) or 1
+    rows = [row for number, row in enumerate(results) if (len(results) - 1 - number) % step == 0]
+    curves: dict[str, list[float | None]] = {}
+    told = {each["iteration"] for each in evaluations_of(results)}
+    for number, row in enumerate(rows):
+        if _iteration(row) not in told:
+            row = {key: value for key, value in row.items() if key != "evaluation"}
+        for name, value in _leaves(row, "", _is_told):
+            if not name.startswith(CALIBRATION) or name.count("/") == 2:
+                curves.setdefault(name, [None] * len(rows))[number] = value
+    return [_iteration(row) for row in rows], {name: curves[name] for name in sorted(curves)}
+
+
+def _leaves(value: Mapping[str, Any], path: str, told: Callable[[str], bool]) -> Iterator[tuple[str, float]]:
+    for key, each in value.items():
+        name = f"{path}{key}"
+        if not told(name):
+            continue
+        if isinstance(each, Mapping):
+            yield from _leaves(each, f"{name}/", told)
+        elif (number := _number(each)) is not None:
+            yield name, number
+
+
+def _is_told(name: str) -> bool:
+    return name.startswith(TOLD)

@@ -1,0 +1,338 @@
+"""What a run records, and what ``rllib inspect`` reads of it and writes, without a browser."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import episode, make_run, transition, write_iteration, write_lines
+
+from rllib_nlac.algorithm.record import EVALUATION, ITERATION, Learned, Record, RecordSettings, Said, plain, transition_lines
+from rllib_nlac.command.inspect import inspect
+from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.inspector.atif import trajectories
+from rllib_nlac.inspector.buffer import read_checkpoint
+from rllib_nlac.inspector.bundle import Texts, bundle, columns, thinned
+from rllib_nlac.inspector.follow import Server, Source
+from rllib_nlac.inspector.inspect_log import logs
+from rllib_nlac.inspector.page import packed, render
+from rllib_nlac.inspector.run import RunReader, trial_of
+from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Transition, Weights
+
+
+def record(folder: Path, said: list | None = None, **settings) -> Record:
+    return Record(folder, RecordSettings(**settings), (said if said is not None else []).append)
+
+
+def numbers(folder: Path, kind: str = ITERATION) -> list[int]:
+    return sorted(int(path.stem.rpartition("_")[2]) for path in (folder / "transitions").glob(f"{kind}_*.jsonl"))
+
+
+def pair(number: int, won: bool = True) -> tuple[BellmanTarget, Refinement]:
+    generation = Generation((1, 2), (3, 4), np.array([-0.5, np.nan]), True, 3, Weights.POLICY)
+    t = Transition(
+        number, "Env", (Message("user", "s"),), "a", generation, "o", 1.0, True, False, won, 1.0, episode="e", turn=2
+    )
+    future = Future("well", True)
+    target = BellmanTarget(t, generation, future, None, None, (1,))
+    return target, Refinement(
+        t, (future, Future("badly", False)), Critique("c", False, "r", "f"), "b", generation, False, "refined"
+    )
+
+
+class TestRecord:
+    def test_a_batch_is_recorded_with_all_that_is_known(self):
+        targets, refinements = zip(pair(1), pair(2), pair(1), strict=True)
+        learned = Learned(
+            *(np.array(values) for values in ([0.1, np.inf, 9], [np.nan, 0.2, 9], [0.3, np.nan, 9], [1.0, 0.5, 9]))
+        )
+        by = {"future": Weights.POLICY, "critique": Weights.INITIAL, "target": Weights.TARGET}
+        said = Said(targets, refinements, by, {1: [("future", "noise")]}, {}, 7)
+        first, second = transition_lines(5, said, learned, 8)
+        assert (first["id"], first["turn"], first["age"], first["predicted"]) == (1, 2, 4, 0.5)
+        assert first["by"] == {
+            **{key: ["policy", 3] for key in ("action", "target", "refinement")},
+            "future": ["policy", 7],
+            "critique": ["initial", 0],
+        }
+        assert first["unparsed"] == [{"role": "future", "text": "noise"}] and second["unparsed"] == []
+        assert (first["critic_loss"], first["policy_loss"], first["stopped"]) == (0.1, None, False)
+        assert (second["critic_loss"], second["priority"], second["stopped"]) == (None, None, True)
+        assert len(transition_lines(5, said, None, 1)) == 1
+
+    def test_files_are_whole_and_written_anew_after_a_restart(self, tmp_path):
+        for text in ("lost", "kept"):
+            record(tmp_path).write(ITERATION, 3, [{"text": text}])
+        (file,) = (tmp_path / "transitions").iterdir()
+        assert json.loads(file.read_text()) == {"text": "kept"}
+
+    def test_it_thins_out_and_spans_the_run(self, tmp_path):
+        own = record(tmp_path, max_bytes=2000)
+        for iteration in range(1, 101):
+            if own.takes(iteration):
+                own.write(ITERATION, iteration, [{"text": "x" * 150}])
+            if iteration % 10 == 0:
+                own.write(EVALUATION, iteration, [{"text": "x" * 50}])
+        files = list((tmp_path / "transitions").iterdir())
+        assert 1000 < sum(file.stat().st_size for file in files) <= 2000
+        kept = numbers(tmp_path)
+        assert len({b - a for a, b in pairwise(kept)}) == 1 and kept[0] <= 32 and kept[-1] >= 84
+        assert numbers(tmp_path, EVALUATION)[-1] == 100
+        # Another process goes on with the same stride.
+        assert record(tmp_path, max_bytes=2000)._stride == own._stride > 1
+
+    def test_zero_records_nothing(self, tmp_path):
+        own = record(tmp_path, transitions=0)
+        own.write_run({})
+        assert not own.takes(1) and list(tmp_path.iterdir()) == []
+
+    def test_numbers_that_json_lacks_and_strange_values_are_written_all_the_same(self, tmp_path):
+        strange = {
+            "nan": float("nan"),
+            "array": np.array([1.0, np.inf]),
+            "flag": np.True_,
+            "text": "\ud800 \u202e",
+            "thing": Path("x"),
+            1: (2,),
+        }
+        record(tmp_path).write(ITERATION, 1, [strange])
+        (line,) = RunReader(tmp_path)._lines(tmp_path / "transitions" / "iteration_00000001.jsonl")[0]
+        assert line == {"nan": None, "array": [1.0, None], "flag": True, "text": "\ud800 \u202e", "thing": "x", "1": [2]}
+
+    @settings(max_examples=50, deadline=None)
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        )
+    )
+    def test_whatever_is_made_plain_is_strict_json(self, value):
+        assert json.loads(json.dumps(plain(value), allow_nan=False)) == plain(value)
+
+    def test_a_config_names_what_is_wrong(self, config):
+        with pytest.raises(ValueError, match=r"config\.record\['tokens'\] is -1 and must not be negative"):
+            config.reporting(record={"tokens": -1}).validate()
+        with pytest.raises(ValueError, match=r"config\.record: .*transitons.*transitions"):
+            config.reporting(record={"transitons": 1}).validate()
+
+
+class TestReading:
+    def test_a_run(self, tmp_path):
+        run = RunReader(make_run(tmp_path / "run")).read()
+        kinds = [line["kind"] for line in run.lines]
+        assert (kinds.count("transition"), kinds.count("state"), kinds.count("prediction"), len(run.episodes)) == (40, 4, 8, 6)
+        assert run.iterations == [1, 2, 3, 4] and run.curves["env_runners/success_rate"] == [0.1, 0.2, 0.3, 0.4]
+        assert run.curves["evaluation/env_runners/success_rate"] == [None, 0.2, None, 0.4]
+        assert "learners/default_policy/policy_loss" not in run.curves  # NaN all along
+        assert run.notices == [(2, "most answers do not parse")] and [each["iteration"] for each in run.evaluations] == [2, 4]
+
+    def test_an_evaluation_that_the_next_iterations_tell_again_is_one(self, tmp_path):
+        from recorded import result
+
+        folder = make_run(tmp_path / "run")
+        again = result(2, True) | {"training_iteration": 3}
+        nothing = {"training_iteration": 4, "evaluation": {"env_runners": {"success_rate": float("nan")}}}
+        write_lines(folder / "result.json", [result(1, False), result(2, True), again, nothing])
+        run = RunReader(folder).read()
+        assert [each["iteration"] for each in run.evaluations] == [2]
+        assert run.curves["evaluation/env_runners/success_rate"] == [None, 0.2, None, None]
+
+    def test_what_is_no_line_of_a_record_is_left_out_and_counted(self, tmp_path):
+        folder = make_run(tmp_path / "run")
+        file = folder / "transitions" / "iteration_00000001.jsonl"
+        file.write_bytes(
+            file.read_bytes() + b'not json\n[1]\n"text"\n{"kind": "other"}\n\xff\xfe\n' + b"[" * 100_000 + b'\n{"kind": "trans'
+        )
+        run = RunReader(folder).read()
+        assert run.unread == 6 and sum(line["kind"] == "transition" for line in run.lines) == 40
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            5,
+            "text",
+            [],
+            [1],
+            {"a": 1},
+            {"text": 5, "success": "no"},
+            [{"role": 1, "content": None}],
+            float("inf"),
+            10**400,
+        ],
+    )
+    def test_wrong_values_in_any_field_do_no_harm(self, value):
+        line = transition(1, 0)
+        lines = [line | {name: value} for name in line if name != "kind"] + [{"kind": "transition"}, {"kind": "state"}]
+        table = columns(lines, Texts())
+        assert {len(column) for column in table.values()} == {len(lines)}
+        json.dumps(table, allow_nan=False)
+
+    def test_a_trial_is_found_and_several_are_named(self, tmp_path):
+        run = make_run(tmp_path / "experiment" / "trial_1")
+        assert trial_of(tmp_path / "experiment") == trial_of(run) == run
+        make_run(tmp_path / "experiment" / "trial_2")
+        with pytest.raises(ValueError, match=r"has 2 trials: give one of them, such as .*trial_2"):
+            trial_of(tmp_path / "experiment")
+        with pytest.raises(FileNotFoundError, match=r"neither result\.json nor transitions/ is there"):
+            trial_of(run / "transitions")
+
+    def test_too_many_transitions_thin_out_evenly(self):
+        lines = [transition(iteration, number) for iteration in range(1, 6) for number in range(10 if iteration < 5 else 2)]
+        kept = thinned(lines, 22)
+        assert [sum(line["iteration"] == i for line in kept) for i in range(1, 6)] == [5, 5, 5, 5, 2]
+        assert len(thinned(lines, 3)) <= 3 and thinned(lines, 1000) is lines
+
+    def test_texts_are_kept_once_and_come_back(self, tmp_path):
+        data = bundle([RunReader(make_run(tmp_path / "run")).read()])
+        assert len(set(data["texts"])) == len(data["texts"])
+        rows, texts = data["runs"][0]["rows"], data["texts"]
+        line = transition(1, 4, 1)
+        place = next(i for i, (a, b) in enumerate(zip(rows["iteration"], rows["id"], strict=True)) if (a, b) == (1, line["id"]))
+        assert texts[rows["action"][place]] == line["action"] and texts[rows["critique"][place][0]] == line["critique"]["text"]
+        assert [texts[i] for i in rows["state"][place][1::2]] == [each["content"] for each in line["state"]]
+
+
+class TestPage:
+    def test_it_holds_the_data_and_nothing_from_elsewhere(self, tmp_path):
+        data = bundle([RunReader(make_run(tmp_path / "run", more=(transition(99, 0, action="</script><b>"),))).read()])
+        page = render(packed(data), '"><script>alert(1)</script> {{DATA}}').decode()
+        assert page.count("<script") == page.count("</script>") == 2 and "<b>" not in page
+        assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", page)
+        encoded = re.search(r'id="data">([^<]*)<', page)[1]
+        assert json.loads(gzip.decompress(base64.b64decode(encoded))) == json.loads(json.dumps(data))
+        assert "default-src 'none'" in page and "connect-src 'none'" in page and "unsafe" not in page
+
+    def test_equal_runs_give_equal_pages(self, tmp_path):
+        reader = RunReader(make_run(tmp_path / "run"))
+        assert packed(bundle([reader.read()])) == packed(bundle([reader.read()]))
+
+    def test_a_server_gives_news_to_who_knows_its_path(self, tmp_path):
+        reader = RunReader(make_run(tmp_path / "run"))
+        with Server(Source(reader.stamp, lambda: packed(bundle([reader.read()])), "run")) as server:
+            Thread(target=server.serve_forever, daemon=True).start()
+
+            def get(place: str, **headers: str) -> bytes:
+                return urllib.request.urlopen(urllib.request.Request(server.address + place, headers=headers)).read()
+
+            assert b"connect-src 'self'" in get("")
+            stamp = get("stamp")
+            assert get("stamp") == stamp and len(json.loads(gzip.decompress(get("data")))["runs"][0]["rows"]["kind"]) == 52
+            write_iteration(reader.folder, 5)
+            assert get("stamp") != stamp and len(json.loads(gzip.decompress(get("data")))["runs"][0]["rows"]["kind"]) == 62
+            for place, headers in (("../stamp", {}), ("stamp", {"Host": "evil.example:80"}), ("/etc/passwd", {})):
+                with pytest.raises(urllib.error.HTTPError):
+                    get(place, **headers)
+            server.shutdown()
+
+
+class TestOtherFormats:
+    def test_atif(self, tmp_path):
+        run = RunReader(make_run(tmp_path / "run")).read()
+        found = trajectories(run)
+        assert len(found) == 6
+        one = next(iter(found.values()))
+        assert one["schema_version"] == "ATIF-v1.7" and [step["step_id"] for step in one["steps"]] == [1, 2, 3, 4, 5, 6]
+        assert [step["source"] for step in one["steps"]] == ["system", "user", "agent", "user", "agent", "user"]
+        assert [step["extra"]["reward"] for step in one["steps"] if step["source"] == "agent"] == [0.0, 1.0]
+        assert one["final_metrics"]["extra"] == {"success": True, "return": 1.0}
+
+    def test_inspect(self, tmp_path):
+        found = logs(RunReader(make_run(tmp_path / "run")).read())
+        assert list(found) == ["iteration_00000002", "iteration_00000004"]
+        one = found["iteration_00000004"]
+        assert one["results"]["scores"][0]["metrics"]["mean"]["value"] == pytest.approx(2 / 3)
+        assert [sample["scores"]["success"]["value"] for sample in one["samples"]] == [1.0, 0.0, 1.0]
+
+    def test_the_command_writes_them_and_says_where(self, tmp_path, capsys):
+        folder = make_run(tmp_path / "run")
+        for kind, count in (("atif", 6), ("inspect", 2)):
+            inspect([folder], tmp_path / kind, kind, False, False, 0, 100, Terminal())
+            assert len(list((tmp_path / kind).glob("*.json"))) == count
+        inspect([folder, folder], tmp_path / "page.html", "html", False, False, 0, 100, Terminal())
+        assert (tmp_path / "page.html").stat().st_size > 50_000 and "40 transitions recorded" in capsys.readouterr().out
+        for arguments, complaint in (
+            (([folder], None, "pdf", False, False), "--format is 'pdf' and must be one of html, atif, inspect"),
+            (([folder], None, "atif", False, True), "leave out --follow"),
+            (([folder], tmp_path / "x", "html", False, True), "leave out --output"),
+            (([folder], tmp_path / "page.html" / "x", "html", False, False), r"cannot write .*Give another --output"),
+        ):
+            with pytest.raises(ValueError, match=complaint):
+                inspect(*arguments, 0, 100, Terminal())
+
+
+def test_an_episode_without_rewards_is_exported(tmp_path):
+    folder = make_run(tmp_path / "run")
+    write_lines(folder / "transitions" / "evaluation_00000002.jsonl", [episode(2, 0, rewards=[], messages=[])])
+    run = RunReader(folder).read()
+    assert trajectories(run) and logs(run) and os.path.exists(folder)
+
+
+@pytest.fixture()
+def small(config):
+    config.training(episodes_per_iteration=8, train_batch_size_per_learner=24, minibatch_size=12, tau=0.5)
+    config.evaluation(evaluation_interval=2, evaluation_duration=8, evaluation_critic={"states": 6})
+    config.reporting(record={"transitions": 16, "tokens": 4, "episodes": 3})
+    config.num_envs_per_env_runner = 8
+    return config
+
+
+def test_a_real_run_records_itself_and_goes_on_where_it_cannot(small, tmp_path, ray_session, lent_engine):
+    algorithm = small.build_algo()
+    try:
+        results = [algorithm.train() for _ in range(2)]
+        run = RunReader(algorithm.record.folder.parent).read()
+        every = [line for line in run.lines if line["kind"] == "transition"]
+        assert {line["iteration"]: sum(line["iteration"] == each["iteration"] for each in every) for line in every} == {
+            1: 16,
+            2: 16,
+        }
+        assert run.unread == 0 and {line["number"] for line in run.lines if line["kind"] == "state"} == {1, 2, 3}
+        assert len([line for line in run.lines if line["kind"] == "prediction"]) == 6 and len(run.episodes) == 3
+        assert run.facts["env_config"]["max_turns"] == 6 and run.facts["config"]["lr"] == [0.001, 1e-06]
+        assert all(line["priority"] > 0 and line["task_seed"] is not None and line["importance"] <= 1 for line in every)
+        strips = [(line, name, strip) for line in every for name, strip in (line["tokens"] or {}).items()]
+        assert len({(line["iteration"], line["id"]) for line, *_ in strips}) == 8
+        for line, name, strip in strips:
+            assert len(strip["text"]) == len(strip["policy"]) == len(strip["target"])
+            if name == "action" and line["age"] == 0:  # played by the very weights that are asked
+                assert strip["played"] == pytest.approx(strip["policy"], abs=1e-3)
+            if line["iteration"] == 1:  # θ̄ begins as θ
+                assert strip["target"] == pytest.approx(strip["policy"], abs=1e-3)
+            else:
+                assert strip["target"] != strip["policy"]
+            text = line[name]["text"] if name == "target" else line[name]
+            assert "".join(strip["text"]).partition("<|end|>")[0].removeprefix("Future:").strip() == text.strip()
+        assert results[-1]["seconds"]["record"] > 0
+
+        (tmp_path / "file").write_text("in the way")
+        folder, algorithm.record.folder = algorithm.record.folder, tmp_path / "file" / "transitions"
+        said = [algorithm.train().get("notices", "") for _ in range(2)]
+        assert said[0].count("the record for rllib inspect has a gap") == 1 and "has a gap" not in said[1]
+        algorithm.record.folder = folder
+        algorithm.train()
+        assert numbers(folder.parent) == [1, 2, 5]
+
+        checkpoint = Path(algorithm.save_to_path(tmp_path / "checkpoint"))
+        own = read_checkpoint(checkpoint)
+        buffer = algorithm.local_replay_buffer
+        assert own.is_buffer and len(own.lines) == buffer.get_num_timesteps()
+        assert sorted(line["age"] for line in own.lines) == sorted(buffer.ages(algorithm.weight_version).tolist())
+        powers = sorted(line["priority"] ** buffer.alpha for line in own.lines)
+        assert powers == pytest.approx(sorted(buffer.priorities.tolist()))
+        assert own.facts["env"] == "TwentyQuestions" and all(line["futures"] == [] for line in own.lines if "futures" in line)
+        json.dumps(bundle([own]), allow_nan=False)
+    finally:
+        algorithm.stop()

@@ -1,0 +1,512 @@
+"""The page of ``rllib inspect`` in a real browser without a window; skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from browsed import Page, start_browser
+from recorded import episode, make_run, state, transition, write_iteration, write_lines
+
+from rllib_nlac.inspector import page
+from rllib_nlac.inspector.bundle import bundle
+from rllib_nlac.inspector.follow import Server, Source
+from rllib_nlac.inspector.run import RunReader
+
+STRIP = "return [...document.querySelectorAll('.token')].map((each) => each.getAttribute('style'))"
+LOOK = """
+for (const each of document.querySelectorAll("details")) each.open = true;
+for (const each of document.querySelectorAll(".marks")) each.click();
+const own = document.getElementById("any-metric");
+if (own) { own.selectedIndex = own.options.length - 1; own.dispatchEvent(new Event("change")); }
+"""
+CANARY = "document.documentElement.dataset.pwned=1"
+HOSTILE = (
+    f"""</script></style>"'><img src=x onerror="{CANARY}"><script>{CANARY}</script><svg onload="{CANARY}">{{{{DATA}}}}\u202e"""
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One browser for all tests."""
+    try:
+        own = start_browser()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    yield own
+    own.quit()
+
+
+@pytest.fixture()
+def view(browser) -> Iterator[Page]:
+    """The browser as every test finds it; what went wrong in the page fails the test."""
+    own = Page(browser)
+    own.size(1280, 800)
+    own.scheme("light")
+    browser.get_log("browser")
+    yield own
+    wrong = [
+        entry["message"]
+        for entry in browser.get_log("browser")
+        if entry["level"] == "SEVERE" and "favicon" not in entry["message"]
+    ]
+    assert not wrong or own.js("return window.mayFail"), wrong
+
+
+def save(folder: Path, *runs: Path) -> str:
+    """Writes the page of runs and returns its address."""
+    file = folder / "page.html"
+    file.write_bytes(page.render(page.packed(bundle([RunReader(run).read() for run in runs])), "a run"))
+    return file.as_uri()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "run", iterations=6, each=20)
+
+
+@pytest.fixture(scope="module")
+def address(run) -> str:
+    return save(run.parent, run)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [line for line in RunReader(run).read().lines if line["kind"] == "transition"]
+
+
+def key(line: dict[str, Any]) -> str:
+    return f"{line['iteration']}.{line['id']}"
+
+
+FILTERS: list[tuple[dict[str, Any], Callable[[dict], bool]]] = [
+    ({"outcome": "success"}, lambda t: t["success"]),
+    ({"outcome": "failure"}, lambda t: not t["success"]),
+    ({"verdict": "yes"}, lambda t: t["critique"] and t["critique"]["optimal"]),
+    ({"verdict": "no"}, lambda t: t["critique"] and not t["critique"]["optimal"]),
+    ({"verdict": "none"}, lambda t: not t["critique"]),
+    ({"reason": "refined"}, lambda t: t["reason"] == "refined"),
+    ({"iterationLow": "3", "iterationHigh": "4"}, lambda t: 3 <= t["iteration"] <= 4),
+    ({"turnLow": "2", "turnHigh": "2"}, lambda t: t["turn"] == 1),
+    ({"ageLow": "3"}, lambda t: t["age"] >= 3),
+    ({"priorityLow": "0.25", "priorityHigh": "0.75"}, lambda t: t["priority"] is not None and 0.25 <= t["priority"] <= 0.75),
+    ({"parse": True}, lambda t: t["unparsed"] or t["reason"].startswith("unparsed")),
+    ({"text": "A WHALE"}, lambda t: "a whale" in json.dumps(t).lower()),
+    (
+        {"outcome": "failure", "verdict": "no", "text": "owl"},
+        lambda t: not t["success"] and t["critique"] and not t["critique"]["optimal"] and "owl" in json.dumps(t),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def odd_run(tmp_path_factory) -> Path:
+    """With what does not parse and is not known."""
+    odd = (
+        transition(
+            99, 1, critique=None, refined=None, reason="unparsed_critique", unparsed=[{"role": "critique", "text": "blah"}]
+        ),
+        transition(99, 2, priority=None, critic_loss=None, policy_loss=None, stopped=True, predicted=None, futures=[]),
+        transition(99, 3, target=None, next_action=None, next_future=None, ended="terminated", judged="Is it mine?"),
+    )
+    return make_run(tmp_path_factory.mktemp("odd") / "run", iterations=5, each=20, more=odd)
+
+
+def test_every_filter_shows_what_passes_it(view, odd_run):
+    view.open(save(odd_run.parent, odd_run))
+    view.go("#view=transitions")
+    every = lines(odd_run)
+    assert len(view.keys) == len(every) == 103
+    for values, passes in FILTERS:
+        for name, value in values.items():
+            view.set(name, value)
+        expected = {key(line) for line in every if passes(line)}
+        assert 0 < len(expected) < len(every) and set(view.keys) == expected, values
+        assert f"{len(expected)} of {len(every)}" in view.text
+        view.clear()
+    assert len(view.keys) == len(every)
+    view.set("text", "found nowhere")
+    assert view.keys == [] and "Nothing passes these filters." in view.text
+
+
+def test_every_order(view, odd_run):
+    view.open(save(odd_run.parent, odd_run))
+    view.go("#view=transitions")
+    values: dict[str, Callable[[dict], float | None]] = {
+        "priority": lambda t: t["priority"],
+        "l1": lambda t: t["critic_loss"],
+        "l2": lambda t: t["policy_loss"],
+        "age": lambda t: t["age"],
+        "surprise": lambda t: None if t["predicted"] is None else abs(t["predicted"] - t["success"]),
+    }
+    by_key = {key(line): line for line in lines(odd_run)}
+    for name, value in values.items():
+        view.set("sort", name)
+        order = [value(by_key[each]) for each in view.keys]
+        known = [each for each in order if each is not None]
+        assert known == sorted(known, reverse=True) and order[: len(known)] == known  # what is not known comes last
+    view.set("sort", "oldest")
+    assert [by_key[each]["iteration"] for each in view.keys] == sorted(line["iteration"] for line in by_key.values())
+
+
+def test_a_transition_in_full_by_its_link(view, odd_run):
+    line = transition(2, 4, 1)
+    view.open(save(odd_run.parent, odd_run) + f"#t={key(line)}")
+    for text in (
+        "Iteration 2, turn 2",
+        line["action"],
+        line["futures"][0]["text"],
+        "it leads on.",
+        "one left. FAILURE",
+        "Can it fly?",
+        "by policy v2",
+        "by initial",
+        "Question 0?",
+        "The same turn in other iterations",
+    ):
+        assert text in view.text, text
+    assert view.js("return document.querySelector('.row.selected') !== null")
+    assert view.js("return [...document.querySelectorAll('.token')].map((each) => each.textContent)") == ["Is", " it", "?"]
+    view.choose("token-text", "action")
+    for measure in ("share", "policy", "target", "gap", "played"):
+        view.choose("token-measure", measure)
+        sizes = [float(each.partition("--size:")[2].strip(" ;")) for each in view.js(STRIP)]
+        expected = {
+            "share": [0.05, 1, 0.2],
+            "policy": [0.05, 1, 0.2],
+            "target": [0.2, 1, 0.9],
+            "gap": [0.1, 1, 0.5],
+            "played": [0.067, 1, 0.2],
+        }
+        assert sizes == pytest.approx(expected[measure], abs=1e-3), measure
+    view.go(f"#t={key(transition(99, 1))}")
+    assert "blah" in view.text and "The critique did not parse: the policy learns nothing here." in view.text
+    view.go(f"#t={key(transition(99, 2))}")
+    assert "L1 stopped" in view.text and "none parsed" in view.text
+    view.go(f"#t={key(transition(99, 3))}")
+    assert (
+        "Is it mine?" in view.text
+        and "the episode ended here" in view.text
+        and "did not parse: the critic learns nothing" in view.text
+    )
+    view.go("#t=5.77")
+    assert "There is no transition 5.77 here." in view.text
+
+
+def test_the_refined_action_is_shown_as_a_difference_of_words(view, address):
+    view.open(address)
+    show = "return difference(arguments[0], arguments[1])"
+    assert view.js(show, "go to the red door", "go to the old red gate") == [
+        ["=", "go to the "],
+        ["+", "old "],
+        ["=", "red "],
+        ["-", "door"],
+        ["+", "gate"],
+    ]
+    assert view.js(show, "Can you eat it?", "Is this heavy?") == [["-", "Can you eat it"], ["+", "Is this heavy"], ["=", "?"]]
+    for before, after in (("", "new"), ("old", ""), ("same", "same"), ("a b c", "c b a"), ("word " * 5000, "other " * 5000)):
+        parts = view.js(show, before, after)
+        assert "".join(text for kind, text in parts if kind != "+") == before
+        assert "".join(text for kind, text in parts if kind != "-") == after
+
+
+def test_keys(view, address, run):
+    view.open(address)
+    view.press("2", "j")
+    first, second, *_ = view.keys
+    assert view.js("return location.hash") == f"#t={first}"
+    view.press("j")
+    assert view.js("return location.hash") == f"#t={second}"
+    view.press("k", "k")
+    assert view.js("return location.hash") == f"#t={first}"
+    view.press("/")
+    view.press(*"owl")
+    view.until("return app.list.inputs.text.value === 'owl' && document.activeElement === app.list.inputs.text")
+    view.until("return app.list.order.length < app.run.ofKind[0].length")
+    view.press("\ue00c")
+    assert view.js("return document.activeElement !== app.list.inputs.text")
+    view.press("x", "c")
+    chat = json.loads(view.until("return document.documentElement.dataset.copied"))
+    line = next(line for line in lines(run) if key(line) == first)
+    assert chat == [*line["state"], {"role": "assistant", "content": line["action"]}]
+    view.press("p")
+    command = f"rllib env play 'TwentyQuestions' --config '{{\"max_turns\":6}}' --seed {line['task_seed']}"
+    assert (
+        view.until(
+            "return document.documentElement.dataset.copied.startsWith('rllib') && document.documentElement.dataset.copied"
+        )
+        == command
+    )
+    view.press("t")
+    assert view.js("return document.documentElement.dataset.theme") == "dark"
+    view.press("?")
+    assert view.js("return document.getElementById('keys').open")
+
+
+def test_the_list_holds_only_the_rows_that_are_seen(view, address):
+    view.open(address)
+    view.go("#view=transitions")
+    assert view.js("return document.querySelectorAll('.row').length") < 40 < len(view.keys)
+    view.js("app.list.box.scrollTop = 1e6")
+    last = view.keys[-1]
+    assert view.until("return document.querySelector(`.row[href='#t=${arguments[0]}']`) !== null", last)
+
+
+def test_all_other_views(view, address):
+    view.open(address)
+    for text in (
+        "NLAC on TwentyQuestions",
+        "60 %",
+        "60 % of the futures do not parse",
+        "most answers do not parse",
+        "Where the time went",
+        "0.000001",
+        "lr",
+    ):
+        assert text in view.text.replace("1e-6", "0.000001").replace("0.001\t", ""), text
+    view.js("document.querySelector('.pickable').dispatchEvent(new MouseEvent('click', {clientX: 1e4, bubbles: true}))")
+    view.until("return document.documentElement.dataset.view === 'transitions'")
+    assert {each.partition(".")[0] for each in view.keys} == {"6"}
+    view.go("#view=states")
+    assert view.js("return document.querySelectorAll('#states > .card').length") == 2
+    assert view.js("return document.querySelectorAll('#states .moment').length") == 6
+    view.js("document.querySelector('.marks').click()")
+    view.go("#view=critic")
+    for text in (
+        "AUC",
+        "Reliability",
+        "By turn",
+        "refined wins",
+        "80 %, 40 % to 95 %",
+        "How far targets drift",
+        "What surprised the critic most",
+    ):
+        assert text in view.text, text
+    view.go("#view=episodes")
+    assert view.js("return document.querySelectorAll('.episode').length") == 3
+    view.choose("episodes-outcome", "0")
+    assert view.js("return document.querySelectorAll('.episode').length") == 1
+
+
+@pytest.mark.parametrize("fragment", ["#view=run", "#view=states", "#view=critic", "#view=episodes", "#view=compare"])
+def test_nothing_is_shown_that_a_program_forgot(view, odd_run, fragment):
+    view.open(save(odd_run.parent, odd_run, odd_run) + fragment)
+    found = [word for word in ("[object", "undefined", "NaN", "null") if word in view.text]
+    assert view.js("return document.documentElement.dataset.view") in fragment and found == []
+
+
+def test_two_runs_side_by_side(view, tmp_path):
+    one, other = (
+        make_run(tmp_path / "one"),
+        make_run(tmp_path / "other", iterations=6, config={"lr": [0.01, 1e-06], "tau": [0.5, None]}),
+    )
+    write_lines(other / "transitions" / "evaluation_00000002.jsonl", [state(1, 2), state(5, 2)])
+    view.open(save(tmp_path, one, other) + "#view=compare")
+    assert view.js("return document.querySelectorAll('#compare .sidebyside').length") == 2  # the states that both have
+    rows = [[each.strip() for each in row.split("\t")] for row in view.all("#compare .config tbody tr", "innerText")]
+    assert rows == [["lr", "0.001", "0.01"], ["tau", "–", "0.5"]]
+    assert any("A " in each and "B " in each for each in view.all("#compare .chartcard .legend"))
+    view.choose("which", "1")
+    view.go("#view=transitions&r=1")
+    assert len(view.keys) == 60
+    view.go(f"#t={view.keys[0]}&r=1")
+    assert view.js("return app.which") == 1 and "Iteration 6" in view.text
+
+
+def test_a_run_is_followed_and_the_reader_left_in_peace(view, tmp_path):
+    reader = RunReader(make_run(tmp_path / "run"))
+    with Server(Source(reader.stamp, lambda: page.packed(bundle([reader.read()])), "run")) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        view.open(server.address + "#view=transitions")
+        view.set("outcome", "success")
+        before, opened = len(view.keys), view.keys[3]
+        view.go(f"#t={opened}")
+        write_iteration(reader.folder, 5, 40)
+        view.until("return document.documentElement.dataset.renewed")
+        assert len(view.keys) > before and all(each in view.keys for each in (opened,))
+        assert view.js("return document.getElementById('detail').dataset.key") == opened
+        assert view.js("return app.filters.outcome") == "success" and "● live" in view.text
+        view.js("window.mayFail = true")  # the browser says that the server is gone, and so does the page
+        server.shutdown()
+    view.until("return document.getElementById('live').textContent.includes('gone')")
+
+
+@pytest.mark.parametrize(
+    "fragment", ["#view=run", "#view=transitions", "#t=", "#view=states", "#view=critic", "#view=episodes"]
+)
+def test_on_a_phone_nothing_sticks_out(view, address, run, fragment):
+    view.size(390, 844)
+    view.open(address + (fragment + key(lines(run)[4]) if fragment == "#t=" else fragment))
+    width = "return Math.max(document.documentElement.scrollWidth, document.getElementById('main').scrollWidth)"
+    assert view.js(width) <= 390
+    seen = [each for each in ("listpane", "detailpane") if view.all(f".{each}", "offsetParent") not in ([], [None])]
+    assert seen == {"#t=": ["detailpane"], "#view=transitions": ["listpane"]}.get(fragment, [])
+    if fragment == "#t=":
+        view.js("document.querySelector('.back').click()")
+        assert view.until("return document.querySelector('.listpane').offsetParent !== null")
+
+
+def test_it_can_be_read_dark_and_light_and_without_colour(view, address, run):
+    line = next(line for line in lines(run) if line["reason"] == "refined" and line["tokens"])
+    dark = {}
+    for scheme in ("light", "dark"):
+        view.scheme(scheme)
+        view.open(address + f"#t={key(line)}")
+        dark[scheme] = view.js("return getComputedStyle(document.body).backgroundColor")
+        for selector in (".words", ".quiet", ".mark.good, .mark.bad", "ins", "del", ".chip", ".who", "#tabs a"):
+            assert view.contrast(selector) >= 4.5, (scheme, selector)
+    assert dark["light"] != dark["dark"]
+    # Marks beside the colours: signs of outcomes and verdicts, underlined and struck through words, bars under tokens.
+    assert view.js("return getComputedStyle(document.querySelector('ins')).textDecorationLine") == "underline"
+    assert view.js("return getComputedStyle(document.querySelector('del')).textDecorationLine") == "line-through"
+    assert view.js("return new Set([...document.querySelectorAll('.token i')].map((each) => each.offsetHeight)).size") > 1
+    assert view.js("return /[✓✗]/.test(document.querySelector('.mark').textContent)")
+
+
+def test_turns_of_a_hundred_thousand_characters(view, tmp_path):
+    long = "word " * 20_000
+    line = transition(
+        99, 1, action=long, refined=long + "more", observation="x" * 100_000, state=[{"role": "user", "content": long}]
+    )
+    view.open(save(tmp_path, make_run(tmp_path / "run", more=(line,))) + f"#t={key(line)}")
+    assert view.js("return document.getElementById('detail').innerText.length") < 120_000
+    view.js("document.querySelector('.message .more').click()")
+    assert view.js("return document.querySelector('.message .words').textContent === arguments[0]", long)
+    view.go("#view=transitions&text=word+word")
+    assert view.keys == [key(line)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "مرحبا بالعالم",
+        "שלום עולם",
+        "日本語 한국어",
+        "👩‍👩‍👧‍👦 e\u0301",
+        "a\u202eb\u2066c",
+        "half \ud83d a pair",
+        "\0\x1b[31m\ufeff",
+    ],
+)
+def test_all_of_unicode(view, tmp_path, text):
+    line = transition(99, 1, action=text, observation=text)
+    view.open(save(tmp_path, make_run(tmp_path / "run", 1, 2, more=(line,))) + f"#t={key(line)}")
+    shown = text.encode("utf-8", "replace").decode()
+    assert view.js("return document.querySelector('.step.act .words').textContent") == shown
+    found = view.js(
+        "const own = getComputedStyle(document.querySelector('.step.act .words')); return [own.direction, own.unicodeBidi]"
+    )
+    assert found == ["rtl" if text[0] in "مש" else "ltr", "isolate"]
+
+
+def hostile(value: Any) -> Any:
+    """A value with all its texts replaced, but for those that decide what it is."""
+    if isinstance(value, dict):
+        return {name: each if name == "kind" else hostile(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [hostile(each) for each in value]
+    return HOSTILE + value if isinstance(value, str) else value
+
+
+@pytest.fixture()
+def hostile_run(tmp_path) -> Path:
+    folder = make_run(tmp_path / "run <b>'\"", 4, 4)
+    record = folder / "transitions"
+    unparsed = {"unparsed": [{"role": "critique", "text": "blah"}], "judged": "other", "ended": "terminated"}
+    write_lines(record / "iteration_00000004.jsonl", [hostile(transition(4, number, 1, **unparsed)) for number in range(4)])
+    told = [state(1, 4), transition(4, 50, kind="prediction"), episode(4, 0)]
+    write_lines(record / "evaluation_00000004.jsonl", [hostile(line) for line in told])
+    facts = {
+        "algorithm": HOSTILE,
+        "env": HOSTILE,
+        "env_config": {HOSTILE: HOSTILE},
+        "language_model": HOSTILE,
+        "config": {HOSTILE: [HOSTILE, HOSTILE]},
+    }
+    (record / "run.json").write_text(json.dumps(facts))
+    results = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    results[-1]["notices"] = HOSTILE
+    results[-1]["env_runners"][HOSTILE] = 1.0
+    results[-1]["evaluation"]["critic"]["by_turn"][HOSTILE] = {"num_states": 1.0}
+    write_lines(folder / "result.json", results)
+    return folder
+
+
+def look_everywhere(view: Page) -> str:
+    """Opens all there is to see, and returns the texts."""
+    seen = []
+    for fragment in (
+        "#view=run",
+        "#view=transitions",
+        "#t=4.2000001",
+        "#view=states",
+        "#view=critic",
+        "#view=episodes",
+        "#view=compare",
+    ):
+        view.go(fragment)
+        view.js(LOOK)
+        seen.append(view.js("return document.getElementById('main').textContent"))
+        view.js("return new Promise((done) => setTimeout(done, 100))")
+    return "\n".join(seen)
+
+
+def troubles(view: Page) -> list[str]:
+    """What hostile texts achieved."""
+    strange = view.all("img, iframe, object, embed, link, b > b, svg[onload], [onerror], [onload], script", "tagName")
+    return [
+        *(tag for tag in strange if tag != "SCRIPT"),
+        *(["more scripts"] if strange.count("SCRIPT") != 1 else []),
+        *(["pwned"] if view.js("return document.documentElement.dataset.pwned") else []),
+    ]
+
+
+def test_hostile_texts_stay_texts_in_every_field(view, tmp_path, hostile_run):
+    view.open(save(tmp_path, hostile_run, hostile_run))
+    seen = look_everywhere(view)
+    assert troubles(view) == []
+    line = transition(4, 2, 1)
+    texts = [
+        line["action"],
+        line["observation"],
+        line["refined"],
+        line["futures"][0]["text"],
+        line["critique"]["reason"],
+        "blah",
+        "other",
+        "Can it fly?",
+        "one left. FAILURE",
+        "Guess my object.",
+        "Kite?",
+    ]
+    for text in texts:
+        assert HOSTILE[:20] in seen and (HOSTILE + text)[:60] in seen and text[:5] in seen, text
+    assert view.js("return document.title") == "a run" and seen.count(HOSTILE) > 60
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_page_that_took_texts_for_markup_would_be_found_out(view, tmp_path, hostile_run, monkeypatch, guarded):
+    """The wrong version, under the page's policy, which stops it, and without, where the canary proves that scripts run."""
+    right = page.source
+
+    def wrong(name: str) -> str:
+        text = right(name)
+        if name == "dom.js":
+            text = text.replace(
+                "element.textContent = text;\n    return element;", "element.innerHTML = text;\n    return element;"
+            )
+            assert "innerHTML" in text
+        return text if guarded or name != "page.html" else text.replace('content="{{POLICY}}"', 'content=""')
+
+    monkeypatch.setattr(page, "source", wrong)
+    view.open(save(tmp_path, hostile_run))
+    view.js("window.mayFail = true")
+    if guarded:
+        assert "could not be shown" in view.text or not view.js("return document.querySelector('#detail, #run')")
+        assert troubles(view) == []
+    else:
+        look_everywhere(view)
+        assert "pwned" in troubles(view) and "IMG" in troubles(view)
