@@ -12,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.rllib.algorithms.algorithm import Algorithm
 
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
+from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
@@ -22,6 +24,7 @@ from rllib_nlac.language.report import StageReport
 from rllib_nlac.reporting.advice import advise
 from rllib_nlac.reporting.report import markdown
 from rllib_nlac.reporting.results import Run
+from rllib_nlac.sampling.collector import CollectionError
 
 TRIAL = SimpleNamespace(trial_id="abc_00000")
 
@@ -98,6 +101,30 @@ class TestNotices:
     def test_on_screen_they_are_no_markup(self):
         rows = printed({**result(0.5), NOTICES: "[/INST] [bold]x[/bold] do not parse\nand more"})
         assert rows[-2:] == ["Note: [/INST] [bold]x[/bold] do not parse", "Note: and more"]
+
+
+class TestStart:
+    """RLlib takes the first answer of its runners; where there is none it says that a list is empty."""
+
+    def started(self, monkeypatch, **found):
+        def setup(self, config):
+            vars(self).update(found)
+            raise IndexError("list index out of range")
+
+        monkeypatch.setattr(Algorithm, "setup", setup)
+        algorithm = Watched.__new__(Watched)
+        algorithm._storage = None
+        algorithm.setup(None)
+
+    def test_runners_that_never_answered_are_said(self, monkeypatch):
+        group = SimpleNamespace(num_remote_env_runners=lambda: 2)
+        with pytest.raises(CollectionError, match="none of 2 EnvRunners answered when the run began"):
+            self.started(monkeypatch, env_runner_group=group)
+
+    def test_another_error_stays_what_it_is(self, monkeypatch):
+        for found in ({}, {"env_runner_group": SimpleNamespace(), "spaces": {}}):
+            with pytest.raises(IndexError, match="list index"):
+                self.started(monkeypatch, **found)
 
 
 class TestReport:

@@ -17,6 +17,7 @@ from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.algorithm.metrics import SECONDS
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
 from rllib_nlac.algorithm.trends import Trends
+from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
 MANY = 0.5  # share of a role's answers that do not parse from which on it is said
@@ -41,7 +42,17 @@ class Watched(Algorithm):
         activity.turn_to("loading the model", iteration=0)
         if self._storage is not None:  # Tune's, whose driver reads it
             publish_to_ray(self._storage.trial_dir_name)
-        super().setup(config)
+        try:
+            super().setup(config)
+        except IndexError as error:  # RLlib looks for the first answer of its runners, of which there was none
+            if getattr(self, "spaces", None) is not None or getattr(self, "env_runner_group", None) is None:
+                raise
+            count = self.env_runner_group.num_remote_env_runners()
+            raise CollectionError(
+                f"none of {count} EnvRunners answered when the run began: their processes ended or are too slow to start. An "
+                "environment's constructor ends its process, or memory or processors are short: see the runners' logs in Ray's "
+                "session folder"
+            ) from error
 
     @override(Algorithm)
     def step(self) -> dict[str, Any]:
