@@ -334,6 +334,14 @@ def check_k_futures(world: World) -> None:
     assert float(refinement.critique.reason.removeprefix("value ")) == pytest.approx(0.3)
 
 
+def played(world: World, t: Transition) -> Transition:
+    """A transition with the ids that an engine would have seen and sampled, on which further rounds rest."""
+    ids = (*world.chat.encode(t.action), world.chat.end_id)
+    return dataclasses.replace(
+        t, generation=dataclasses.replace(t.generation, prompt_ids=world.chat.prompt_ids(t.state), token_ids=ids)
+    )
+
+
 def check_m_rounds(world: World) -> None:
     """Each further round judges what the round before it proposed."""
     engine, language = world.stages(solve(UNIFORM), num_refinements=3)
@@ -350,7 +358,7 @@ def check_m_rounds(world: World) -> None:
         return exact(prompt, weights)
 
     engine.answer = answer
-    _, (refinement,), _ = language.run([step("B", "left", "C")])
+    _, (refinement,), _ = language.run([played(world, step("B", "left", "C"))])
     assert judged == ["left", "right", "left"] and refinement.action == "right"
 
 
