@@ -226,6 +226,12 @@ def test_an_iteration_is_the_calls_of_the_data_path():
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == calls
 
 
+def test_no_page_holds_a_mark_for_what_was_to_be_written():
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
+    left = [f"{page.name}: {line}" for page in pages for line in page.read_text().splitlines() if re.match(r"@[A-Z_]+@", line)]
+    assert not left
+
+
 def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
     everyone = config_reference.configs()
     config_reference.check(everyone)
