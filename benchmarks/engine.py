@@ -80,6 +80,9 @@ class Recorder:
     def poll(self) -> list[tuple[int, Generation]]:
         return self.engine.poll()
 
+    def withdraw(self) -> None:
+        self.engine.withdraw()
+
 
 def speed(work: Callable[[], int]) -> np.ndarray:
     """Tokens per second, and per second of this process's CPUs, of something that returns how many it generated."""

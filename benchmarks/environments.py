@@ -41,6 +41,9 @@ class FreeEngine:
         self._queue.clear()
         return [(ticket, self._generation) for ticket in tickets]
 
+    def withdraw(self) -> None:
+        self._queue.clear()
+
 
 class Expert(gym.Wrapper):
     """Takes the expert's action, whatever the policy said."""

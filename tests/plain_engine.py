@@ -51,6 +51,9 @@ class PlainEngine:
         queue, self.queue = self.queue, []
         return [(ticket, self._answer(request)) for ticket, request in queue]
 
+    def withdraw(self) -> None:
+        self.queue.clear()
+
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         self.states[weights] = {name: tensor.to(self.lm.dtype, copy=True) for name, tensor in state.items()}
         self.versions[weights] = version

@@ -42,6 +42,9 @@ class ScriptedEngine:
         ticket, request = self._queue.pop()  # the last first: nobody may rely on an order
         return [(ticket, self._generation(request, Weights.POLICY))]
 
+    def withdraw(self) -> None:
+        self._queue.clear()
+
     def set_weights(self, weights: Weights, version: int, state) -> int:
         self.version = version
         return checksum(state.values())

@@ -169,6 +169,29 @@ def test_weights_cannot_change_under_a_running_request(engine, chat, loaded):
         pass
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_what_is_withdrawn_is_answered_no_more_and_changes_nothing_that_follows(engine, chat, loaded, steps):
+    before = engine.generate(requests(chat, 8))
+    engine.submit(requests(chat, 4, max_tokens=400, temperature=0.0))
+    for _ in range(steps):
+        engine._llm.step()
+    engine.withdraw()
+    assert engine.poll() == []
+    engine.set_weights(Weights.POLICY, before[0].weight_version, loaded[Weights.POLICY])
+    assert [answer.token_ids for answer in engine.generate(requests(chat, 8))] == [answer.token_ids for answer in before]
+
+
+def test_an_interrupted_wave_leaves_an_idle_engine(engine, chat, loaded, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine, "poll", interrupted)
+        engine.generate(requests(chat, 4))
+    engine.set_weights(Weights.POLICY, 10, loaded[Weights.POLICY])
+    assert len(engine.generate(requests(chat, 4))) == 4
+
+
 def test_requests_larger_than_one_batch(engine, chat):
     """More seeded prompt tokens than one step takes: chunked prefill would rewind a CPU generator and crash."""
     prompt = chat.prompt_ids((Message("user", "Is it a dog? " * 60),))

@@ -15,6 +15,7 @@ from rllib_nlac.envs.twenty_questions import TwentyQuestions, oracle_action
 from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
+from rllib_nlac.sampling.player import TextPlayer
 from rllib_nlac.types import dialogue_after
 
 ORACLE_WORLD = TwentyQuestions(num_objects=16, num_attributes=8, max_turns=6)
@@ -140,6 +141,15 @@ def test_an_environment_that_always_raises_ends_with_its_own_error(make):
     runner = make(lambda *_: "x", env_creator=lambda context: Faulty(fails=1))
     with pytest.raises(RuntimeError, match=r"failed 20 times in a row.*OSError: the simulator fell over"):
         runner.sample(num_episodes=2)
+
+
+def test_what_ends_a_rollout_leaves_nothing_with_the_engine(make, monkeypatch):
+    runner = make(num_envs_per_env_runner=4)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TextPlayer, "record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        runner.sample(num_episodes=8)
+    assert runner.engine.poll() == []
+    assert len(runner.sample(num_episodes=8)) == 8
 
 
 def test_an_observation_that_is_no_text_counts_as_a_failure(make):

@@ -62,6 +62,11 @@ class EndpointEngine:
         done, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
         return [(self._waiting.pop(future), future.result()) for future in done]
 
+    def withdraw(self) -> None:
+        for future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         raise EngineError(
             f"the model behind {self._endpoint.base_url} cannot be trained from here: give a language_model instead"

@@ -39,6 +39,9 @@ class Engine(Protocol):
         Blocks until at least one has, unless nothing is queued.
         """
 
+    def withdraw(self) -> None:
+        """Gives up all that was submitted; nothing of it is answered any more."""
+
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         """Takes new weights, under their names in a checkpoint, and returns the checksum of what was taken."""
 

@@ -207,6 +207,9 @@ class RemoteEngines:
                     finished.append((ticket, self._checked(answer, [request])[0]))
         return finished
 
+    def withdraw(self) -> None:
+        self._waiting.clear()  # the engines answer them to nobody, before anything that must stand alone
+
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         # Once into the object store, however many engines read it; kept here, for those that start again.
         number = 1 + max((announced.number for announced in self._announced.values()), default=0)

@@ -148,10 +148,14 @@ class VLLMEngine:
             places = [i for i, request in enumerate(requests) if weights in (None, request.weights)]
             tickets = self.submit([requests[i] for i in places])
             place_of = dict(zip(tickets, places, strict=True))
-            while place_of:
-                finished = self.poll()
-                activity.advance(ANSWERS, len(finished))
-                answers |= {place_of.pop(ticket): generation for ticket, generation in finished}
+            try:
+                while place_of:
+                    finished = self.poll()
+                    activity.advance(ANSWERS, len(finished))
+                    answers |= {place_of.pop(ticket): generation for ticket, generation in finished}
+            except BaseException:  # Ctrl-C too: who goes on in the same process finds an idle engine
+                self.withdraw()
+                raise
         return [answers[i] for i in range(len(requests))]
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
@@ -168,6 +172,10 @@ class VLLMEngine:
             if finished:
                 return finished
         return []
+
+    def withdraw(self) -> None:
+        given_up, self._pending = list(self._pending), {}
+        self._llm.abort_request(given_up)
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         """Takes and loads new weights; vLLM's model is compared with them before anything is generated.

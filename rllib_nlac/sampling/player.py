@@ -169,6 +169,11 @@ class TextPlayer:
         assert self.speaker is not None
         return self.speaker.poll()
 
+    def withdraw(self) -> None:
+        """Gives up what was asked."""
+        assert self.speaker is not None
+        self.speaker.withdraw()
+
     def action(self, slot: Slot, generation: Generation) -> str:
         """The part of a turn that goes to a slot's environment; an empty text for a malformed turn."""
         turn = slot.turn = self._chat.decode(generation.token_ids)

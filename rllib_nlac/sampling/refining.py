@@ -44,6 +44,10 @@ class RefiningPolicy:
         self._queue += zip(tickets, requests, strict=True)
         return tickets
 
+    def withdraw(self) -> None:
+        """Gives up what is queued."""
+        self._queue.clear()
+
     def poll(self) -> list[tuple[int, Generation]]:
         """Answers everything that is queued, in four calls of the engine."""
         if not self._queue:

@@ -25,6 +25,9 @@ class Player(Protocol):
     def answers(self) -> Sequence[tuple[int, Generation]]:
         """The tickets that the engine has answered since the last call, at least one."""
 
+    def withdraw(self) -> None:
+        """Gives up what was asked."""
+
     def action(self, slot: Slot, generation: Generation) -> str:
         """What of a turn goes to a slot's environment."""
 
@@ -66,14 +69,18 @@ class Rollout:
 
     def run(self) -> list[SingleAgentEpisode]:
         """All episodes, whole, in the order of their ids."""
-        for slot in self._slots:
-            self._begin(slot)
-        self._ask()
-        while self._waiting or self._busy:
-            answers = self._player.answers() if self._waiting else ()
-            played = [self._act(self._waiting.pop(ticket), generation) for ticket, generation in answers]
-            self._record([step for step in played if step is not None] + self._settled())
+        try:
+            for slot in self._slots:
+                self._begin(slot)
             self._ask()
+            while self._waiting or self._busy:
+                answers = self._player.answers() if self._waiting else ()
+                played = [self._act(self._waiting.pop(ticket), generation) for ticket, generation in answers]
+                self._record([step for step in played if step is not None] + self._settled())
+                self._ask()
+        except BaseException:  # Ctrl-C too: whatever uses the engine next finds it idle
+            self._player.withdraw()
+            raise
         return sorted(self._done, key=lambda episode: episode.id_)
 
     def _begin(self, slot: Slot) -> None:
