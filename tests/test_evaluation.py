@@ -104,7 +104,8 @@ def played(task: int, seed: int, won: bool) -> SingleAgentEpisode:
 
 @pytest.fixture()
 def algorithm(config, ray_session, lent_engine):
-    config.evaluation(evaluation_interval=1, evaluation_duration=64, evaluation_attempts=4, evaluate_refined=True)
+    config.evaluation(evaluation_interval=1, evaluation_duration=64, evaluate_refined=True)
+    config.evaluation(evaluation_repeats={"tasks": 16, "attempts": 4})
     config.training(episodes_per_iteration=8, train_batch_size_per_learner=16, minibatch_size=16)
     algorithm = config.build_algo()
     yield algorithm
@@ -127,11 +128,11 @@ def test_tasks_and_seeds_do_not_depend_on_the_runner(algorithm):
 
 def test_results_of_both_policies(algorithm):
     results = algorithm.evaluate()
-    plain, refined = results["env_runners"], results["refined"]
-    for part in (plain, refined):
-        assert part["success_low"] <= part["success_rate"] <= part["success_high"] and part["num_tasks"] == 16
-        assert part["avg_at_4"] == part["success_rate"] == part["pass_at_1"]
-        assert part["pass_at_1"] <= part["pass_at_2"] <= part["pass_at_4"]
+    plain, refined, repeated = results["env_runners"], results["refined"], results["repeated"]
+    for part, tasks in ((plain, 64), (refined, 64), (repeated, 16)):
+        assert part["success_low"] <= part["success_rate"] <= part["success_high"] and part["num_tasks"] == tasks
+    assert repeated["avg_at_4"] == repeated["success_rate"] == repeated["pass_at_1"]
+    assert repeated["pass_at_1"] <= repeated["pass_at_2"] <= repeated["pass_at_4"]
     # The base model's critique was taught to play well and its play was not: model card, .98 against .16.
     assert plain["success_rate"] < 0.4 and refined["success_low"] > 0.6
     again = algorithm.evaluate()
@@ -139,10 +140,19 @@ def test_results_of_both_policies(algorithm):
     assert again["refined"]["success_rate"] == refined["success_rate"]
 
 
+@pytest.mark.parametrize(
+    ("repeats", "temperature", "tasks"),
+    [({}, 1.0, 8), ({"tasks": 40}, 1.0, 40), ({"tasks": 0}, 1.0, 0), ({"tasks": 1}, 1.0, 0), ({"tasks": 40}, 0.0, 0)],
+)
+def test_tasks_that_are_attempted_again(config, repeats, temperature, tasks):
+    """By default an eighth; what is asked for is what is played; of a greedy policy all attempts are the same."""
+    config.evaluation(evaluation_duration=64, evaluation_repeats=repeats)
+    config.action_temperature = temperature
+    assert config.num_repeated_tasks == tasks
+
+
 def test_what_cannot_be_evaluated_says_why(config):
-    with pytest.raises(ValueError, match="evaluation_attempts is 3 and must divide evaluation_duration, 64"):
-        config.evaluation(evaluation_interval=1, evaluation_duration=64, evaluation_attempts=3).validate()
-    config.evaluation(evaluation_attempts=1, evaluation_duration_unit="timesteps")
+    config.evaluation(evaluation_interval=1, evaluation_duration_unit="timesteps")
     with pytest.raises(ValueError, match="must be a number of episodes"):
         config.validate()
     with pytest.raises(ValueError, match=r"evaluate_refined .* needs an algorithm with a critic in words"):

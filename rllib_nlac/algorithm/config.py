@@ -73,7 +73,6 @@ class LanguageConfig(AlgorithmConfig):
         "episodes_per_iteration": ranges.COUNT_OR_NONE,
         "env_threads": ranges.WHOLE_NOT_NEGATIVE,
         "env_step_timeout_s": ranges.Range(0, above=True, optional=True),
-        "evaluation_attempts": ranges.COUNT,
         "evaluate_refined": ranges.FLAG,
         "max_context": ranges.COUNT_OR_NONE,
         "max_action_tokens": ranges.COUNT_OR_NONE,
@@ -88,7 +87,7 @@ class LanguageConfig(AlgorithmConfig):
     NESTED_RANGES: Mapping[str, ranges.Ranges] = {
         "learner_model": {"gradient_checkpointing": ranges.FLAG},
         "evaluation_repeats": {
-            "tasks": ranges.WHOLE_NOT_NEGATIVE,
+            "tasks": ranges.Range(0, whole=True, optional=True),
             "attempts": ranges.Range(2, whole=True, why="pass@k of one attempt is success"),
         },
         "engine_config": {
@@ -120,7 +119,6 @@ class LanguageConfig(AlgorithmConfig):
         self.env_step_timeout_s: float | None = None
         # evaluation(...)
         self.custom_evaluation_function = evaluate_tasks
-        self.evaluation_attempts = 1
         self.evaluate_refined = False
         self.evaluation_repeats: dict[str, Any] = {}
         self.evaluation_sample_timeout_s = 1800.0
@@ -215,7 +213,6 @@ class LanguageConfig(AlgorithmConfig):
     def evaluation(  # type: ignore[override]
         self,
         *,
-        evaluation_attempts: int | None = NotProvided,
         evaluate_refined: bool | None = NotProvided,
         evaluation_repeats: dict[str, Any] | None = NotProvided,
         **kwargs: Any,
@@ -225,11 +222,10 @@ class LanguageConfig(AlgorithmConfig):
         Every evaluation plays the same tasks with the same seeds, however many runners it has.
 
         Args:
-            evaluation_attempts: k episodes of each task, for avg@k and pass@k.
             evaluate_refined: Whether the policy is evaluated a second time, with one round of critique and refinement a
                 turn; needs a critic in words. Its results stand under ``evaluation/refined``.
-            evaluation_repeats: The fields of ``Repeats`` (tasks, attempts): for pass@k, which stands under
-                ``evaluation/repeated``, a few tasks are attempted again.
+            evaluation_repeats: The fields of ``Repeats`` (tasks, attempts): how many tasks are attempted again for pass@k,
+                which stands under ``evaluation/repeated``.
 
         Returns:
             This updated config.
@@ -274,9 +270,10 @@ class LanguageConfig(AlgorithmConfig):
     @property
     def num_repeated_tasks(self) -> int:
         """Tasks that an evaluation attempts several times beside the others, for pass@k; fewer than two say nothing."""
-        if self.evaluation_attempts > 1 or not self.action_temperature:
+        if not self.action_temperature:
             return 0
-        count = min(self.repeats.tasks, self.evaluation_duration // 8)
+        wanted = self.repeats.tasks
+        count = min(16, self.evaluation_duration // 8) if wanted is None else wanted
         return count if count > 1 else 0
 
     @property
@@ -370,11 +367,6 @@ class LanguageConfig(AlgorithmConfig):
                 self.evaluation_duration_unit == "episodes" and self.evaluation_duration != "auto",
                 "evaluation_duration",
                 "must be a number of episodes (evaluation_duration_unit: episodes)",
-            )
-            self._check(
-                self.evaluation_duration % self.evaluation_attempts == 0,
-                "evaluation_attempts",
-                f"must divide evaluation_duration, {self.evaluation_duration}",
             )
         self._check(
             not self.evaluate_refined or self.criticises_in_words,

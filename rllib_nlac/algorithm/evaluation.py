@@ -35,15 +35,15 @@ REPEATED = "repeated"  # results of the tasks that are attempted several times, 
 
 @dataclass(frozen=True)
 class Repeats:
-    """For pass@k, a few tasks are attempted again; each field is a key of ``evaluation_repeats``.
+    """For pass@k, tasks are attempted again; each field is a key of ``evaluation_repeats``.
 
     Attributes:
-        tasks: Number of tasks, at most an eighth of all. 0: none. Ignored where the policy is greedy, and where
-            ``evaluation_attempts`` above 1 gives pass@k of all tasks.
+        tasks: Number of tasks. None: sixteen, or an eighth of ``evaluation_duration`` where that is less. 0: none. Ignored
+            where the policy is greedy.
         attempts: How often each of them is attempted, k.
     """
 
-    tasks: int = 16
+    tasks: int | None = None
     attempts: int = 4
 
 
@@ -55,10 +55,9 @@ def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[di
     """
     config = algorithm.config
     own = algorithm.evaluation_config or config  # may have another temperature
-    tasks, attempts = range(config.evaluation_duration // config.evaluation_attempts), config.evaluation_attempts
-    rounds = [(ENV_RUNNER_RESULTS, tasks, attempts)]
+    rounds = [(ENV_RUNNER_RESULTS, tasks := range(config.evaluation_duration), 1)]
     if config.evaluate_refined:
-        rounds.append((REFINED, tasks, attempts))
+        rounds.append((REFINED, tasks, 1))
     if own.num_repeated_tasks:
         rounds.append((REPEATED, range(own.num_repeated_tasks), own.repeats.attempts))
     steps = 0
