@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
+from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Message, Request, Weights
 
@@ -190,6 +191,15 @@ def test_an_interrupted_wave_leaves_an_idle_engine(engine, chat, loaded, monkeyp
         engine.generate(requests(chat, 4))
     engine.set_weights(Weights.POLICY, 10, loaded[Weights.POLICY])
     assert len(engine.generate(requests(chat, 4))) == 4
+
+
+def test_an_engine_that_ends_takes_nothing_from_the_others_in_its_process(engine, chat, model_path):
+    before = engine.generate(requests(chat, 4))
+    other = VLLMEngine(model_path, chat.max_context, [chat.end_id], VLLMSettings(cpu_kv_cache_gib=0.125))
+    groups = dict(torch.distributed.distributed_c10d._world.pg_group_ranks)
+    other.stop()
+    assert groups and torch.distributed.distributed_c10d._world.pg_group_ranks == groups
+    assert [answer.token_ids for answer in engine.generate(requests(chat, 4))] == [answer.token_ids for answer in before]
 
 
 def test_requests_larger_than_one_batch(engine, chat):

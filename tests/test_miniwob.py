@@ -334,7 +334,8 @@ def test_windows_of_whoever_is_gone_are_closed(chromium):
 
 
 CHILD = """
-import sys, time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 from rllib_nlac.envs.miniwob.env import MiniWoB
 env = MiniWoB("click-test", page_timeout_s=60.0)
 env.reset(seed=0)

@@ -249,7 +249,7 @@ class TestCannotBeWritten:
         mounted = disk("size=32k")
         monkeypatch.setattr("rllib_nlac.algorithm.metrics.transition_text", lambda *arguments: "x" * 9000)
         writer = TransitionWriter(str(mounted))
-        refinement = type("Refinement", (), {"critique": None, "action": "", "kept": False})
+        refinement = type("Refinement", (), {"critique": None, "action": "", "kept": False, "reason": "not_judged"})
         for iteration in range(10):
             writer.write(iteration, [None], [refinement])
         writer.close()

@@ -109,6 +109,7 @@ class VLLMEngine:
             extra |= {"enable_lora": True, "max_lora_rank": lora.served_rank, "max_loras": slots, "max_cpu_loras": slots}
         from vllm import EngineArgs, LLMEngine
 
+        _keep_process_groups()
         threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
         arguments = EngineArgs(
             model=model,
@@ -324,6 +325,19 @@ class VLLMEngine:
 def _uncompiled() -> AbstractContextManager:
     """Keeps vLLM's sampler uncompiled on a CPU, where compiling its few helpers takes half a minute."""
     return nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager")
+
+
+def _keep_process_groups() -> None:
+    """Lets an engine end alone: vLLM would destroy all of torch's process groups, also those of learners and other engines."""
+    from vllm.v1.engine import core
+
+    core.cleanup_dist_env_and_memory = _free_memory
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _parameters(model: str) -> dict[str, torch.Tensor]:

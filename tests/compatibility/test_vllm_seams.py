@@ -6,6 +6,7 @@ import inspect
 
 import torch
 
+from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.types import Request
 
 
@@ -86,6 +87,15 @@ def test_nothing_is_compiled_on_a_cpu(engine, chat):
     assert not torch._dynamo.utils.counters["frames"]
     torch.compile(_twice, backend="eager")(torch.ones(1))
     assert torch._dynamo.utils.counters["frames"]["ok"] == 1  # what others compile in this process is compiled
+
+
+def test_an_engine_that_ends_tears_down_by_the_function_that_is_replaced(engine):
+    """Its own would destroy all of torch's process groups, those of learners and other engines in the process too."""
+    from vllm.v1.engine import core, core_client
+
+    assert "weakref.finalize(self, self.engine_core.shutdown)" in inspect.getsource(core_client.InprocClient)
+    assert "    cleanup_dist_env_and_memory()\n" in inspect.getsource(core.EngineCore.shutdown)
+    assert core.cleanup_dist_env_and_memory.__module__ == VLLMEngine.__module__
 
 
 def _twice(numbers: torch.Tensor) -> torch.Tensor:
