@@ -119,6 +119,6 @@ class TransitionList {
     if (!this.order.length) return;
     const at = this.order.indexOf(this.app.open);
     const next = at < 0 ? 0 : Math.max(0, Math.min(this.order.length - 1, at + by));
-    location.hash = this.app.link(this.order[next]);
+    this.app.go(this.app.link(this.order[next]));
   }
 }

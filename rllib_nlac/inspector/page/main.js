@@ -11,7 +11,7 @@ class App {
     this.list = new TransitionList(this);
     this.pane = h("div", { class: "detailpane", id: "pane" });
     this.split = h("div", { class: "split" }, this.list.element, this.pane);
-    addEventListener("hashchange", () => this.route());
+    addEventListener("hashchange", () => { if (location.hash !== this.routed) this.route(); });
     addEventListener("keydown", (event) => this.pressed(event));
     this.route();
   }
@@ -40,7 +40,11 @@ class App {
   link(i) { return `#t=${this.run.key(i)}${this.suffix()}`; }
   listLink(filters) { return `#view=transitions&${new URLSearchParams(filters)}${this.suffix()}`; }
 
+  // At once, so that a key that follows finds the new view; the browser tells of the change later.
+  go(link) { location.hash = link; this.route(); }
+
   route() {
+    this.routed = location.hash;
     const asked = new URLSearchParams(location.hash.slice(1));
     const which = asked.get("r") === "1" && this.runs.length > 1 ? 1 : 0;
     if (which !== this.which) { this.which = which; this.open = null; this.list.sync(); }
@@ -92,7 +96,7 @@ class App {
 
   reset() { this.filters = { ...EMPTY }; this.list.sync(); this.filtered(); }
 
-  close() { this.open = null; location.hash = this.viewLink("transitions"); }
+  close() { this.go(this.viewLink("transitions")); }
 
   theme() {
     const root = document.documentElement, dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -116,13 +120,13 @@ class App {
     const done = {
       j: () => this.stepping(1), k: () => this.stepping(-1), t: () => this.theme(), "?": () => this.help(), x: () => this.reset(),
       l: () => click("copy-link"), c: () => click("copy-chat"), p: () => click("copy-play"),
-      "/": () => { if (this.view !== "transitions") location.hash = this.viewLink("transitions"); setTimeout(() => this.list.inputs.text.focus(), 30); },
-    }[event.key] || (/^[1-6]$/.test(event.key) && VIEWS[event.key - 1] && (() => { location.hash = this.viewLink(VIEWS[event.key - 1][0]); }));
+      "/": () => { if (this.view !== "transitions") this.go(this.viewLink("transitions")); setTimeout(() => this.list.inputs.text.focus(), 30); },
+    }[event.key] || (/^[1-6]$/.test(event.key) && VIEWS[event.key - 1] && (() => this.go(this.viewLink(VIEWS[event.key - 1][0]))));
     if (done) { event.preventDefault(); done(); }
   }
 
   stepping(by) {
-    if (this.view !== "transitions") { location.hash = this.viewLink("transitions"); return; }
+    if (this.view !== "transitions") { this.go(this.viewLink("transitions")); return; }
     this.list.step(by);
   }
 
