@@ -178,15 +178,6 @@ def merging(model_path, chat) -> Iterator:
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[list]:
-    """Engines that are stopped at the end: the first that stops takes the state with it that all of a process share."""
-    engines: list = []
-    yield engines
-    for engine in engines:
-        engine.stop()
-
-
-@pytest.fixture(scope="module")
 def models(model_path) -> dict[Weights, torch.nn.Module]:
     base = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     return {
@@ -307,6 +298,18 @@ def test_weights_do_not_change_under_a_request(adapters, models, chat):
     give(adapters, models, 14)
 
 
+def test_a_request_reads_no_adapter_anew(adapters, models, chat, monkeypatch):
+    """Fails with ``load_inplace``, by which vLLM reads the adapter again at every step of a request."""
+    from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+
+    give(adapters, models, 15)
+    read = []
+    load = LRUCacheWorkerLoRAManager._load_adapter
+    monkeypatch.setattr(LRUCacheWorkerLoRAManager, "_load_adapter", lambda *given: read.append(1) or load(*given))
+    assert [answer.weight_version for answer in adapters.generate(mixed(chat)) if answer.weights is not Weights.INITIAL]
+    assert not read
+
+
 def test_a_served_b_is_scaled_in_the_engines_precision():
     adapter = {"x.lora_A.weight": torch.tensor([[1.0, 3.0]]), "x.lora_B.weight": torch.tensor([[0.1], [2.0]])}
     a, b = as_served(adapter, 2.0, torch.bfloat16)
@@ -318,7 +321,7 @@ def base_alone(path: str) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-def answers_of_folder(folder: Path, prompt: torch.Tensor, started: list):
+def answers_of_folder(folder: Path, prompt: torch.Tensor):
     """One answer of a new vLLM engine that loads a whole model."""
     from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
 
@@ -326,7 +329,7 @@ def answers_of_folder(folder: Path, prompt: torch.Tensor, started: list):
     engine = VLLMEngine(str(folder), chat.max_context, [chat.end_id], VLLMSettings(cpu_kv_cache_gib=0.125))
     engine._enqueue([Request(tuple(prompt.tolist()), 12, seed=0)])  # as it was loaded: given no weights
     ((_, answer),) = engine.poll()
-    started.append(engine)
+    engine.stop()
     return answer
 
 
@@ -376,7 +379,7 @@ class TestRun:
         assert 0 < result["kl_to_base"] < 10
         algorithm.stop()
 
-    def test_a_checkpoint_resumes_exactly_and_is_exported(self, small, ray_session, lent, adapters, started, tmp_path, chat):
+    def test_a_checkpoint_resumes_exactly_and_is_exported(self, small, ray_session, lent, adapters, tmp_path, chat):
         """What is exported says the same under PEFT, Transformers and vLLM, each by its own loader."""
         from peft import PeftModel
 
@@ -402,7 +405,7 @@ class TestRun:
             expected = learner.lm(ids).logits
             torch.testing.assert_close(by_peft(ids).logits, expected, rtol=1e-5, atol=1e-4)
             torch.testing.assert_close(by_transformers(ids).logits, expected, rtol=1e-5, atol=1e-4)
-        for answer in (answers_of_folder(whole, ids[0], started), answers_of_adapter(adapters, adapter, ids[0])):
+        for answer in (answers_of_folder(whole, ids[0]), answers_of_adapter(adapters, adapter, ids[0])):
             np.testing.assert_allclose(answer.logprobs, logprobs(learner.lm, answer), atol=2e-5)
             assert abs(answer.logprobs - logprobs(base_alone(small.model_path), answer)).max() > 1e-3
         algorithm.stop()
