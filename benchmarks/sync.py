@@ -1,7 +1,7 @@
 """What a weight sync and a swap cost across processes: ``python -m benchmarks.sync [--hidden 1024] [--layers 8]``.
 
-Once with all weights and once with adapters over one base (``--rank 16``; 0 leaves them out, ``--only-adapters`` the former,
-which take several times as much memory).
+Once with all weights and once with adapters over one base, which the engine serves apart or merged (``--rank 16``; 0 leaves them
+out, ``--only-adapters`` the former, which take several times as much memory).
 
 A learner and a vLLM engine, each an actor of its own, and a model of random weights between the small one that is shipped and
 those that people train. Beside them, in the same run, one plain copy of the same bytes in memory. Nothing is asserted.
@@ -60,9 +60,13 @@ def main() -> None:
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         config.language(language_model=str(folder))
         print(f"{size:,} parameters in float32, {4 * size / 2**30:.2f} GiB, learner and engine in processes of their own")
-        for lora in (None, {"rank": arguments.rank})[arguments.only_adapters : 2 if arguments.rank else 1]:
-            print(f"with adapters of rank {arguments.rank}" if lora else "with all weights")
-            measure(config.copy(copy_frozen=False).language(lora=lora), size, arguments.rounds)
+        for serving in (None, "adapter", "merged")[arguments.only_adapters : 3 if arguments.rank else 1]:
+            own = config.copy(copy_frozen=False)
+            if serving:
+                own.language(lora={"rank": arguments.rank})
+                own.engines(engine_config={**config.engine_config, "lora_serving": serving})
+            print(f"with adapters of rank {arguments.rank}, lora_serving: {serving}" if serving else "with all weights")
+            measure(own, size, arguments.rounds)
     ray.shutdown()
 
 
