@@ -1,7 +1,7 @@
 """What a weight sync and a swap cost across processes: ``python -m benchmarks.sync [--hidden 1024] [--layers 8]``.
 
-Once with all weights and once with adapters over one base, which the engine serves apart or merged (``--rank 16``; 0 leaves them
-out, ``--only-adapters`` the former, which take several times as much memory).
+Once with all weights and once with adapters over one base, which the engine serves apart or merged (``--rank 16``; 0 leaves
+them out, ``--only-adapters`` the former, which take several times as much memory).
 
 A learner and a vLLM engine, each an actor of its own, and a model of random weights between the small one that is shipped and
 those that people train. Beside them, in the same run, one plain copy of the same bytes in memory. Nothing is asserted.
