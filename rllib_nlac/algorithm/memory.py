@@ -116,14 +116,15 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
         plan, more, cache = engine(bool(driver_gpus), not config.num_learners)
         driver += [_program_of_engine(), *more]
         driver_engine = (cache, plan)
-    processes = [_process("driver", 1, driver_gpus, driver, *driver_engine)]
+    in_files = shape.parameters * shape.bytes_in_files
+    processes = [_process("driver", 1, driver_gpus, driver, in_files, *driver_engine)]
     if config.num_learners and config.trains:
         parts = [Part("program", PROGRAM_BYTES, on_host=True), *of_learner]
-        processes.append(_process("learner", config.num_learners, config.num_gpus_per_learner, parts))
+        processes.append(_process("learner", config.num_learners, config.num_gpus_per_learner, parts, in_files))
     if config.num_engines and has_engine:
         plan, more, cache = engine(bool(config.num_gpus_per_engine), False)
         parts = [Part("program", PROGRAM_BYTES, on_host=True), _program_of_engine(), *more]
-        processes.append(_process("engine", config.num_engines, config.num_gpus_per_engine, parts, cache, plan))
+        processes.append(_process("engine", config.num_engines, config.num_gpus_per_engine, parts, in_files, cache, plan))
     if config.num_env_runners:
         parts, gpus = [Part("program", PROGRAM_BYTES, on_host=True)], 0.0
         of_runner: tuple[Cache | None, EnginePlan | None] = (None, None)
@@ -131,7 +132,7 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
             gpus = config.num_gpus_per_env_runner
             plan, more, cache = engine(bool(gpus), False)
             parts, of_runner = [*parts, _program_of_engine(), *more], (cache, plan)
-        processes.append(_process("EnvRunner", config.num_env_runners, gpus, parts, *of_runner))
+        processes.append(_process("EnvRunner", config.num_env_runners, gpus, parts, in_files, *of_runner))
     if crossing := _crossing(config, sync, numbers):
         processes.append(Process("Ray's object store", 1, 0, tuple(crossing)))
     return Estimate(shape, numbers, tuple(processes), sync)
@@ -266,10 +267,24 @@ def _crossing(config: LanguageConfig, sync: int, numbers: int) -> list[Part]:
 
 
 def _process(
-    name: str, count: int, gpus: float, parts: Sequence[Part], cache: Cache | None = None, plan: EnginePlan | None = None
+    name: str,
+    count: int,
+    gpus: float,
+    parts: Sequence[Part],
+    in_files: float,
+    cache: Cache | None = None,
+    plan: EnginePlan | None = None,
 ) -> Process:
     context = [Part("program", CONTEXT_BYTES, "CUDA's context")] if gpus else []
-    return Process(name, count, gpus, (*context, *parts), cache, plan)
+    weights = max((part.num_bytes for part in parts if part.what == "weights"), default=0)
+    held = sum(part.num_bytes for part in parts if part.what != "program")
+    more = weights + in_files - held
+    loading = (
+        [Part("loading", more, "its files beside the weights, while these are read")]
+        if weights and more > 0 and not gpus
+        else []
+    )
+    return Process(name, count, gpus, (*context, *parts, *loading), cache, plan)
 
 
 def _program_of_engine() -> Part:
