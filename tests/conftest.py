@@ -24,6 +24,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
+
+# A busy machine takes its time, and a test's own result does not depend on it.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 # All else is imported where it is needed: importing Ray and torch takes seconds, also of the process that hands tests out.
 if TYPE_CHECKING:

@@ -103,7 +103,7 @@ def test_at_another_temperature_engine_and_learner_agree(build, kind):
 
 class TestPolicyGradient:
     @given(st.lists(st.floats(-10, 10), min_size=2, max_size=12))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_group_advantages(self, returns):
         returns = np.array(returns)
         centred = group_advantages(returns, normalize_by_std=False)
@@ -155,7 +155,7 @@ class TestPolicyGradient:
 
 class TestMinibatches:
     @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 3))
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_every_sequence_once_an_epoch_and_weights_of_a_step_sum_to_1(self, count, size, epochs):
         sequences = [TrainingSequence((1,), (2,), POLICY, i, 0, 1.0 + i) for i in range(count)]
         made = into_minibatches(sequences, size, epochs, np.random.default_rng(0))

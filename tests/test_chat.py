@@ -35,7 +35,7 @@ def test_encode_ends_the_turn_and_decode_hides_it(chat):
     assert ids[-1] == chat.end_id and chat.decode(ids) == "Is it big?"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text(max_size=80))
 @example("\U0002f800")  # one of those that Unicode's normal form replaces
 def test_any_text_survives_but_for_the_tokenizers_normal_form(chat, text):

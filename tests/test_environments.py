@@ -72,7 +72,7 @@ def test_interleaved_instances_do_not_disturb_each_other():
     assert replies == alone
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=300))
 def test_no_text_crashes_it(text):
     env = TwentyQuestions(**SMALL)

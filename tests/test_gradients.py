@@ -103,7 +103,7 @@ class TestClippedLoss:
         assert logprobs.grad.item() == pytest.approx(-gain if has_gradient else 0.0)
 
     @given(st.integers(1, 4), st.integers(1, 5), st.floats(0.05, 0.5), st.integers(0, 2**31))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_it_is_the_mean_over_an_answers_tokens_written_out(self, rows, width, clip, seed):
         generator = torch.Generator().manual_seed(seed)
         now, then = (torch.randn(rows, width, generator=generator) for _ in range(2))
@@ -127,7 +127,7 @@ class TestClippedLoss:
 
 class TestPriorities:
     @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=12))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_of_transitions_with_both_losses(self, losses):
         both = [critic + policy for critic, policy in losses]
         top = np.quantile(both, 0.95)
@@ -151,7 +151,7 @@ class TestBatch:
         assert rows["ids"].dtype == np.int64 and {rows[n].dtype for n in ("weight", "scalar", "logprobs")} == {np.dtype("f4")}
 
     @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=25), st.integers(1, 4))
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     def test_shares_of_learners(self, made, learners):
         sequences = [TrainingSequence((1,) * n, (2,), POLICY, i, step, 1.0 + i, 7.0) for i, (n, step) in enumerate(made)]
         even = shard_evenly(sequences, learners)
@@ -176,7 +176,7 @@ class TestBatch:
         assert [s.item for s in shard_evenly(sequences, 2)] == [1, 3, 2, 4]
 
     @given(st.lists(st.floats(0.1, 5), min_size=1, max_size=30), st.integers(1, 9), st.integers(1, 3), st.integers(0, 99))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_minibatches_keep_the_weights_in_relation(self, weights, size, epochs, seed):
         sequences = [TrainingSequence((1,), (2,), POLICY, i, 0, w, 3.0) for i, w in enumerate(weights)]
         made = into_minibatches(sequences, size, epochs, np.random.default_rng(seed))

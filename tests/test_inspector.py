@@ -111,7 +111,7 @@ class TestRecord:
         (line,) = RunReader(tmp_path)._lines(tmp_path / "transitions" / "iteration_00000001.jsonl")[0]
         assert line == {"nan": None, "array": [1.0, None], "flag": True, "text": "\ud800 \u202e", "thing": "x", "1": [2]}
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(
         st.recursive(
             st.none() | st.booleans() | st.floats() | st.text(),

@@ -70,7 +70,7 @@ class TestPriorities:
         np.testing.assert_allclose(priorities(np.array([2.0]), np.array([nan])), 2.001)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 1200))
 def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget):
     lengths = torch.tensor(lengths)
@@ -122,7 +122,7 @@ class TestTarget:
         state["w"] += 1
         assert target.state["w"].tolist() == [1.0, 2.0]
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4), st.integers(1, 5))
     def test_shares_of_several_learners_are_the_whole(self, shapes, num_shares):
         def weights() -> list[dict[str, torch.Tensor]]:

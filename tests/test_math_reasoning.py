@@ -81,7 +81,7 @@ def test_math_verify_knows_more_and_cannot_be_hung():
     assert math_equal("1+x", "x+1")  # and a new worker answers
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 5), st.integers(0, 10**6))
 def test_generated_problems_are_reproducible_and_their_answers_canonical(level, seed):
     problem = generate(level, seed)

@@ -75,7 +75,7 @@ class TestRows:
         with pytest.raises(ValueError, match=f"^log.jsonl, line 3: .*{complaint}"):
             parse_dialogue(row(**fields))
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(
         st.lists(st.tuples(words, words, st.floats(-5, 5)), min_size=1, max_size=4),
         st.booleans(),

@@ -34,7 +34,7 @@ def target(chat: Chat, text: str) -> BellmanTarget:
 
 class TestLeaks:
     @given(st.text(alphabet="abcdefgh ijk.", min_size=30, max_size=60), st.text(max_size=10), st.integers(0, 20))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_any_span_of_8_tokens_is_found_however_it_is_written(self, chat, withheld, around, start):
         ids = chat.tokenizer.encode(withheld, add_special_tokens=False)
         span = chat.tokenizer.decode(ids[start : start + 8])
@@ -43,7 +43,7 @@ class TestLeaks:
             assert reasoning.leaks(span.replace(" ", "\n "), ("another text", withheld), chat)
 
     @given(st.text(max_size=40))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def test_shorter_texts_cannot_leak(self, chat, text):
         assert not reasoning.leaks(text, ("Yes.",), chat)
         ids = chat.tokenizer.encode("will it rain on monday", add_special_tokens=False)

@@ -224,7 +224,7 @@ class TestWhatIsMissing:
         run = changed(changed(GOOD, "evaluation/critic/auc", math.nan), "evaluation/critic/one_class", 1.0)
         assert "all episodes ended alike" in markdown(run)
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(st.data())
     def test_whatever_is_missing_or_of_another_kind_there_is_a_report(self, data):
         """Any figure of any result may be gone, not finite, a text or a list."""
@@ -280,7 +280,7 @@ class TestForeignTexts:
         )
         return changed(run, "config/language_model", text)
 
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     @given(st.one_of(st.just(HOSTILE), st.text(max_size=60), st.text("`~#|<>[]()!*\n\r \\-=&;x", max_size=60)))
     def test_they_stay_texts(self, text):
         report = markdown(self.run(text))

@@ -162,7 +162,7 @@ def test_calls_are_read_in_their_usual_wrappings():
     assert parse_tool_call("What is the order's number?") is None and parse_tool_call("I see {curly} things") is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(max_size=5),

@@ -93,7 +93,7 @@ class TestUnchanged:
 
 class TestTokenSequence:
     @given(st.lists(st.floats(-8, 0), min_size=1, max_size=6), st.lists(st.floats(-8, 0), min_size=6, max_size=6))
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_properties(self, mine, theirs):
         p = TokenSequence.from_logits(torch.stack([torch.tensor([mine]), torch.ones(1, len(mine))], -1))
         other = TokenSequence.from_logits(torch.stack([torch.tensor([theirs[: len(mine)]]), torch.ones(1, len(mine))], -1))

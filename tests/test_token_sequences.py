@@ -222,7 +222,7 @@ class TestModule:
         st.integers(1, 60),
         st.integers(0, 99),
     )
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     def test_probabilities_entropies_and_values_row_by_row(self, learner, shapes, budget, seed):
         module, rng = module_of(learner), np.random.default_rng(seed)
         module.model_config["max_tokens_per_micro_batch"] = budget
