@@ -44,7 +44,9 @@ def with_adapter(folder: str, lora: LoRASettings, dtype: torch.dtype = torch.flo
 
 
 def serve(
-    engines: dict[str, tuple[VLLMEngine, dict[str, torch.Tensor]]], count: int, rounds: int
+    engines: dict[str, tuple[VLLMEngine, dict[str, torch.Tensor]]],
+    count: int,
+    rounds: int,
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """The same waves by all engines, turn about, after a round that warms up; a third of a wave under each weight set.
 
