@@ -33,8 +33,8 @@ from rllib_nlac.types import Request, Weights
 
 RANK = 16
 SPREAD = 4.0  # of logits; with 150,000 tokens about 4 nats of entropy
-# Of a GPU an engine gets this share. A learner in a process of its own beside it gets the rest.
-ENGINES_SHARE = 0.3
+ENGINES_SHARE = 0.3  # of a GPU, for weights and KV cache
+ACTORS_SHARE = 0.4  # the same and all else of an engine actor; the learner beside it has the rest
 WITH_ADAPTER = ("lora", "iteration-lora")
 ALONE = {"speed": "engine", "lora": "engine", "learner": "learner"}  # parts that hold only one of both
 
@@ -50,7 +50,7 @@ class Sizes:
         episodes: Of a round of the speed, each of four turns.
         iteration: Episodes of an iteration of NLAC.
         batch: Transitions of its gradient step.
-        micro_batch: Tokens that go through a learner at once.
+        micro_batch: Tokens that go through a learner at once; twice as many when it is measured alone.
         sequences: Of a gradient step when the learner is measured.
         times: How many times as long as in the text house these are.
         requests: Of a wave.
@@ -70,7 +70,7 @@ class Sizes:
     rounds: int
 
 
-ON_GPU = Sizes(2048, 64, 128, 256, 32, 64, 2048, 64, 8, 384, 3)
+ON_GPU = Sizes(1024, 64, 128, 256, 32, 64, 1024, 64, 8, 384, 3)
 ON_CPU = Sizes(256, 8, 8, 8, 4, 8, 256, 16, 1, 24, 2)
 
 
@@ -125,8 +125,8 @@ def config_of(part: str, model: str, on_gpu: bool) -> NLACConfig:
             prompts="compact",
             max_context=size.context,
             max_action_tokens=size.answer,
-            max_tokens_per_micro_batch=size.micro_batch,
-            learner_model={"dtype": "bfloat16", "gradient_checkpointing": part.startswith("iteration")} if on_gpu else {},
+            max_tokens_per_micro_batch=size.micro_batch * (2 if part == "learner" else 1),
+            learner_model={"dtype": "bfloat16", "gradient_checkpointing": part != "learner"} if on_gpu else {},
         )
         .roles(max_future_tokens=size.answer, max_critique_tokens=size.answer)
         .learners(num_gpus_per_learner=int(on_gpu))
@@ -142,9 +142,8 @@ def config_of(part: str, model: str, on_gpu: bool) -> NLACConfig:
         .debugging(seed=0)
     )
     if part == "sync-actor":
-        share = ENGINES_SHARE if on_gpu else 0
-        config.learners(num_learners=1, num_gpus_per_learner=1 - share if on_gpu else 0)
-        config.engines(num_engines=1, num_gpus_per_engine=share)
+        config.learners(num_learners=1, num_gpus_per_learner=on_gpu * (1 - ACTORS_SHARE))
+        config.engines(num_engines=1, num_gpus_per_engine=on_gpu * ACTORS_SHARE)
     return config
 
 
