@@ -312,7 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shape, notes[part] = fitting_shape(part, wanted, on_gpu, device["memory_bytes"], host_bytes())
         tasks.append(Task(part, shape or "", "", on_gpu, device["name"], device["memory_bytes"]))
     with tempfile.TemporaryDirectory() as temporary:
-        outcomes = measure(tasks, notes, 60 * options.minutes, run_apart, Path(temporary))
+        left = 60 * options.minutes - (time.monotonic() - started)
+        outcomes = measure(tasks, notes, left, run_apart, Path(temporary))
     report = {
         "on_gpu": on_gpu,
         "device": device,

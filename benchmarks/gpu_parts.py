@@ -1,7 +1,7 @@
 """What ``benchmarks.gpu`` measures, one function a part, each called in a process of its own.
 
-On a CPU the same functions measure less: shorter, fewer, and in float32, which is what a device takes by default. Weights are
-random; the output layer is scaled so that logits are spread about as those of a trained model.
+On a CPU the same functions measure less: shorter, fewer, and in float32, which is what engines take there by default; on a GPU
+they and the learner take bfloat16. Weights are random, with logits so far apart that an error of theirs shows.
 """
 
 from __future__ import annotations
