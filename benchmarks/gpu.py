@@ -261,7 +261,7 @@ def table(report: Mapping[str, Any]) -> str:
         ]
         lines.append(f"{part}: {', '.join(filter(None, what))}")
         lines += [f"  {text}" for text in (outcome["note"], outcome["error"]) if text]
-        lines += [f"  {name:28} {shown(value)}" for name, value in outcome["figures"].items()]
+        lines += [f"  {name:32} {shown(value)}" for name, value in outcome["figures"].items()]
     states = [outcome["status"] for outcome in report["parts"].values()]
     counted = ", ".join(f"{states.count(state)} {state}" for state in (MEASURED, FAILED, NOT_RUN))
     return "\n".join([*lines, "", f"{counted}, of {len(states)} parts in {report['seconds']:.0f} s"])

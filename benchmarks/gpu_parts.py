@@ -159,6 +159,7 @@ def estimate_of(part: str, model: str, on_gpu: bool, gpu_bytes: float | None) ->
 def build(task: Task) -> dict[str, Any]:
     """The model of random weights, in the precision that the device takes."""
     dtype, device = (torch.bfloat16, "cuda") if task.on_gpu else (torch.float32, "cpu")
+    torch.manual_seed(0)
     memory.build(Path(task.folder), task.shape, dtype=dtype, device=device, context=task.sizes.context, spread=SPREAD)
     return {}
 
@@ -214,6 +215,7 @@ def logprobs(task: Task) -> dict[str, Any]:
     }
     engine.stop()
     if set(dtypes.values()) != {"float32"}:
+        torch.set_float32_matmul_precision("highest")  # vLLM or others may have allowed less
         exact = AutoModelForCausalLM.from_pretrained(task.folder, dtype=torch.float32).to(learner.lm.device)
         by_exact = engine_speed.logprobs_by(exact, answers)
         found |= _gap("engine_to_float32", by_engine, by_exact) | _gap("learner_to_float32", by_learner, by_exact)
@@ -246,7 +248,8 @@ def speed(task: Task) -> dict[str, Any]:
     found: dict[str, Any] = {"sequences_held": sizes.held, "prompt_tokens_mean": prompt, "bytes_read_per_token": read}
     for key, name in (("bare_vllm", engine_speed.HELD), ("env_runner", "EnvRunner"), ("waves", "waves")):
         found[f"{key}_tokens_per_s"] = wall[name]
-        found[f"{key}_to_bare_vllm"] = wall[name] / wall[engine_speed.HELD]
+        if name != engine_speed.HELD:
+            found[f"{key}_to_bare_vllm"] = wall[name] / wall[engine_speed.HELD]
         # Of the time prompts are read in, too, so of decoding alone it is more.
         found[f"{key}_share_of_bandwidth"] = roofline.share(wall[name] * read, 1.0, bandwidth)
     return found

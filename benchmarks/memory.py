@@ -172,7 +172,7 @@ def iteration(config: NLACConfig) -> dict[str, Any]:
     results = algorithm.train()
     learned = results["learners"]["default_policy"]
     found = {
-        "seconds": {name: round(value, 1) for name, value in results["seconds"].items()},
+        "seconds": {name: round(value, 3) for name, value in results["seconds"].items()},
         "whole": time.perf_counter() - started,
         "trained": {name: float(learned[name]) for name in ("num_tokens_trained", "num_gradient_steps")},
         "peak": peak(),

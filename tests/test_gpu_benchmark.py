@@ -225,14 +225,14 @@ class TestParts:
 
 
 class Greedy:
-    """Answers with given tokens, each of a given log-probability."""
+    """Answers with given tokens, the nth of n times a given log-probability."""
 
     def __init__(self, answers: list[tuple[int, ...]], logprob: float) -> None:
         self.answers, self.logprob = answers, logprob
 
     def generate(self, requests):
         return [
-            Generation(request.prompt_ids, ids, np.full(len(ids), self.logprob, np.float32), True, 1)
+            Generation(request.prompt_ids, ids, self.logprob * np.arange(1, len(ids) + 1, dtype=np.float32), True, 1)
             for request, ids in zip(requests, self.answers, strict=True)
         ]
 
@@ -243,7 +243,7 @@ def test_answers_are_compared_up_to_the_first_token_that_differs(monkeypatch):
     )
     one, other = Greedy([(1, 2, 3), (4, 5)], -1.0), Greedy([(1, 9, 3), (4, 5)], -1.5)
     found = compare(one, other, None, 2)
-    assert (found.same, found.tokens, found.same_tokens, found.gap, found.of_peft) == (1, 5, 1 + 2, 0.5, 1.0)
+    assert (found.same, found.tokens, found.same_tokens, found.gap, found.of_peft) == (1, 5, 1 + 2, 1.0, 1.0)
     assert shared_beginning((1, 2), (1, 2, 3)) == 2 and shared_beginning((), (1,)) == 0
     assert np.isnan(compare(Greedy([(1,)], -1.0), Greedy([(2,)], -1.0), None, 1).gap)
 
@@ -264,4 +264,4 @@ def test_the_form_for_a_cpu(tmp_path, capsys):
     assert 0 < logprobs["gap_largest"] < 1e-4 and abs(logprobs["logprob_mean"] + np.log(memory.SHAPES["small"][7])) > 0.5
     assert learner["tokens_per_s"] == pytest.approx(learner["tokens"] / learner["step_s"]) and learner["mfu"] is None
     assert 0.5 < learner["memory_said_to_measured"] < 2
-    assert "mfu                          -\n" in printed
+    assert f"  {'mfu':32} -\n" in printed
