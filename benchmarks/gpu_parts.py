@@ -331,7 +331,7 @@ def iteration(task: Task) -> dict[str, Any]:
         "iteration_s": found["whole"],
         **{f"{name}_s": value for name, value in found["seconds"].items()},
         **{name: int(value) for name, value in found["trained"].items()},
-        **against_estimate(task, measured if task.on_gpu else found["peak"]),
+        **against_estimate(task, measured),
     }
 
 
