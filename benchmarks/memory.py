@@ -35,8 +35,9 @@ from rllib_nlac.learner.batch import CRITIC, TrainingSequence, into_minibatches,
 from rllib_nlac.types import Request, Weights
 
 GIB = 2**30
-# Those of the package, and one that a test can afford.
-SHAPES = {**KNOWN, "small": ("qwen2", 64, 2, 2, 1, 32, 128, 536, True, 512)}
+# Those of the package, and one that a test can afford. So small a model whose output layer were its embedding would say its
+# last token again and again.
+SHAPES = {**KNOWN, "small": ("qwen2", 64, 2, 2, 1, 32, 128, 536, False, 512)}
 PARTS = ("learner", "learner-lora", "engine", "engine-lora", "iteration")
 ANSWER = "Future: SUCCESS\nOptimal: No\nReason: none\nFix: is it an animal?"
 TOKENS, LENGTH, SEQUENCES = 256, 64, 16
