@@ -102,7 +102,7 @@ def main() -> None:
     found = compare(engines["adapters"][0], engines["merged"][0], model, arguments.requests)
     print(f"adapter against merged in float32: {found.same} of {found.answers} greedy answers have the same tokens")
     print(f"  ({found.tokens:,}); as far as tokens are the same their log-probabilities differ by at most {found.gap:.1e},")
-    print(f"  from PEFT's own those of {PEFT_ANSWERS} answers by at most {found.of_peft:.1e}")
+    print(f"  from PEFT's own those of {min(PEFT_ANSWERS, found.answers)} answers by at most {found.of_peft:.1e}")
     print(f"{size:,} parameters, rank {arguments.rank}, {arguments.requests} requests a wave, a third under each of three sets")
     whole_sets = statistics.median(speeds["whole sets"])
     for name in engines:
