@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from types import SimpleNamespace
 
@@ -100,6 +101,56 @@ def test_a_branch_begins_with_its_prefixs_turns_and_their_generations(make):
         same = branch.get_extra_model_outputs(GENERATION, t) is episode.get_extra_model_outputs(GENERATION, t)
         assert same is (t < 2)
         assert branch.get_extra_model_outputs(MESSAGES, t) == episode.get_extra_model_outputs(MESSAGES, t)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_branch_whose_prefix_is_answered_otherwise_is_dropped_and_counted(make, threads):
+    class Moody(Countdown):
+        games = 0
+
+        def reset(self, **arguments):
+            Moody.games += 1
+            return super().reset(**arguments)
+
+        def step(self, action):
+            observation, *rest = super().step(action)
+            return f"{observation} {'Well!' * (Moody.games > played)}", *rest
+
+    played = 10**9
+    runner = make(env=Moody, env_threads=threads)
+    episodes = [episode for episode in runner.sample(num_episodes=12) if len(episode) >= 2][:2]
+    assert [len(own) for own in runner.branch([(episode, 1) for episode in episodes], 2)] == [2, 2]
+    played = Moody.games
+    runner.get_metrics()
+    assert runner.branch([(episode, 1) for episode in episodes], 2) == [[], []]
+    assert int(runner.get_metrics()["branch_mismatches"]) == 4
+
+
+def test_a_step_that_says_so_loses_its_episode_under_the_reason_that_it_gives(make):
+    class Gone(Countdown):
+        def step(self, action):
+            *answer, info = super().step(action)
+            return *answer, {**info, "discard": True, "stop_reason": "gone"} if self.length == 3 else info
+
+    runner = make(env=Gone)
+    lengths = [len(episode) for episode in runner.sample(num_episodes=20)]
+    metrics = runner.get_metrics()
+    assert len(lengths) == 20 and set(lengths) == {1, 2, 4}
+    assert int(metrics["stop_reason_gone"]) == int(metrics["episodes_discarded"]) > 0
+
+
+def test_the_engine_goes_on_while_an_environment_takes_its_time(make):
+    class Patient(Countdown):
+        def step(self, action):
+            if self.length == 2:
+                waited.append(others.wait(10))
+            elif self.left == 1:
+                others.set()
+            return super().step(action)
+
+    others, waited = threading.Event(), list[bool]()
+    episodes = make(env=Patient, env_threads=3).sample(num_episodes=12)
+    assert len(episodes) == 12 and waited and all(waited)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 20])

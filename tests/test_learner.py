@@ -254,6 +254,31 @@ class TestGradientStep:
         first, second = (learner.logprobs_of([(3, 10, 11)], [(20, 21, 1)])[0] for _ in range(2))
         np.testing.assert_array_equal(first, second)
 
+    @pytest.mark.parametrize("budget", [1, 8192])
+    def test_what_both_weight_sets_say_of_texts(self, make_learner, budget):
+        """By texts of different lengths in one batch, and one by one: as each model says it alone."""
+        learner = make_learner(tau=0.5, max_tokens_per_micro_batch=budget)
+        update(learner)
+        texts = [((3, 10, 11), (20, 21, 1)), ((3, 10), (22, 1)), ((3, 10, 11, 12, 13, 14), (23, 24, 25, 26, 1))]
+        found = learner.token_logprobs(*zip(*texts, strict=True))
+        states = learner.export_weights()
+        assert found.keys() == {Weights.POLICY, Weights.TARGET} == states.keys()
+        model = copy.deepcopy(learner.lm)
+        for which, state in states.items():
+            model.load_state_dict(state, strict=False)
+            for (prompt, answer), own in zip(texts, found[which], strict=True):
+                ids = torch.tensor([[*prompt, *answer]])
+                with torch.no_grad():
+                    logprobs = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+                expected = logprobs.gather(1, torch.tensor(answer)[:, None])[:, 0].numpy()
+                np.testing.assert_allclose(own, expected, atol=2e-5)
+        gaps = [abs(one - other).max() for one, other in zip(*found.values(), strict=True)]
+        assert min(gaps) > 1e-4  # each set speaks for itself
+
+    def test_a_target_in_another_precision_is_not_asked(self, make_learner):
+        learner = make_learner(tau=0.5, learner_model={"dtype": "bfloat16"})
+        assert learner.token_logprobs([(3, 10)], [(20, 1)]).keys() == {Weights.POLICY}
+
     @pytest.mark.parametrize("stage", [0, 1, 2, 3])
     def test_in_bfloat16_small_steps_add_up(self, make_learner, stage):
         """In float32 master weights: in bfloat16 most of these steps are lost (cosine 0.18, a length of 0.27)."""

@@ -358,6 +358,16 @@ def test_a_fresh_action_of_the_policy_is_judged_in_the_stored_ones_place(make):
     assert accepted.reason == "yes_success" and stages.chat.decode(accepted.generation.token_ids) == "Can you eat it?"
 
 
+def test_a_fresh_action_that_does_not_parse_leaves_the_stored_one_and_its_prompt_is_the_one_that_was_seen(make):
+    engine, stages = make(script(policy=None), variant=Fresh())
+    stored = transition()
+    other = (*stored.generation.prompt_ids[:-1], 7, stored.generation.prompt_ids[-1])  # as no template writes it
+    stored = replace(stored, generation=replace(stored.generation, prompt_ids=other))
+    _, (refinement,), _ = stages.run([stored])
+    assert refinement.transition.action == "Is it big?"
+    assert other in [request.prompt_ids for _, request in engine.requests]
+
+
 @pytest.mark.parametrize(("second", "reason"), [(YES, "refined"), (NO, "rejected"), ("nonsense", "rejected")])
 def test_a_refined_action_that_is_verified_is_learned_with_a_yes_only(make, second, reason):
     def answer(prompt: str, weights: Weights) -> str | None:
