@@ -91,6 +91,55 @@ def speed(work: Callable[[], int]) -> np.ndarray:
     return tokens / np.array([time.perf_counter() - started, time.process_time() - cpu_started])
 
 
+def speeds(
+    config: NLACConfig, engine: VLLMEngine, end_id: int, episodes: int, rounds: int
+) -> tuple[dict[str, list[np.ndarray]], list[Request]]:
+    """All sides turn about, after a round that warms up.
+
+    Args:
+        config: Says in how many slots the EnvRunner plays.
+        engine: What answers.
+        end_id: Ends an answer.
+        episodes: So many are played each round.
+        rounds: How often.
+
+    Returns:
+        Of each side and round what ``speed`` gives, and the last round's requests.
+    """
+    runner, recorder = TextEnvRunner(config=config, worker_index=0), Recorder(engine)
+    runner.attach(recorder)
+    slots = config.num_envs_per_env_runner
+
+    def play() -> int:
+        played = runner.sample(num_episodes=episodes)
+        return sum(len(g.token_ids) for episode in played for g in episode.get_extra_model_outputs(GENERATION))
+
+    play()
+    figures: dict[str, list[np.ndarray]] = {"EnvRunner": [], "engine": [], "waves": [], HELD: [], "bare vLLM": []}
+    requests: list[Request] = []
+    for _ in range(rounds):
+        recorder.requests.clear()
+        figures["EnvRunner"].append(speed(play))
+        requests = list(recorder.requests)
+        figures["engine"].append(speed(lambda r=requests: sum(len(g.token_ids) for g in engine.generate(r))))
+        silent = [replace(request, logprobs=False) for request in requests]
+        figures["waves"].append(speed(lambda r=silent: sum(len(g.token_ids) for g in engine.generate(r))))
+        figures[HELD].append(speed(lambda r=requests: bare_generate(engine, r, end_id, slots)))
+        figures["bare vLLM"].append(speed(lambda r=requests: bare_generate(engine, r, end_id)))
+    return figures, requests
+
+
+def logprobs_by(model: torch.nn.Module, answers: list[Generation]) -> list[np.ndarray]:
+    """What a plain model says of each token that an engine sampled, where the model lies and in its precision."""
+    found = []
+    for answer in answers:
+        ids = torch.tensor([[*answer.prompt_ids, *answer.token_ids]], device=next(model.parameters()).device)
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, len(answer.prompt_ids) - 1 : -1].float().log_softmax(-1)
+        found.append(logits.gather(1, ids[0, len(answer.prompt_ids) :, None])[:, 0].cpu().numpy())
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=128)
@@ -106,24 +155,7 @@ def main() -> None:
     )
     chat = Chat.from_pretrained(config.model_path)
     engine = VLLMEngine(config.model_path, chat.max_context, [chat.end_id])
-    runner, recorder = TextEnvRunner(config=config, worker_index=0), Recorder(engine)
-    runner.attach(recorder)
-
-    def play() -> int:
-        episodes = runner.sample(num_episodes=arguments.episodes)
-        return sum(len(g.token_ids) for episode in episodes for g in episode.get_extra_model_outputs(GENERATION))
-
-    play()
-    figures: dict[str, list[np.ndarray]] = {"EnvRunner": [], "engine": [], "waves": [], HELD: [], "bare vLLM": []}
-    for _ in range(arguments.rounds):
-        recorder.requests.clear()
-        figures["EnvRunner"].append(speed(play))
-        requests = list(recorder.requests)
-        figures["engine"].append(speed(lambda r=requests: sum(len(g.token_ids) for g in engine.generate(r))))
-        silent = [replace(request, logprobs=False) for request in requests]
-        figures["waves"].append(speed(lambda r=silent: sum(len(g.token_ids) for g in engine.generate(r))))
-        figures[HELD].append(speed(lambda r=requests: bare_generate(engine, r, chat.end_id, arguments.slots)))
-        figures["bare vLLM"].append(speed(lambda r=requests: bare_generate(engine, r, chat.end_id)))
+    figures, requests = speeds(config, engine, chat.end_id, arguments.episodes, arguments.rounds)
     prompts = np.mean([len(request.prompt_ids) for request in requests])
     print(f"generated tokens/s on the {len(requests)} prompts (mean {prompts:.0f} tokens) of {arguments.episodes} episodes")
     for name, label in (
@@ -157,13 +189,8 @@ def main() -> None:
     print(f"  median            {statistics.median(seconds) * 1e3:8.1f} ms   (largest of 20: {max(seconds) * 1e3:.1f} ms)")
     print(f"  one for the other {statistics.median(swaps) * 1e3:8.1f} ms   as the language stages do between two waves")
 
-    gaps = []
-    for generation in engine.generate(requests[:64]):
-        ids = torch.tensor([[*generation.prompt_ids, *generation.token_ids]])
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits[0, len(generation.prompt_ids) - 1 : -1].log_softmax(-1)
-        own = logits.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0].numpy()
-        gaps.append(float(np.abs(own - generation.logprobs).max()))
+    answers = engine.generate(requests[:64])
+    gaps = [float(np.abs(own - a.logprobs).max()) for own, a in zip(logprobs_by(model, answers), answers, strict=True)]
     print(f"largest difference of a log-probability between engine and trainer: {max(gaps):.1e}")
     engine.stop()
 

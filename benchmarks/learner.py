@@ -26,13 +26,21 @@ from rllib_nlac.learner.learner import LanguageLearner
 LR = 1e-4
 
 
-def make_sequences(steps: int, size: int, seed: int = 0) -> list[TrainingSequence]:
-    """Random tokens with about the lengths of the text house: two of three are futures, the third is a command."""
+def make_sequences(steps: int, size: int, seed: int = 0, times: int = 1) -> list[TrainingSequence]:
+    """Random tokens with about the lengths of the text house: two of three are futures, the third is a command.
+
+    Args:
+        steps: Gradient steps.
+        size: Sequences of a step.
+        seed: Of the tokens.
+        times: So many times as long.
+    """
     rng = np.random.default_rng(seed)
     sequences = []
     for item in range(steps * size):
         role = CRITIC if item % 3 else POLICY
         prompt, answer = rng.integers(35, 80), (rng.integers(8, 40) if role == CRITIC else rng.integers(3, 6))
+        prompt, answer = times * prompt, times * answer
         ids = rng.integers(3, 500, prompt + answer).tolist()
         sequences.append(TrainingSequence(ids[:prompt], ids[prompt:], role, item, 0, 1.0))
     return into_minibatches(sequences, size, 1, rng)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -27,38 +28,64 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.learner import build_learner
 from rllib_nlac import NLACConfig
-from rllib_nlac.algorithm.memory import estimate
+from rllib_nlac.algorithm.memory import Process, estimate
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.shapes import KNOWN
 from rllib_nlac.learner.batch import CRITIC, TrainingSequence, into_minibatches, to_multi_agent_batch
 from rllib_nlac.types import Request, Weights
 
 GIB = 2**30
+# Those of the package, and one that a test can afford. So small a model whose output layer were its embedding would say its
+# last token again and again.
+SHAPES = {**KNOWN, "small": ("qwen2", 64, 2, 2, 1, 32, 128, 536, False, 512)}
 PARTS = ("learner", "learner-lora", "engine", "engine-lora", "iteration")
 ANSWER = "Future: SUCCESS\nOptimal: No\nReason: none\nFix: is it an animal?"
 TOKENS, LENGTH, SEQUENCES = 256, 64, 16
 
 
-def build(folder: Path, name: str, layers: int | None) -> None:
-    """Random weights of a well-known shape, with the shipped model's tokenizer."""
+def build(
+    folder: Path,
+    name: str,
+    layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    context: int = 512,
+    spread: float | None = None,
+) -> None:
+    """Random weights of a well-known shape, with the shipped model's tokenizer.
+
+    Args:
+        folder: Where the model goes.
+        name: One of ``SHAPES``.
+        layers: Fewer than the shape has.
+        dtype: Of the weights in the files.
+        device: Where the numbers are drawn.
+        context: The most tokens of a sequence.
+        spread: Standard deviation of the logits, about; None leaves them as they come, close to each other.
+    """
     shipped = NLACConfig().model_path
     shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("*.safetensors", "MODEL_CARD.md"))
-    family, hidden, known_layers, heads, kv_heads, _, wide, vocab, tied, _ = KNOWN[name]
+    family, hidden, known_layers, heads, kv_heads, head_dim, wide, vocab, tied, _ = SHAPES[name]
     config = AutoConfig.for_model(
         family,
         hidden_size=hidden,
         num_hidden_layers=layers or known_layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
+        head_dim=head_dim,
         intermediate_size=wide,
         vocab_size=vocab,
         tie_word_embeddings=tied,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         eos_token_id=1,
         pad_token_id=0,
         bos_token_id=None,
     )
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if spread is not None:  # what the last norm hands on has this size, and rows of the output layer that of their start
+        torch.nn.init.constant_(model.get_decoder().norm.weight, spread / (config.initializer_range * math.sqrt(hidden)))
+    model.save_pretrained(folder)
 
 
 def config_of(folder: str, rank: int) -> NLACConfig:
@@ -88,9 +115,8 @@ def peak() -> float:
     return int(line.split()[1]) / 2**20
 
 
-def learner(folder: str, rank: int) -> dict[str, Any]:
+def learner(config: NLACConfig) -> dict[str, Any]:
     """Two updates of one step, each of two micro-batches."""
-    config = config_of(folder, rank).copy(copy_frozen=False)
     built = build_learner(config)
     rng, seconds = np.random.default_rng(0), []
     for _ in range(2):
@@ -105,10 +131,9 @@ def learner(folder: str, rank: int) -> dict[str, Any]:
     return {"peak": peak(), "of the steps": stepped, "seconds": seconds}
 
 
-def engine(folder: str, rank: int) -> dict[str, Any]:
+def engine(config: NLACConfig) -> dict[str, Any]:
     """Policy and target are handed over, and a wave is answered under each."""
-    config = config_of(folder, rank)
-    chat = Chat.from_pretrained(folder, config.max_context)
+    chat = config.make_chat()
     built = config.engine_spec.maker(chat)()
     started = peak()
     trained = make_module(config)
@@ -133,17 +158,22 @@ def make_module(config: NLACConfig) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in served_state(model).items()}
 
 
-def iteration(folder: str, rank: int) -> dict[str, Any]:
-    """One iteration; whatever was sampled reads as an answer that parses in every role, and as one that has ended."""
+def all_parse(engine: Any) -> None:
+    """From now on whatever an engine sampled reads, in this process, as an answer that parses in every role, and has ended."""
     Chat.decode = lambda chat, ids: ANSWER  # type: ignore[method-assign]
-    algorithm = config_of(folder, rank).build_algo()
-    engine, poll = algorithm.engine, algorithm.engine.poll
+    poll = engine.poll
     engine.poll = lambda: [(ticket, replace(answer, finished=True)) for ticket, answer in poll()]
+
+
+def iteration(config: NLACConfig) -> dict[str, Any]:
+    """One iteration whose answers all parse."""
+    algorithm = config.build_algo()
+    all_parse(algorithm.engine)
     started = time.perf_counter()
     results = algorithm.train()
     learned = results["learners"]["default_policy"]
     found = {
-        "seconds": {name: round(value, 1) for name, value in results["seconds"].items()},
+        "seconds": {name: round(value, 3) for name, value in results["seconds"].items()},
         "whole": time.perf_counter() - started,
         "trained": {name: float(learned[name]) for name in ("num_tokens_trained", "num_gradient_steps")},
         "peak": peak(),
@@ -152,35 +182,49 @@ def iteration(folder: str, rank: int) -> dict[str, Any]:
     return found
 
 
-def expected(folder: str, part: str, rank: int) -> float:
+def process_alone(config: NLACConfig, name: str, gpu_bytes: float | None = None) -> tuple[Process, int]:
+    """The estimate of "learner" or "engine" as a process of its own, and the bytes of a sync.
+
+    Args:
+        config: Of a trial that has both in one process.
+        name: Which of them.
+        gpu_bytes: Memory of one GPU.
+    """
+    own = config.copy(copy_frozen=False)
+    own.learners(num_learners=1).engines(num_engines=1, num_gpus_per_engine=own.num_gpus_per_learner)
+    found = estimate(own, gpu_bytes)
+    (process,) = [process for process in found.processes if process.name == name]
+    return process, found.sync_bytes
+
+
+def expected(config: NLACConfig, part: str) -> float:
     """What the dry run says, in GiB."""
-    config = config_of(folder, rank)
     if part == "iteration":
         return estimate(config).host_bytes / GIB
-    if part.startswith("learner"):
-        config.learners(num_learners=1)
-    config.engines(num_engines=1)
-    found = estimate(config)
-    (process,) = [process for process in found.processes if process.name == part.partition("-")[0]]
+    process, sync_bytes = process_alone(config, part.partition("-")[0])
     # In a trial the weights that are handed over lie in Ray's object store, which counts by itself; here in the process.
-    handed_over = found.sync_bytes / 2 if process.name == "engine" else 0
+    handed_over = sync_bytes / 2 if process.name == "engine" else 0
     return (process.on_host + handed_over) / GIB
+
+
+def rank_of(part: str, rank: int) -> int:
+    """The adapter's rank in a part; 0 where all weights are trained."""
+    return 0 if part in ("learner", "engine") else rank
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--shape", choices=list(KNOWN), default="Qwen2.5-0.5B")
+    parser.add_argument("--shape", choices=list(SHAPES), default="Qwen2.5-0.5B")
     parser.add_argument("--layers", type=int, help="fewer than the shape has, for a quick look")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--inside", help=argparse.SUPPRESS)  # the folder, in a process that is measured
     arguments = parser.parse_args()
     if arguments.inside:
         (part,) = arguments.parts
-        work: dict[str, Callable[[str, int], dict[str, Any]]] = {"learner": learner, "engine": engine, "iteration": iteration}
-        rank = arguments.rank if part not in ("learner", "engine") else 0
+        work: dict[str, Callable[[NLACConfig], dict[str, Any]]] = {"learner": learner, "engine": engine, "iteration": iteration}
         torch.set_num_threads(1 if part != "iteration" else 2)
-        print(json.dumps(work[part.partition("-")[0]](arguments.inside, rank)))
+        print(json.dumps(work[part.partition("-")[0]](config_of(arguments.inside, rank_of(part, arguments.rank)))))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = str(Path(temporary) / "model")
@@ -193,7 +237,7 @@ def main() -> None:
                 sys.exit(f"{part} ended with {done.returncode}:\n{done.stderr[-3000:]}")
             found = json.loads(done.stdout.splitlines()[-1])
             measured = found.pop("peak")
-            said = expected(folder, part, arguments.rank if part not in ("learner", "engine") else 0)
+            said = expected(config_of(folder, rank_of(part, arguments.rank)), part)
             print(
                 f"  {part:13} said {said:6.2f}   measured {measured:6.2f}   ratio {said / measured:5.2f}   {found}", flush=True
             )

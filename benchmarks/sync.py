@@ -24,6 +24,10 @@ from rllib_nlac import NLACConfig
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Request, Weights
 
+SYNC = "sync of policy and target, verified"
+SWAP = "one set after the other, verified"
+COPY = "one copy of the model in memory"
+
 
 def build(source: str, folder: Path, hidden: int, layers: int) -> int:
     """A model like the shipped one, of that width and depth; returns its number of parameters."""
@@ -70,25 +74,37 @@ def main() -> None:
     ray.shutdown()
 
 
+def figures(config: NLACConfig, num_bytes: int, rounds: int) -> tuple[dict[str, list[float]], int]:
+    """What one configuration takes. A sync that is not verified, by checksums of what the engine serves, is an error.
+
+    Args:
+        config: Says where learner and engine are.
+        num_bytes: Bytes of the model, of which a copy is made beside it.
+        rounds: How often.
+
+    Returns:
+        Seconds of each round by what was done, and the bytes of a sync.
+    """
+    algorithm = config.build_algo()
+    block = torch.zeros(num_bytes, dtype=torch.uint8)
+    ask = [Request((5, 6, 7), 1, seed=0, weights=Weights.TARGET)]
+    found: dict[str, list[float]] = {SYNC: [], SWAP: [], COPY: []}
+    for _ in range(rounds):
+        found[SYNC].append(seconds(algorithm.sync_weights))
+        changed = seconds(lambda: algorithm.engine.generate(ask))
+        found[SWAP].append(changed - seconds(lambda: algorithm.engine.generate(ask)))
+        found[COPY].append(seconds(block.clone))
+    sent = int(algorithm.metrics.peek(("sync", "num_bytes")))
+    algorithm.stop()
+    return found, sent
+
+
 def measure(config: NLACConfig, size: int, rounds: int) -> None:
     """Prints the seconds of a sync and a swap of one configuration, and of a copy of as many bytes as the model has."""
-    algorithm = config.build_algo()
-    block = torch.zeros(size)
-    ask = [Request((5, 6, 7), 1, seed=0, weights=Weights.TARGET)]
-    syncs, swaps, copies = [], [], []
-    for _ in range(rounds):
-        syncs.append(seconds(algorithm.sync_weights))
-        changed = seconds(lambda: algorithm.engine.generate(ask))
-        swaps.append(changed - seconds(lambda: algorithm.engine.generate(ask)))
-        copies.append(seconds(block.clone))
-    print(f"  {algorithm.metrics.peek(('sync', 'num_bytes')) / 2**20:.1f} MiB a sync")
-    algorithm.stop()
-    for name, values in (
-        ("sync of policy and target, verified", syncs),
-        ("one set after the other, verified  ", swaps),
-        ("one copy of the model in memory    ", copies),
-    ):
-        print(f"  {name}   {statistics.median(values):7.3f} s   ({min(values):.3f} to {max(values):.3f})", flush=True)
+    found, sent = figures(config, 4 * size, rounds)
+    print(f"  {sent / 2**20:.1f} MiB a sync")
+    for name, values in found.items():
+        print(f"  {name:35}   {statistics.median(values):7.3f} s   ({min(values):.3f} to {max(values):.3f})", flush=True)
 
 
 if __name__ == "__main__":
