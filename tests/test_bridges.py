@@ -72,7 +72,7 @@ def one_more(chat: Chat, state, prompt_ids, turn_ids, reply: str):
 def test_turns_as_the_tokenizer_has_them_give_the_ids_of_the_whole_dialogue(name):
     chat = chat_of(name)
 
-    @settings(max_examples=30, deadline=None, database=None)
+    @settings(max_examples=30, database=None)
     @given(turns=st.lists(st.tuples(texts().filter(bool), texts(), st.booleans()), min_size=1, max_size=3))
     def check(turns):
         state, ids = OPENING, chat.prompt_ids(OPENING)
@@ -92,7 +92,7 @@ def test_sampled_ids_are_kept_where_the_tokenizer_would_have_chosen_others(name)
     """Fails where a turn is encoded again: each of its characters is sampled alone here."""
     chat = chat_of(name)
 
-    @settings(max_examples=30, deadline=None, database=None)
+    @settings(max_examples=30, database=None)
     @given(turns=st.lists(st.tuples(texts(), texts()), min_size=1, max_size=3))
     def check(turns):
         state, ids = OPENING, chat.prompt_ids(OPENING)
@@ -192,7 +192,7 @@ def test_no_reply_brings_a_control_token_into_an_extended_prompt(name):
     def control(ids):
         return [id for id in ids if id in known]
 
-    @settings(max_examples=25, deadline=None, database=None)
+    @settings(max_examples=25, database=None)
     @given(reply=hostile_texts(name), turn=hostile_texts(name, FAMILIES[name].special), former=hostile_texts(name))
     def check(reply, turn, former):
         state = (Message("user", former),)

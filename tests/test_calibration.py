@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, roc_auc_score
@@ -25,7 +25,6 @@ def sets(chances=CHANCES):
 
 
 class TestAgainstScikitLearn:
-    @settings(deadline=None)
     @given(sets())
     def test_the_area_under_the_curve(self, both):
         predicted, came = both
@@ -34,13 +33,11 @@ class TestAgainstScikitLearn:
         else:
             assert auc(predicted, came) == pytest.approx(roc_auc_score(came, predicted), abs=1e-9)
 
-    @settings(deadline=None)
     @given(sets())
     def test_the_brier_score_also_of_one_class(self, both):
         predicted, came = both
         assert brier(predicted, came) == pytest.approx(brier_score_loss(came, predicted, pos_label=True), abs=1e-9)
 
-    @settings(deadline=None)
     @given(sets(), st.integers(1, 15))
     def test_the_reliability_and_the_calibration_error(self, both, bins):
         predicted, came = both
@@ -57,14 +54,12 @@ class TestAgainstScikitLearn:
 
 
 class TestClosedForms:
-    @settings(deadline=None)
     @given(sets(SHARES))
     def test_the_area_is_the_mean_over_all_pairs(self, both):
         predicted, came = both
         pairs = [(p > q) + (p == q) / 2 for p in predicted[came] for q in predicted[~came]]
         assert auc(predicted, came) == pytest.approx(np.mean(pairs) if pairs else math.nan, nan_ok=True)
 
-    @settings(deadline=None)
     @given(sets())
     def test_who_predicts_the_opposite_has_the_rest_of_the_area(self, both):
         predicted, came = both
@@ -85,7 +80,6 @@ class TestClosedForms:
         assert (perfect["auc"], perfect["brier"], perfect["ece"]) == (1.0, 0.0, 0.0)
         assert (mean["auc"], mean["brier"], mean["ece"]) == (0.5, 0.25, 0.0) and mean["brier"] == mean["brier_of_base_rate"]
 
-    @settings(deadline=None)
     @given(st.lists(st.integers(0, 5000), max_size=50))
     def test_sizes_are_divided_by_doubling_bins(self, sizes):
         parts = by_size(sizes)

@@ -54,7 +54,7 @@ def harmless_texts():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_without_control_tokens_are_encoded_as_the_template_has_them(name):
-    @settings(max_examples=25, deadline=None, database=None)
+    @settings(max_examples=25, database=None)
     @given(messages=dialogues(harmless_texts()))
     def check(messages):
         chat = chat_of(name)
@@ -82,7 +82,7 @@ def hostile_texts(name: str):
 def test_no_text_brings_a_control_token_into_a_prompt(name):
     """Fails where a control token, or parts of it in several messages, is read as one."""
 
-    @settings(max_examples=40, deadline=None, database=None)
+    @settings(max_examples=40, database=None)
     @given(messages=dialogues(hostile_texts(name)))
     def check(messages):
         chat, family = chat_of(name), FAMILIES[name]

@@ -302,7 +302,6 @@ class TestForeignTexts:
             cells = {len(re.split(r"(?<!\\)\|", line)) for line in table.splitlines()}
             assert len(cells) == 1, table
 
-    @settings(deadline=None)
     @given(st.one_of(st.just(HOSTILE), st.text()))
     def test_a_fence_holds(self, text):
         text = text.replace("\r", "")
@@ -516,14 +515,12 @@ class TestPictures:
         picture = Chart("", "", "", [Line("a", [(0, 0.5), (1, 0.5)], [(0, 1), (0.25, 0.75)])], (0.0, 1.0), width=680).svg()
         assert 'd="M64.0 34.0L664.0 94.5L664.0 215.5L64.0 276.0Z"' in picture
 
-    @settings(deadline=None)
     @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=8), st.booleans())
     def test_any_numbers_make_a_picture(self, points, fixed):
         picture = Chart("a", "b", "c", [Line("d", points, [(y, y) for _, y in points])], (0.0, 1.0) if fixed else None).svg()
         ElementTree.fromstring(picture)
         assert "nan" not in picture and "inf" not in picture
 
-    @settings(deadline=None)
     @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
     def test_ticks_are_round_and_within(self, low, width):
         high = low + width
