@@ -22,6 +22,7 @@ import yaml
 from conftest import NEEDS
 from rooms import FLOORS
 
+from benchmarks import refinement
 from benchmarks.compare import Plan, read_rows, summary
 from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.command.experiment import describe, load_experiments, tune_arguments
@@ -243,6 +244,11 @@ def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
     everyone["GRPO"].an_attribute_of_its_own = 1
     with pytest.raises(config_reference.Undocumented, match="GRPO: an_attribute_of_its_own, which no setter method takes"):
         config_reference.check(everyone)
+
+
+def test_the_finding_about_refinement_is_that_of_its_rows():
+    table = refinement.table(refinement.read_rows(DOCS / "rows" / "refinement.csv"))
+    assert table in (DOCS / "reading_a_run.md").read_text(encoding="utf-8")
 
 
 def test_the_knobs_are_few(config_reference):
