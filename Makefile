@@ -18,7 +18,7 @@ help:
 	@echo "make lint        ruff; make types: mypy"
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
-	@echo "make bench       figures of the engine, its weights, the learner, the environments, the browser and the inspector"
+	@echo "make bench       one table of all figures beside their goals, in less than ten minutes (ONLY=\"engine sync\": of those)"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 
@@ -73,12 +73,7 @@ mutants: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.mutants --jobs $(JOBS)
 
 bench: $(INSTALLED)
-	@$(BIN)/python -m benchmarks.engine
-	@$(BIN)/python -m benchmarks.sync
-	@$(BIN)/python -m benchmarks.learner
-	@$(BIN)/python -m benchmarks.environments
-	@$(BIN)/python -m benchmarks.browser
-	@$(BIN)/python -m benchmarks.inspector
+	@$(BIN)/python -m benchmarks.bench $(if $(ONLY),--only $(ONLY))
 
 compare: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.compare $(if $(QUICK),--quick)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
+from benchmarks.figures import BROWSER_STEPS, BROWSER_TASKS, LEFT_BEHIND, Figure, add_option, hand_over
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.envs.miniwob.pool import close_all, pool_of
 from rllib_nlac.envs.miniwob.tasks import TASKS
@@ -37,8 +38,8 @@ def cpu_seconds() -> float:
     return sum(times.user + times.system for times in (each.cpu_times() for each in [own, *own.children(recursive=True)]))
 
 
-def speed(num_browsers: int, episodes: int) -> str:
-    """Steps a second of four threads, each with an environment, which share so many browsers."""
+def speed(num_browsers: int, episodes: int) -> tuple[float, str]:
+    """Steps a second of four threads, each with an environment, which share so many browsers; and the line that says so."""
     envs = [MiniWoB(num_browsers=num_browsers) for _ in range(THREADS)]
     for number, env in enumerate(envs):
         play(env, seed=number)
@@ -56,14 +57,18 @@ def speed(num_browsers: int, episodes: int) -> str:
     for env in envs:
         env.close()
     close_all()
-    return (
+    return rate, (
         f"{rate:6.1f} steps/s and {cost:4.0f} ms of processor time a step, resets among them "
         f"({episodes} episodes, {steps} steps, {started_now} browsers, {memory:.0f} MiB)"
     )
 
 
-def left_behind(episodes: int) -> str:
-    """Processes and open files before and after so many episodes of environments that are made, and dropped without a close."""
+def left_behind(episodes: int) -> tuple[int, str]:
+    """Processes and open files before and after so many episodes of environments that are made, and dropped without a close.
+
+    Returns:
+        How many more there are after than before, and the line that says so.
+    """
     own = psutil.Process()
     play(MiniWoB(), seed=0)
     close_all()
@@ -80,7 +85,7 @@ def left_behind(episodes: int) -> str:
     del env
     gc.collect()
     after = len(own.children(recursive=True)), own.num_fds()
-    return (
+    return sum(max(later - earlier, 0) for earlier, later in zip(before, after, strict=True)), (
         f"{episodes} episodes: processes {before[0]} before, {after[0]} after; open files {before[1]} before, {after[1]} "
         f"after; at most {most} windows at a time"
     )
@@ -116,8 +121,8 @@ def killed(episodes: int) -> str:
     return f"{lost} browsers killed in {episodes} episodes: {lost} lost ({', '.join(sorted(reasons))}), {won} won in the end"
 
 
-def success(seeds: int) -> None:
-    """Prints how often the script of each task succeeds."""
+def success(seeds: int) -> int:
+    """Prints how often the script of each task succeeds; returns how many tasks are always done."""
     env, done = MiniWoB(), 0
     for task in TASKS:
         results = [play(env, f"{task}/{2 * seed}") for seed in range(seeds)]
@@ -126,21 +131,33 @@ def success(seeds: int) -> None:
         steps = sorted(steps for steps, _ in results)
         print(f"  {task:<24} {won:3} of {seeds}, {steps[0]} to {steps[-1]} steps")
     print(f"  {done} of {len(TASKS)} tasks are always done")
+    return done
+
+
+def options() -> argparse.ArgumentParser:
+    """Of this command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=200, help="of each part")
+    parser.add_argument("--seeds", type=int, default=20, help="of each task")
+    add_option(parser)
+    return parser
 
 
 def main() -> None:
     """Prints all of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=200, help="of each part")
-    parser.add_argument("--seeds", type=int, default=20, help="of each task")
-    arguments = parser.parse_args()
+    arguments = options().parse_args()
     print(f"{THREADS} threads on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    print(f"  four browsers              {speed(4, arguments.episodes)}", flush=True)
-    print(f"  one browser, four windows  {speed(1, arguments.episodes)}", flush=True)
-    print(left_behind(arguments.episodes), flush=True)
+    for num_browsers, what, goal in ((4, "four browsers", BROWSER_STEPS), (1, "one browser, four windows", ())):
+        rate, line = speed(num_browsers, arguments.episodes)
+        print(f"  {what:25}  {line}", flush=True)
+        hand_over(arguments.figures, Figure(f"MiniWoB, {what}", rate, "steps/s", *goal))
+    count, line = left_behind(arguments.episodes)
+    print(line, flush=True)
+    hand_over(arguments.figures, Figure("MiniWoB, processes and open files left behind", count, "", *LEFT_BEHIND))
     print(killed(min(arguments.episodes, 50)), flush=True)
     print("the script of each task")
-    success(arguments.seeds)
+    done = success(arguments.seeds)
+    hand_over(arguments.figures, Figure("MiniWoB, tasks that are always done", done, f"of {len(TASKS)}", *BROWSER_TASKS))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.figures import ENV_RUNNER, Figure, add_option, hand_over
 from rllib_nlac import NLACConfig
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.vllm_engine import VLLMEngine, _uncompiled
@@ -140,12 +141,18 @@ def logprobs_by(model: torch.nn.Module, answers: list[Generation]) -> list[np.nd
     return found
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    add_option(parser)
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
     config = (
         NLACConfig()
         .environment("TwentyQuestions", env_config=TWENTY_QUESTIONS.env_config)
@@ -171,6 +178,9 @@ def main() -> None:
             f"  {name:10s} {np.median(figures[name], 0)[0]:7.0f}   ratio to held {wall:.2f} ({low:.2f} to {high:.2f}), "
             f"by CPU time {cpu:.2f}   {label}"
         )
+        if name not in (HELD, "bare vLLM"):
+            goal = ENV_RUNNER if name == "EnvRunner" else ()
+            hand_over(arguments.figures, Figure(f"{name} beside bare vLLM, as many sequences held", float(wall), "", *goal))
 
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=torch.float32)
     state = {name: tensor.clone() for name, tensor in served_state(model).items()}

@@ -14,6 +14,7 @@ from contextlib import suppress
 import gymnasium as gym
 import numpy as np
 
+from benchmarks.figures import ENV_STEPS, EPISODE_MS, Figure, add_option, hand_over
 from rllib_nlac import NLACConfig
 from rllib_nlac.envs import registry
 from rllib_nlac.envs.contract import play
@@ -77,20 +78,28 @@ def runner_steps(name: str) -> tuple[float, int]:
     return steps / (time.process_time() - started), steps
 
 
-def main() -> None:
-    """Prints both tables."""
+def options() -> argparse.ArgumentParser:
+    """Of this command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=200, help="scripted episodes of each environment")
-    arguments = parser.parse_args()
+    add_option(parser)
+    return parser
+
+
+def main() -> None:
+    """Prints both tables."""
+    arguments = options().parse_args()
     print("scripted episode, milliseconds")
     for name in WORLDS:
         times = episode_ms(name, arguments.episodes)
         late = np.percentile(times, 95)
         print(f"  {name:<16} median {np.median(times):6.2f}   95th percentile {late:6.2f}   largest {times.max():6.2f}")
+        hand_over(arguments.figures, Figure(f"{name}, scripted episode", float(np.median(times)), "ms", *EPISODE_MS))
     print(f"EnvRunner with an engine that costs nothing, {EPISODES} episodes across {SLOTS} slots")
     for name in WORLDS:
         rate, steps = runner_steps(name)
         print(f"  {name:<16} {rate:8.0f} environment steps a second of one core ({steps} steps)")
+        hand_over(arguments.figures, Figure(f"{name}, EnvRunner with a free engine, of one core", rate, "steps/s", *ENV_STEPS))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
 
+from benchmarks.figures import FILTER_MS, FIRST_PAINT_MS, PAGE_MB, RECORDING, Figure, add_option, hand_over
 from rllib_nlac.inspector.bundle import MOST, bundle
 from rllib_nlac.inspector.page import packed, render
 from rllib_nlac.inspector.run import RunReader, trial_of
@@ -56,6 +56,7 @@ def train(folder: Path, iterations: int, transitions: int) -> tuple[Path, float]
     from rllib_nlac import NLACConfig
     from rllib_nlac.inputs import examples
 
+    logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
     example = yaml.safe_load(examples.find("twenty_questions_nlac").read_text())["twenty-questions-nlac"]
     keys = {**example["config"], "evaluation_interval": None, "record": {"transitions": transitions}}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
@@ -103,30 +104,42 @@ def transitions(run: Any) -> int:
     return sum(line["kind"] == "transition" for line in run.lines)
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="a run's folder, instead of training one")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--iterations", type=int, default=28)
-    arguments = parser.parse_args()
+    add_option(parser)
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
     with tempfile.TemporaryDirectory(prefix="inspector_") as scratch:
         folder = Path(scratch)
         if arguments.run is None:
             path, all_ = train(folder, arguments.iterations, 512)
             _, usual = train(folder, 8, 64)
-            print(f"recording, 64 transitions an iteration (the default): {usual:.2%} of an iteration")
-            print(f"recording, 512 transitions an iteration: {all_:.2%} of an iteration")
+            for what, part in (("64 transitions an iteration (the default)", usual), ("512 transitions an iteration", all_)):
+                print(f"recording, {what}: {part:.2%} of an iteration")
+                hand_over(arguments.figures, Figure(f"recording, {what}", 100 * part, "% of an iteration", *RECORDING))
         else:
             path = trial_of(arguments.run)
         started = time.perf_counter()
         run = RunReader(path).read()
         page = render(packed(bundle([run])), "benchmark")
         seconds = time.perf_counter() - started
-        print(f"{min(transitions(run), MOST)} transitions: {len(page) / 1e6:.2f} MB, written in {seconds:.1f} s")
+        count = f"{min(transitions(run), MOST)} transitions"
+        print(f"{count}: {len(page) / 1e6:.2f} MB, written in {seconds:.1f} s")
+        hand_over(arguments.figures, Figure(f"page of {count}", len(page) / 1e6, "MB", *PAGE_MB))
         file = folder / "page.html"
         file.write_bytes(page)
         for name, values in measure(file, arguments.rounds).items():
-            print(f"{name}: median {statistics.median(values):.0f} ms, slowest {max(values):.0f} ms")
+            median = statistics.median(values)
+            print(f"{name}: median {median:.0f} ms, slowest {max(values):.0f} ms")
+            goal = FIRST_PAINT_MS if name == "first paint" else FILTER_MS if name.startswith("filter") else ()
+            hand_over(arguments.figures, Figure(f"page, {name}", median, "ms", *goal))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.figures import LEARNER, Figure, add_option, hand_over
 from rllib_nlac import NLACConfig
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches, to_multi_agent_batch
 from rllib_nlac.learner.learner import LanguageLearner
 
 LR = 1e-4
+BUDGET = 2048  # for which there is a goal
 
 
 def make_sequences(steps: int, size: int, seed: int = 0, times: int = 1) -> list[TrainingSequence]:
@@ -98,14 +100,20 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny_house")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--size", type=int, default=48, help="sequences of a gradient step")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[8192, 4096, 2048, 1024, 512])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8192, 4096, BUDGET, 1024, 512])
     parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
+    add_option(parser)
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
     torch.set_num_threads(1)
     sequences = make_sequences(arguments.steps, arguments.size)
     batch = to_multi_agent_batch(sequences, env_steps=len(sequences))
@@ -130,6 +138,10 @@ def main() -> None:
         ratios = [other / mine for mine, other in zip(took, spent["plain torch"], strict=True)]
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"  {name:14s} {tokens / statistics.median(took):7.0f}   ratio to plain torch {spread}")
+        if name != "plain torch":
+            label = f"{name} tokens a micro-batch, beside plain torch"
+            goal = LEARNER if name == f"learner, {BUDGET}" else ()
+            hand_over(arguments.figures, Figure(label, statistics.median(ratios), "", *goal))
 
 
 if __name__ == "__main__":

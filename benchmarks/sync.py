@@ -19,6 +19,8 @@ import ray
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.figures import SYNC as GOAL
+from benchmarks.figures import Figure, add_option, hand_over
 from benchmarks.learner import seconds
 from rllib_nlac import NLACConfig
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
@@ -41,14 +43,20 @@ def build(source: str, folder: Path, hidden: int, layers: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--only-adapters", action="store_true")
-    arguments = parser.parse_args()
+    add_option(parser)
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
     config = (
         NLACConfig()
         .environment("TwentyQuestions", env_config=TWENTY_QUESTIONS.env_config)
@@ -69,8 +77,11 @@ def main() -> None:
             if serving:
                 own.language(lora={"rank": arguments.rank})
                 own.engines(engine_config={**config.engine_config, "lora_serving": serving})
-            print(f"with adapters of rank {arguments.rank}, lora_serving: {serving}" if serving else "with all weights")
-            measure(own, size, arguments.rounds)
+            what = f"with adapters of rank {arguments.rank}, lora_serving: {serving}" if serving else "with all weights"
+            print(what)
+            label = f"sync of policy and target {what}, beside one copy of the model in memory"
+            ratio = measure(own, size, arguments.rounds)
+            hand_over(arguments.figures, Figure(label, ratio, "", *(() if serving else GOAL)))
     ray.shutdown()
 
 
@@ -99,12 +110,17 @@ def figures(config: NLACConfig, num_bytes: int, rounds: int) -> tuple[dict[str, 
     return found, sent
 
 
-def measure(config: NLACConfig, size: int, rounds: int) -> None:
-    """Prints the seconds of a sync and a swap of one configuration, and of a copy of as many bytes as the model has."""
+def measure(config: NLACConfig, size: int, rounds: int) -> float:
+    """Prints the seconds of a sync and a swap of one configuration, and of a copy of as many bytes as the model has.
+
+    Returns:
+        A sync's seconds in such copies, the median of the rounds.
+    """
     found, sent = figures(config, 4 * size, rounds)
     print(f"  {sent / 2**20:.1f} MiB a sync")
     for name, values in found.items():
         print(f"  {name:35}   {statistics.median(values):7.3f} s   ({min(values):.3f} to {max(values):.3f})", flush=True)
+    return statistics.median(sync / copy for sync, copy in zip(found[SYNC], found[COPY], strict=True))
 
 
 if __name__ == "__main__":
