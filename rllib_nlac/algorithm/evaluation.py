@@ -55,7 +55,8 @@ def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[di
     """
     config = algorithm.config
     own = algorithm.evaluation_config or config  # may have another temperature
-    rounds = [(ENV_RUNNER_RESULTS, tasks := range(config.evaluation_duration), 1)]
+    tasks = range(config.evaluation_duration)
+    rounds = [(ENV_RUNNER_RESULTS, tasks, 1)]
     if config.evaluate_refined:
         rounds.append((REFINED, tasks, 1))
     if own.num_repeated_tasks:
