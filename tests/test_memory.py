@@ -190,13 +190,13 @@ class TestTrials:
         assert size(found["Ray's object store"].parts, "snapshot") == (4 + 8 + 4) * P
 
     def test_where_little_else_is_held_loading_is_the_most(self):
-        """While a model is read its files lie beside its weights, each of four bytes a number here."""
+        """While a model is read its files lie beside its weights, which are float32 here."""
         large = small().language(language_model="Qwen/Qwen2.5-0.5B", max_context=256, lora={"rank": 16})
         of_engine = {"lora_serving": "adapter", "cpu_kv_cache_gib": 0.25, "max_num_seqs": 16}
         found = estimate(large.engines(num_engines=1, engine_config=of_engine))
         driver, engine = (next(p for p in found.processes if p.name == name) for name in ("driver", "engine"))
-        numbers, in_files = 494_032_768, shape_of("Qwen/Qwen2.5-0.5B").bytes_in_files
-        assert engine.on_host - size(engine.parts, "program") == (4 + in_files) * numbers
+        numbers, of_a_number_in_files = 494_032_768, shape_of("Qwen/Qwen2.5-0.5B").bytes_in_files
+        assert engine.on_host - size(engine.parts, "program") == (4 + of_a_number_in_files) * numbers
         assert size(driver.parts, "loading") == 0  # a learner's activations take more
 
     def test_rllibs_own_algorithms_have_an_engine_in_each_runner(self):
