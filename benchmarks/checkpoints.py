@@ -33,8 +33,6 @@ def quick_config() -> NLACConfig:
     return (
         NLACConfig()
         .environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
-        .language(language_model="tiny", prompts="compact", max_action_tokens=12)
-        .roles(max_future_tokens=24, max_critique_tokens=32)
         .env_runners(num_envs_per_env_runner=32, episodes_per_iteration=4)
         .training(lr=1e-4, train_batch_size_per_learner=16, minibatch_size=16, replay_buffer_config={"capacity": 20_000})
         .debugging(seed=0)

@@ -156,7 +156,6 @@ def main() -> None:
     config = (
         NLACConfig()
         .environment("TwentyQuestions", env_config=TWENTY_QUESTIONS.env_config)
-        .language(language_model="tiny", prompts="compact", max_action_tokens=12)
         .env_runners(num_envs_per_env_runner=arguments.slots)
         .debugging(seed=0)
     )

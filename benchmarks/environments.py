@@ -67,7 +67,7 @@ def episode_ms(name: str, count: int) -> np.ndarray:
 
 def runner_steps(name: str) -> tuple[float, int]:
     """Environment steps per second of processor time of one EnvRunner, which runs on one core, and the steps made."""
-    config = NLACConfig().environment(name).language(prompts="compact", max_action_tokens=12)
+    config = NLACConfig().environment(name)
     config.num_envs_per_env_runner = SLOTS
     runner = TextEnvRunner(config=config, worker_index=0, env_creator=lambda context: Expert(registry.make(name, WORLDS[name])))
     ids = runner.chat.encode("Is it big?")

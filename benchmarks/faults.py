@@ -114,8 +114,6 @@ def small_config() -> NLACConfig:
     return (
         NLACConfig()
         .environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
-        .language(language_model="tiny", prompts="compact", max_action_tokens=12)
-        .roles(max_future_tokens=24, max_critique_tokens=32)
         .env_runners(num_env_runners=2, num_envs_per_env_runner=8, episodes_per_iteration=EPISODES, num_cpus_per_env_runner=1)
         .engines(num_engines=2, engine_config={"cpu_kv_cache_gib": 0.25, "timeout_s": 300})
         .learners(num_learners=2)

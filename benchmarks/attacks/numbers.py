@@ -58,7 +58,7 @@ def keys() -> tuple[int, int]:
     refused = total = 0
     classes = {**algorithms.OURS, **algorithms.STOCK_ON_TEXT}
     for cls in classes.values():
-        config = cls.get_default_config().environment("TwentyQuestions").language(prompts="compact")
+        config = cls.get_default_config().environment("TwentyQuestions")
         ranges: dict[str, Any] = {}
         for base in reversed(type(config).__mro__):
             ranges |= vars(base).get("RANGES", {})

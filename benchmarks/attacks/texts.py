@@ -354,9 +354,7 @@ def _fits(chat: Chat, text: str, room: int) -> bool:
 def main() -> None:
     from rllib_nlac.engine.vllm_engine import VLLMEngine
 
-    config = (
-        NLACConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact", max_action_tokens=12)
-    )
+    config = NLACConfig().environment("TwentyQuestions")
     chats = {"the shipped model": Chat.from_pretrained(config.model_path)}
     chats |= {name: Chat(family.tokenizer(), 4096) for name, family in FAMILIES.items() if name in people_use()}
     passed = set(HOSTILE)
