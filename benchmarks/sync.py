@@ -1,10 +1,11 @@
 """What a weight sync and a swap cost across processes: ``python -m benchmarks.sync [--hidden 1024] [--layers 8]``.
 
-Once with all weights and once with adapters over one base, which the engine serves apart or merged (``--rank 16``; 0 leaves
-them out, ``--only-adapters`` the former, which take several times as much memory).
+With all weights by each way, one after the other, and with adapters over one base, which the engine serves apart or merged
+(``--rank 16``; 0 leaves them out, ``--only-adapters`` the former, which take several times as much memory).
 
-A learner and a vLLM engine, each an actor of its own, and a model of random weights between the small one that is shipped and
-those that people train. Beside them, in the same run, one plain copy of the same bytes in memory. Nothing is asserted.
+A learner and a vLLM engine, each an actor of its own unless the way is ``in_process``, and a model of random weights between
+the small one that is shipped and those that people train. Beside them, in the same run, one plain copy of the same bytes in
+memory. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from rllib_nlac.types import Request, Weights
 SYNC = "sync of policy and target, verified"
 SWAP = "one set after the other, verified"
 COPY = "one copy of the model in memory"
+LABEL = "sync of policy and target {}, beside one copy of the model in memory"
+WAYS = ("object_store", "collective", "in_process")
 
 
 def build(source: str, folder: Path, hidden: int, layers: int) -> int:
@@ -71,17 +74,23 @@ def main() -> None:
         size = build(config.model_path, folder, arguments.hidden, arguments.layers)
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         config.language(language_model=str(folder))
-        print(f"{size:,} parameters in float32, {4 * size / 2**30:.2f} GiB, learner and engine in processes of their own")
-        for serving in (None, "adapter", "merged")[arguments.only_adapters : 3 if arguments.rank else 1]:
+        where = "learner and engine in processes of their own unless in_process"
+        print(f"{size:,} parameters in float32, {4 * size / 2**30:.2f} GiB, {where}")
+        for way in WAYS if not arguments.only_adapters else ():
+            print(f"with all weights, weight_transfer: {way}")
             own = config.copy(copy_frozen=False)
-            if serving:
-                own.language(lora={"rank": arguments.rank})
-                own.engines(engine_config={**config.engine_config, "lora_serving": serving})
-            what = f"with adapters of rank {arguments.rank}, lora_serving: {serving}" if serving else "with all weights"
-            print(what)
-            label = f"sync of policy and target {what}, beside one copy of the model in memory"
+            own.engines(engine_config={**config.engine_config, "weight_transfer": way})
+            if way == "in_process":
+                own.learners(num_learners=0).engines(num_engines=0)
             ratio = measure(own, size, arguments.rounds)
-            hand_over(arguments.figures, Figure(label, ratio, "", *(() if serving else GOAL)))
+            if way == config.transfer.way:  # of its own accord
+                hand_over(arguments.figures, Figure(LABEL.format("with all weights"), ratio, "", *GOAL))
+        for serving in ("adapter", "merged") if arguments.rank else ():
+            what = f"with adapters of rank {arguments.rank}, lora_serving: {serving}"
+            print(what)
+            own = config.copy(copy_frozen=False).language(lora={"rank": arguments.rank})
+            own.engines(engine_config={**config.engine_config, "lora_serving": serving})
+            hand_over(arguments.figures, Figure(LABEL.format(what), measure(own, size, arguments.rounds), ""))
     ray.shutdown()
 
 

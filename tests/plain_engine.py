@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.shared import checksum
+from rllib_nlac.engine.tally import Tally
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -35,6 +36,7 @@ class PlainEngine:
     def __init__(self, model: str, max_context: int, end_ids: list[int], settings: PlainSettings, seed: int) -> None:
         self.lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
         self.end_ids, self.seed = set(end_ids), seed
+        self.tally = Tally()
         self.states: dict[Weights, Mapping[str, torch.Tensor]] = {}
         self.versions = dict.fromkeys(Weights, 0)
         self.tickets, self.queue = itertools.count(), list[tuple[int, Request]]()
@@ -77,4 +79,7 @@ class PlainEngine:
             logprobs.append(float(known[ids[-1]]))
         finished = ids[-1] in self.end_ids
         told = np.array(logprobs if request.logprobs else [], np.float32)
-        return Generation(request.prompt_ids, tuple(ids), told, finished, self.versions[request.weights], request.weights)
+        version = self.versions[request.weights]
+        generation = Generation(request.prompt_ids, tuple(ids), told, finished, version, request.weights)
+        self.tally.book(request, generation)
+        return generation

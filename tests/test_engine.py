@@ -117,7 +117,7 @@ def test_a_swap_that_brings_other_weights_is_found(engine, chat, model_path, loa
 
 
 def _damage_kept(worker, which):
-    worker.kept_weights[which][3][0] += 1
+    list(worker.kept_weights[which].values())[3][0] += 1
 
 
 def test_the_checksum_is_that_of_the_weights(engine, loaded):
@@ -128,8 +128,13 @@ def test_the_checksum_is_that_of_the_weights(engine, loaded):
 def test_weights_of_another_shape_are_refused(engine, loaded, model_path):
     state = dict(loaded[Weights.POLICY])
     dropped = {name: tensor for name, tensor in state.items() if "layers.1.mlp" not in name}
-    with pytest.raises((EngineError, ValueError, RuntimeError, KeyError)):
+    with pytest.raises(
+        EngineError, match=r"vLLM did not take the policy weights: the weights lack model\.layers\.1\.mlp.* model"
+    ):
         engine.set_weights(Weights.POLICY, 8, {**dropped, "model.norm.weight": state["model.norm.weight"] + 1})
+    wider = {**state, "model.norm.weight": torch.ones(state["model.norm.weight"].numel() + 1)}
+    with pytest.raises(EngineError, match=r"model\.norm\.weight has the shape \(\d+,\) and not \(\d+,\)"):
+        engine.set_weights(Weights.TARGET, 8, wider)
     engine.set_weights(Weights.POLICY, 9, state)
 
 

@@ -10,8 +10,10 @@ from functools import partial
 from types import SimpleNamespace
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from faulty import Faulty
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.activity import EPISODES, activity
@@ -19,8 +21,10 @@ from rllib_nlac.algorithm.evaluation import _TaskRounds, _tasks
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import step_outputs
 from rllib_nlac.sampling.collector import CollectionError, Collector, check_age
 from rllib_nlac.sampling.env_runner import TextEnvRunner
+from rllib_nlac.types import Generation, Weights
 
 
 class Group:
@@ -142,7 +146,7 @@ def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
             super().foreach_env_runner_async(function, tag=tag, remote_worker_ids=remote_worker_ids)
 
     group = Asked(make, 2)
-    rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False))
+    rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False, instructions=""))
     with pytest.raises(CollectionError, match=r"while they played evaluation task 11\. Its environment ends the process"):
         rounds.play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
     assert sorted(played) == [task for task in range(16) if task != 11]  # each once: of what was lost the halves are asked
@@ -165,6 +169,22 @@ def test_episodes_of_weights_too_old_are_refused(make, chat, engine):
     check_age(episodes, version=5, max_staleness=1)
     with pytest.raises(EngineError, match=r"was played with version 4 of the weights, and at version 6 it may be 1 syncs old"):
         check_age(episodes, version=6, max_staleness=1)
+
+
+def test_a_turn_that_the_initial_weights_have_refined_is_not_too_old():
+    """As under ``evaluate_refined`` with ``judge_weights: initial``; their version is that of the start for ever."""
+
+    def episode(weights: Weights) -> SingleAgentEpisode:
+        turn = Generation((1,), (2,), np.zeros(1, np.float32), True, 0, weights)
+        own = SingleAgentEpisode(id_="task-0")
+        own.add_env_reset("Go.", {})
+        own.add_env_step("End.", "a", 0.0, {}, terminated=True, extra_model_outputs=step_outputs(turn, ()))
+        return own
+
+    check_age([episode(Weights.INITIAL)], version=3, max_staleness=0)
+    for weights in (Weights.POLICY, Weights.TARGET):
+        with pytest.raises(EngineError, match="played with version 0"):
+            check_age([episode(weights)], version=3, max_staleness=0)
 
 
 class Hanging(gym.Env):

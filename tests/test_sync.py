@@ -29,8 +29,8 @@ class LocalLearners:
         _learner_index = 0
 
         @staticmethod
-        def export_weights():
-            return STATE
+        def export_weights(copies=True, on_device=False):
+            return {which: {name: t.clone() if copies else t for name, t in state.items()} for which, state in STATE.items()}
 
 
 class Engine:
@@ -53,7 +53,7 @@ class TestManyLearners:
     """Every learner exports, as ZeRO 3 needs it, and the first one's state is what counts."""
 
     def group(self, count: int, states):
-        return [SimpleNamespace(_learner_index=i, export_weights=lambda i=i: states(i)) for i in range(count)]
+        return [SimpleNamespace(_learner_index=i, export_weights=lambda i=i, **how: states(i)) for i in range(count)]
 
     def test_only_the_first_hands_its_state_over(self, monkeypatch):
         learners = self.group(3, lambda i: {Weights.POLICY: {"w": torch.full((2,), float(i))}})
@@ -66,7 +66,7 @@ class TestManyLearners:
         learners = self.group(1, lambda i: {Weights.POLICY: {"w": torch.ones(3, dtype=torch.bfloat16), "b": torch.ones(2)}})
         monkeypatch.setattr(sync, "on_every_learner", lambda group, function: [function(each) for each in learners])
         engine = Engine()
-        report = push_weights(None, engine, 9)
+        report = push_weights(SimpleNamespace(is_local=True), engine, 9)
         assert engine.taken == [(Weights.POLICY, 9)] and report.num_bytes == 3 * 2 + 2 * 4
 
 

@@ -18,9 +18,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllib_nlac.command.experiment import load_experiments
+from rllib_nlac.engine.broadcasts import Broadcasts
+from rllib_nlac.engine.buckets import Plan
+from rllib_nlac.engine.channel import Sender
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.remote import EngineActor, RemoteEngines
+from rllib_nlac.engine.remote import EngineActor, RemoteEngines, Sent
+from rllib_nlac.engine.shared import SharedState, checksum
 from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
 from rllib_nlac.learner.adapter import add_adapter
 from rllib_nlac.learner.rl_module import served_state
@@ -115,8 +119,31 @@ def add_random_adapter(model: torch.nn.Module, lora: LoRASettings, seed: int) ->
                 parameter.copy_(0.05 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("engines", [LoRASettings(rank=8), None], indirect=True, ids=["adapters", "whole"])
-def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, folder, request):
+def given(engines, which: Weights, version: int, state) -> None:
+    engines.set_weights(which, version, state)
+
+
+def broadcast(engines, which: Weights, version: int, state) -> None:
+    """To both workers, each of which takes its part."""
+    engines.broadcasts = engines.broadcasts or Broadcasts("gloo", 2, 60)
+    plan, sender = Plan.of(state, bucket_bytes=100_000), engines.__dict__.setdefault("sender", Sender())
+    assert len(plan.buckets) > 5
+
+    def send(invitation) -> Sent:
+        sender.send(state, plan, invitation, torch.device("cpu"))
+        return Sent(ray.put(SharedState(state)))
+
+    assert engines.receive_weights(which, version, plan, send) == checksum(state.values())
+    assert engines.broadcasts.num_broken == 0
+
+
+@pytest.mark.parametrize(
+    ("engines", "give"),
+    [(LoRASettings(rank=8), given), (None, broadcast), (None, given)],
+    indirect=["engines"],
+    ids=["adapters", "whole by broadcast", "whole"],
+)
+def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, give, folder, request):
     """Fails where a worker keeps former weights, or a copy of them that was packed before."""
     config, lora = AutoConfig.from_pretrained(folder), request.node.callspec.params["engines"]
     models = {Weights.TARGET: random_model(config, seed=1), Weights.POLICY: random_model(config, seed=2)}
@@ -124,8 +151,10 @@ def test_logprobs_equal_the_trainers_after_a_sync_of_both_weight_sets(engines, f
         models = {which: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for which in models}
         for seed, model in enumerate(models.values()):
             add_random_adapter(model, lora, seed)
-    for which, model in models.items():
-        engines.set_weights(which, 5, served_state(model))
+    versions = (4, 5) if give is broadcast else (5,)  # of the first an engine learns how its workers divide weights
+    for version in versions:
+        for which, model in models.items():
+            give(engines, which, version, served_state(model))
     requests = [Request(tuple(range(10, 30 + i)), 8, seed=i) for i in range(4)]
     for which in (Weights.TARGET, Weights.POLICY, Weights.TARGET):
         for generation in engines.generate([replace(request, weights=which) for request in requests]):
@@ -152,12 +181,14 @@ def test_an_adapter_that_did_not_reach_a_worker_is_found(engines, folder, versio
 @pytest.mark.parametrize("engines", [None], indirect=True, ids=["whole"])
 @pytest.mark.parametrize("lost", ["mlp.down_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight"])
 def test_weights_that_did_not_reach_the_workers_are_found(engines, folder, lost):
-    """Of what is divided between the workers as of what both hold whole."""
+    """Of what is divided between the workers as of what both hold whole. The workers answer to the next call as before."""
     state = dict(served_state(random_model(AutoConfig.from_pretrained(folder), seed=3)))
     engines.set_weights(Weights.POLICY, 6, state)
     del state[f"model.layers.1.{lost}"]
-    with pytest.raises(EngineError, match="does not serve the policy weights that it was given"):
+    with pytest.raises(EngineError, match=rf"did not take the policy weights: the weights lack model\.layers\.1\.{lost}"):
         engines.set_weights(Weights.POLICY, 7, state)
+    whole = served_state(random_model(AutoConfig.from_pretrained(folder), seed=4))
+    assert engines.set_weights(Weights.POLICY, 8, whole) == checksum(whole.values())
 
 
 def test_the_7b_examples_processes_learn_on_a_cpu(folder, config, ray_session):

@@ -11,6 +11,7 @@ import torch
 
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.engine.tally import Tally
 from rllib_nlac.inputs.endpoint import Endpoint, EndpointError
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.types import Generation, Request, Weights
@@ -46,6 +47,7 @@ class EndpointEngine:
         self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="endpoint")
         self._waiting: dict[Future[Generation], int] = {}
         self._next_ticket = 0
+        self.tally = Tally()
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         return list(self._threads.map(self._ask, requests))
@@ -89,4 +91,6 @@ class EndpointEngine:
             raise EngineError(str(error)) from None
         ids = self._chat.encode(readable(answer.text)[0])
         logprobs = np.full(len(ids) if request.logprobs else 0, np.nan, np.float32)
-        return Generation(request.prompt_ids, ids, logprobs, answer.finished, weight_version=0)
+        generation = Generation(request.prompt_ids, ids, logprobs, answer.finished, weight_version=0)
+        self.tally.book(request, generation)
+        return generation

@@ -127,7 +127,8 @@ def engine_parts(shape: ModelShape, plan: EnginePlan, gpu_bytes: float | None) -
     if plan.merges:
         in_files = shape.parameters * shape.bytes_in_files
         parts.append(Part("weight sets", in_files, "the base that adapters are merged with", on_host=True))
-    if plan.in_learners_process and plan.lora is None:
+    keeps_parts = gpu_bytes != 0 or split > 1  # of its own beside what it is given; else it keeps that
+    if plan.in_learners_process and plan.lora is None and keeps_parts:
         parts.append(Part("weight sets", weights, "the policy's as they were handed over", on_host=True))
     parts.append(Part("generation", working_bytes(shape, plan) / split, UNMEASURED))
     sequence = plan.max_context * shape.kv_numbers * size / split

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
+from rllib_nlac.engine.buckets import Plan
+from rllib_nlac.engine.channel import Invitation
+from rllib_nlac.engine.tally import Tally
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -58,12 +61,37 @@ class LocalEngine(Engine, Protocol):
     Attributes:
         Settings: The dataclass of its settings; its fields are the keys of ``engine_config``.
         mixes_sets: Whether requests under different weights may run at the same time.
+        tally: Books each answer.
     """
 
     Settings: ClassVar[type]
     mixes_sets: bool
+    tally: Tally
 
     def __init__(self, model: str, max_context: int, end_ids: list[int], settings: Any, seed: int) -> None: ...
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these same objects."""
+
+
+@runtime_checkable
+class Receives(Protocol):
+    """What an engine has beside ``LocalEngine`` to which weights are broadcast; others get them from the object store."""
+
+    @staticmethod
+    def receivers(settings: Any) -> int:
+        """Processes of one engine that take part."""
+
+    def receive_weights(self, weights: Weights, version: int, plan: Plan, invitation: Invitation, first: int) -> int:
+        """As ``set_weights``, of weights that the learner broadcasts.
+
+        Args:
+            weights: Name of the set.
+            version: Its version.
+            plan: How it travels.
+            invitation: To the broadcast.
+            first: The number in the group of this engine's first process.
+
+        Raises:
+            ChannelError: They did not come.
+        """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,8 +14,12 @@ from typing import Any
 import ray
 import torch
 
+from rllib_nlac.engine.broadcasts import Broadcasts
+from rllib_nlac.engine.buckets import Plan
+from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.protocol import EngineError, LocalEngine, WeightsMissing
 from rllib_nlac.engine.shared import SharedState
+from rllib_nlac.engine.tally import Tokens
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -34,6 +39,19 @@ class Announced:
     state: tuple[ray.ObjectRef]
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A weight set that the learner has sent.
+
+    Attributes:
+        state: Where its copy is in Ray's object store.
+        fault: Why the broadcast broke, as the learner saw it; None where it did not.
+    """
+
+    state: ray.ObjectRef
+    fault: str | None = None
+
+
 class EngineActor:
     """One engine in a process of its own, answering many callers with continuous batching.
 
@@ -47,6 +65,8 @@ class EngineActor:
         self._given: dict[Weights, tuple[int, int]] = {}  # of each set the announcement's number and the checksum
         self._inbox: deque[tuple[str, tuple, Future]] = deque()
         self._arrived = threading.Condition()
+        self._rested = 0.0  # seconds
+        self._resting_since: float | None = None  # while there is nothing to do
         threading.Thread(target=self._work, daemon=True).start()
 
     def generate(self, requests: Sequence[Request], numbers: Mapping[Weights, int]) -> list[Generation]:
@@ -61,6 +81,25 @@ class EngineActor:
         """Takes weights, unless it has these or newer ones; returns their checksum and the process id."""
         return self._hand_over("set_weights", (weights, version, number, state)), os.getpid()
 
+    def receive_weights(
+        self, weights: Weights, version: int, number: int, plan: Plan, invitation: Invitation, first: int
+    ) -> tuple[int, int]:
+        """As ``set_weights``, of weights that the learner broadcasts.
+
+        Raises:
+            ChannelError: They did not come.
+        """
+        return self._hand_over("receive_weights", (weights, version, number, plan, invitation, first)), os.getpid()
+
+    def seconds_rested(self) -> float:
+        """How long it has had nothing to do since it started."""
+        with self._arrived:
+            return self._rested + (0.0 if self._resting_since is None else time.monotonic() - self._resting_since)
+
+    def tokens_so_far(self) -> dict[str, Tokens]:
+        """What it has answered since it started, by role."""
+        return self._engine.tally.so_far()
+
     def _hand_over(self, call: str, arguments: tuple) -> Any:
         future: Future = Future()
         with self._arrived:
@@ -68,10 +107,10 @@ class EngineActor:
             self._arrived.notify()
         return future.result()
 
-    def _take_weights(self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]) -> int:
+    def _take_weights(self, call: str, weights: Weights, version: int, number: int, *how: Any) -> int:
         if self._given.get(weights, (0, 0))[0] < number:
             self._given.pop(weights, None)  # should it fail, neither the former nor the new ones are served
-            self._given[weights] = (number, self._engine.set_weights(weights, version, state))
+            self._given[weights] = (number, getattr(self._engine, call)(weights, version, *how))
         return self._given[weights][1]
 
     def _require(self, numbers: Mapping[Weights, int]) -> None:
@@ -84,13 +123,17 @@ class EngineActor:
         running: dict[int, tuple[list, dict[int, int], Future]] = {}
         while True:
             with self._arrived:
-                while not self._inbox and not running:
-                    self._arrived.wait()
+                if not self._inbox and not running:
+                    self._resting_since = time.monotonic()
+                    while not self._inbox:
+                        self._arrived.wait()
+                    self._rested += time.monotonic() - self._resting_since
+                self._resting_since = None
                 batch = list(self._take(bool(running)))
             for call, arguments, future in batch:
                 try:
-                    if call == "set_weights":
-                        future.set_result(self._take_weights(*arguments))
+                    if call != "generate":
+                        future.set_result(self._take_weights(call, *arguments))
                         continue
                     requests, numbers = arguments
                     self._require(numbers)
@@ -129,8 +172,8 @@ class EngineActor:
 
     def _stands_alone(self, call: str, arguments: tuple) -> bool:
         """Whether a call must run alone."""
-        if call == "set_weights" or self._engine.mixes_sets:
-            return call == "set_weights"
+        if call != "generate" or self._engine.mixes_sets:
+            return call != "generate"
         return any(request.weights is not Weights.POLICY for request in arguments[0])
 
 
@@ -143,9 +186,12 @@ class RemoteEngines:
         timeout_s: After so long without an answer a call raises. A lost engine starts again within it.
         announced: What the engines have to serve.
         pids: The engines' processes, as far as they are known.
+        broadcasts: How weights are broadcast to them; None where only Ray's object store carries any. A copy of this object
+            has none: it gives engines that have started again what was announced, and nothing new.
     """
 
     MAX_REFUSALS = 10  # in a row; an engine that is lost again and again is not lost by accident
+    AT_ONCE_S = 5.0  # for what is only reported
 
     def __init__(
         self,
@@ -153,6 +199,7 @@ class RemoteEngines:
         timeout_s: float,
         announced: Mapping[Weights, Announced] | None = None,
         pids: Mapping[int, int] | None = None,
+        broadcasts: Broadcasts | None = None,
     ) -> None:
         self._actors = list(actors)
         self._timeout_s = timeout_s
@@ -160,6 +207,8 @@ class RemoteEngines:
         self._pids = dict(pids or {})
         self._waiting: dict[Any, tuple[int, int, Request]] = {}  # by the call: ticket, engine, request
         self._next_ticket = self._refusals = 0
+        self._last_number = max((known.number for known in self._announced.values()), default=0)
+        self.broadcasts = broadcasts
         self.num_restarts = 0
 
     def __reduce__(self) -> tuple:
@@ -211,13 +260,68 @@ class RemoteEngines:
         self._waiting.clear()  # the engines answer them to nobody, before anything that must stand alone
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
-        # Once into the object store, however many engines read it; kept here, for those that start again.
-        number = 1 + max((announced.number for announced in self._announced.values()), default=0)
-        self._announced[weights] = Announced(number, version, (ray.put(SharedState(state)),))
-        checksums = self._give(range(len(self._actors)), weights)
-        if len(set(checksums)) > 1:
-            raise EngineError(f"the engines disagree about version {version} of the {weights} weights: {checksums}")
-        return checksums[0]
+        return self.set_shared_weights(weights, version, ray.put(SharedState(state)))
+
+    def set_shared_weights(self, weights: Weights, version: int, state: ray.ObjectRef) -> int:
+        """As ``set_weights``, of a ``SharedState`` that is in Ray's object store already.
+
+        It is there once, however many engines read it, and its reference is kept, for those that start again.
+        """
+        self._last_number += 1
+        self._announced[weights] = Announced(self._last_number, version, (state,))
+        return self._agreed(weights, self._give(range(len(self._actors)), weights))
+
+    def receive_weights(self, weights: Weights, version: int, plan: Plan, send: Callable[[Invitation | None], Sent]) -> int:
+        """As ``set_shared_weights``, of weights that the learner broadcasts; where that fails, its copy in the store is taken.
+
+        Args:
+            weights: Name of the set.
+            version: Its version.
+            plan: How it travels.
+            send: Has the learner take part, and put a copy into the store afterwards, while the engines are busy with what
+                they received; without an invitation it only does the latter.
+        """
+        assert self.broadcasts is not None
+        # A number that was given once is never given again, or an engine that has what was then sent would keep that.
+        self._last_number += 1
+        number, patience = self._last_number, self._timeout_s
+        invitation = self.broadcasts.invite(patience)
+        each = (invitation.size - 1) // len(self._actors)
+        asked = {
+            actor.receive_weights.remote(weights, version, number, plan, invitation, 1 + engine * each): engine
+            for engine, actor in enumerate(self._actors)
+        }
+        fault: str | None = None
+        try:
+            try:
+                self.broadcasts.begin(asked, patience)
+            except ChannelError as error:
+                fault = str(error)
+            sent = send(invitation if fault is None else None)
+            self._announced[weights] = Announced(number, version, (sent.state,))
+            answers = dict(self._answers(asked, "receive_weights"))
+        except BaseException as error:
+            self.broadcasts.give_up(f"{type(error).__name__}: {error}")
+            raise
+        lost = [engine for engine, answer in answers.items() if isinstance(answer, ChannelError)]
+        checksums = [self._note(engine, answer) for engine, answer in answers.items() if engine not in lost]
+        if fault := next((str(answers[engine]) for engine in lost), fault or sent.fault):
+            self.broadcasts.give_up(fault)
+        return self._agreed(weights, checksums + self._give(lost, weights))
+
+    def seconds_rested(self) -> list[float] | None:
+        """How long each engine has had nothing to do since it started; None where one does not say so at once."""
+        return self._at_once("seconds_rested")
+
+    def tokens_so_far(self) -> list[dict[str, Tokens]] | None:
+        """What each engine has answered since it started, by role; None where one does not say so at once."""
+        return self._at_once("tokens_so_far")
+
+    def _at_once(self, question: str) -> Any:
+        try:
+            return ray.get([getattr(actor, question).remote() for actor in self._actors], timeout=self.AT_ONCE_S)
+        except ray.exceptions.RayError:  # a timeout is one
+            return None
 
     def stop(self) -> None:
         for actor in self._actors:
@@ -245,16 +349,26 @@ class RemoteEngines:
         announced, engines = self._announced[weights], list(engines)
         arguments = (weights, announced.version, announced.number, *announced.state)
         asked = {self._actors[engine].set_weights.remote(*arguments): engine for engine in engines}
-        checksums = []
-        for engine, answer in self._answers(asked, "set_weights"):
-            checksum, pid = answer
-            self.num_restarts += self._pids.get(engine, pid) != pid
-            self._pids[engine] = pid
-            checksums.append(checksum)
-        return checksums
+        return [self._note(engine, answer) for engine, answer in self._answers(asked, "set_weights")]
+
+    def _note(self, engine: int, answer: tuple[int, int]) -> int:
+        """Of an engine's answer to new weights the checksum; and it takes note of its process."""
+        checksum, pid = answer
+        self.num_restarts += self._pids.get(engine, pid) != pid
+        self._pids[engine] = pid
+        return checksum
+
+    def _agreed(self, weights: Weights, checksums: Sequence[int]) -> int:
+        if len(set(checksums)) > 1:
+            version = self._announced[weights].version
+            raise EngineError(f"the engines disagree about version {version} of the {weights} weights: {checksums}")
+        return checksums[0]
 
     def _answers(self, asked: Mapping[Any, int], call: str) -> list[tuple[int, Any]]:
-        """What each engine answered, by its index; None of one that refused and has been given its weights now."""
+        """What each engine answered, by its index; None of one that refused and has been given its weights now.
+
+        Of one that a broadcast did not reach it is the error.
+        """
         _, late = ray.wait(list(asked), num_returns=len(asked), timeout=self._timeout_s)
         if late:
             names = self._names(asked[reference] for reference in late)
@@ -270,6 +384,9 @@ class RemoteEngines:
             except WeightsMissing:
                 refused.add(engine)
                 answers.append((engine, None))
+            except ChannelError as error:  # Ray's own text of it is a whole traceback
+                cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+                answers.append((engine, ChannelError(f"{self._names([engine])}: {cause}")))
             except ray.exceptions.RayError as error:
                 raise EngineError(f"{self._names([engine])} failed in {call}(): {error}") from error
         self._refusals = self._refusals + 1 if refused else 0

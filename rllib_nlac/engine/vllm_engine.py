@@ -14,10 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.activity import ANSWERS, activity
+from rllib_nlac.engine.buckets import Plan
+from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.lora import LoRASettings, as_served, merged
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
+from rllib_nlac.engine.tally import Tally
 from rllib_nlac.types import Generation, Request, Weights
 
 ADAPTERS = {Weights.POLICY: 1, Weights.TARGET: 2}  # vLLM's numbers of them; the initial weights are the base
@@ -142,6 +145,7 @@ class VLLMEngine:
         self._serving: Weights | None = None if self.mixes_sets else Weights.POLICY
         self._pending: dict[str, Request] = {}
         self._next_ticket = 0
+        self.tally = Tally()
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         answers: dict[int, Generation] = {}
@@ -179,25 +183,48 @@ class VLLMEngine:
         self._llm.abort_request(given_up)
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
-        """Takes and loads new weights; vLLM's model is compared with them before anything is generated.
+        """Takes new weights; vLLM's model is compared with them before anything is generated.
+
+        Nobody changes the state afterwards: an engine on a CPU keeps it as it is.
 
         Raises:
             EngineError: Requests are under way, or the model does not serve the new weights afterwards.
         """
-        self._require_idle()
-        if weights is Weights.POLICY:
-            self._policy_state = None
-        self._checksums.pop(weights, None)  # should it fail, neither the former nor the new ones serve
-        self._versions[weights] = version
+        self._expect(weights, version)
+        received = checksum(state.values())
         if self.mixes_sets:
             self._take_adapter(weights, state)
+        elif self._lora is None:
+            self._take_whole(weights, state, received)
         else:
             dtype = self._llm.vllm_config.model_config.dtype
-            whole = state if self._lora is None else merged(self._base, state, self._lora.scale, dtype)
-            self._take_whole(weights, whole)
+            self._take_whole(weights, merged(self._base, state, self._lora.scale, dtype))
         if weights is Weights.POLICY:
             self._policy_state = state
-        return checksum(state.values())
+        return received
+
+    @staticmethod
+    def receivers(settings: VLLMSettings) -> int:
+        """As ``Receives`` says: each worker."""
+        return settings.tensor_parallel_size
+
+    def receive_weights(self, weights: Weights, version: int, plan: Plan, invitation: Invitation, first: int) -> int:
+        """As ``Receives`` says; the group's members are the workers.
+
+        Raises:
+            ChannelError: The weights did not come to every worker.
+            EngineError: As ``set_weights``.
+        """
+        self._expect(weights, version)
+        serve, self._serving = self._must_serve(weights), None
+        answers = self._llm.collective_rpc("receive_weights", args=(weights, plan, invitation, first, serve))
+        if fault := next((fault for _, _, fault in answers if fault), None):
+            raise ChannelError(f"an engine did not take the {weights} weights: {fault}")
+        if len({received for received, _, _ in answers}) > 1:
+            raise EngineError(f"the workers of an engine received different {weights} weights")
+        received, given, _ = answers[0]
+        self._confirm(weights, given, serve)
+        return received
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these very ones."""
@@ -210,14 +237,45 @@ class VLLMEngine:
         self._llm = self._policy_state = None
         gc.collect()
 
-    def _take_whole(self, weights: Weights, state: Mapping[str, torch.Tensor]) -> None:
-        self._serving = None
-        self._llm.collective_rpc("take_weights", args=(weights, state))
-        served, dtype = self._served("weight_checksums")
-        if self._verifiable:
-            _compare(weights, served, checksum(tensor.to(dtype) for tensor in state.values()))
-        self._checksums[weights] = served
-        self._begin(weights)
+    def _take_whole(self, weights: Weights, state: Mapping[str, torch.Tensor], received: int | None = None) -> None:
+        """Takes a whole set, of which the checksum may be known already."""
+        serve, self._serving = self._must_serve(weights), None
+        faults = self._llm.collective_rpc("take_weights", args=(weights, state, serve))
+        if fault := next(filter(None, faults), None):
+            raise EngineError(
+                f"vLLM did not take the {weights} weights: {fault}. See that the engine's model is the learner's "
+                "(config.language_model)"
+            )
+        dtype = self._llm.vllm_config.model_config.dtype
+        if received is not None and all(tensor.dtype is dtype for tensor in state.values()):
+            given = received
+        else:
+            given = checksum(tensor.to(dtype) for tensor in state.values())
+        self._confirm(weights, given, serve)
+
+    def _expect(self, weights: Weights, version: int) -> None:
+        """Until it has come and is confirmed, neither the former nor the new set of this name serves."""
+        self._require_idle()
+        if weights is Weights.POLICY:
+            self._policy_state = None
+        self._checksums.pop(weights, None)
+        self._versions[weights] = version
+
+    def _must_serve(self, weights: Weights) -> bool:
+        """Whether a whole set is put into the model as it comes. The others are when they are asked for; where they cannot be
+        compared with what was given, their checksum as they are served is known only then."""
+        return weights is Weights.POLICY or not self._verifiable
+
+    def _confirm(self, weights: Weights, given: int, serve: bool) -> None:
+        """Takes note of a whole set that the workers have; of one that serves, it compares what they serve."""
+        if serve:
+            served = self._served("weight_checksums")[0]
+            if self._verifiable:
+                _compare(weights, served, given)
+            self._checksums[weights] = served
+            self._begin(weights)
+        else:
+            self._checksums[weights] = given
 
     def _take_adapter(self, weights: Weights, state: Mapping[str, torch.Tensor]) -> None:
         assert self._lora is not None
@@ -236,7 +294,6 @@ class VLLMEngine:
         if weights is Weights.INITIAL and self._base and weights not in self._checksums:
             self._require_idle()
             self._take_whole(weights, self._base)
-            return
         if weights not in self._checksums:
             raise EngineError(f"the engine was never given the {weights} weights: call set_weights first")
         if self.mixes_sets:
@@ -319,6 +376,7 @@ class VLLMEngine:
             weights=request.weights,
             cached_tokens=output.num_cached_tokens or 0,
         )
+        self.tally.book(request, generation)
         return int(name), generation
 
 

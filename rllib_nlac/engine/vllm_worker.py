@@ -15,7 +15,10 @@ import vllm._custom_ops
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
+from rllib_nlac.engine.buckets import Plan
+from rllib_nlac.engine.channel import Channel, Invitation
 from rllib_nlac.engine.shared import checksum
+from rllib_nlac.engine.slices import Slices
 
 if not torch.cuda.is_available():
     # oneDNN packs each matrix into a copy of its own. A reload of weights never reaches the copy of an output layer that is
@@ -26,29 +29,177 @@ if not torch.cuda.is_available():
 
 
 class WorkerExtension:
-    """Methods that vLLM adds to its worker.
+    """Methods that vLLM adds to its worker. None of them raises: under tensor parallelism vLLM would take the answers of the
+    other workers for those to its next call.
 
-    Each weight set is kept in the host's memory as this worker has it, fused and split, so that another set serves after a
-    copy within the worker: nothing is sent, pickled or loaded anew.
+    Each weight set is kept in the host's memory, so that another set serves after a copy within the worker: nothing is sent,
+    pickled or loaded anew. On a CPU that is the state as it was given; beside a GPU, and where workers share the model, it is
+    this worker's part, fused and split as the model has it.
     """
 
     model_runner: Any
-    kept_weights: dict[str, list[torch.Tensor]]
+    rank: int  # among the workers of this engine
+    kept_weights: dict[str, Any]
+    slices: Slices | None
+    channel: Channel
+    memory: dict[str, torch.Tensor]  # by weight set, of whole states that came by broadcast
 
-    def take_weights(self, which: str, state: Mapping[str, torch.Tensor]) -> None:
-        """Loads and keeps a state dict in the checkpoint's format and names, as when the model was first loaded."""
-        self.model_runner.reload_weights(weights_iterator=iter(state.items()))
-        parameters = self._parameters()
-        kept = self.__dict__.setdefault("kept_weights", {})
+    def take_weights(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> str | None:
+        """Keeps a state in the checkpoint's format and names, which nobody changes afterwards.
+
+        Args:
+            which: Name of the weight set.
+            state: Its tensors.
+            serve: Whether it serves from now on. Else the model stays as it is, unless it had to load the state to keep it.
+
+        Returns:
+            Why the state was not taken, or None.
+        """
+        try:
+            self.__dict__.setdefault("memory", {}).pop(which, None)
+            return self._take(which, state, serve)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def receive_weights(
+        self, which: str, plan: Plan, invitation: Invitation, first: int, serve: bool
+    ) -> tuple[int, int, str | None]:
+        """As ``take_weights``, of a state that the learner broadcasts.
+
+        Args:
+            which: Name of the weight set.
+            plan: How it travels.
+            invitation: To the broadcast.
+            first: The number in the group of this engine's first worker.
+            serve: As there.
+
+        Returns:
+            Checksums of what has come, as it came and in the model's precision; and why the state was not taken, or None.
+        """
+        try:
+            return *self._receive(which, plan, invitation, first + self.rank, serve), None
+        except Exception as error:
+            if channel := self.__dict__.pop("channel", None):
+                channel.close()
+            return 0, 0, f"{type(error).__name__}: {error}"
+
+    def _receive(self, which: str, plan: Plan, invitation: Invitation, number: int, serve: bool) -> tuple[int, int]:
+        parameters, slices = self._parameters(), self.__dict__.get("slices")
+        own, device = parameters[0], invitation.device(parameters[0].device)
+        parts = slices if slices is not None and self._keeps_parts() else None
+        if parts is not None and (fault := parts.fault_of(plan.places)):
+            raise ValueError(fault)
+        channel = self._channel(invitation, number)
+        channel.enter(invitation)
+        whole, into = torch.empty(0, dtype=torch.uint8), list[torch.Tensor]()
+        if parts is not None:
+            into = parameters if serve else self._kept_parts(which, zeroed=True)
+        else:
+            whole = self._memory(which, plan)
+        buffer = torch.empty(
+            plan.largest if parts is not None or device != whole.device else 0, dtype=torch.uint8, device=device
+        )
+        received = given = start = 0
+        state: dict[str, torch.Tensor] = {}
+        for bucket in plan.buckets:
+            place = whole[start : start + bucket.num_bytes]
+            memory = buffer if len(buffer) else place
+            for piece in bucket.pieces(memory):
+                channel.broadcast(piece)
+            tensors = bucket.tensors(memory)
+            sums = {name: checksum([tensor]) for name, tensor in tensors.items()}
+            received += sum(sums.values())
+            given += sum(sums[n] if t.dtype is own.dtype else checksum([t.to(own.dtype)]) for n, t in tensors.items())
+            if parts is not None:
+                parts.write(tensors, into)
+            else:
+                if memory is not place:
+                    place.copy_(memory[: bucket.num_bytes])
+                state |= bucket.tensors(place)
+            start += bucket.num_bytes
+        if parts is None:
+            if "slices" not in self.__dict__:  # they are learned from tensors of which each has memory of its own
+                state = {name: tensor.clone() for name, tensor in state.items()}
+                self.memory.pop(which)
+            if fault := self._take(which, state, serve):
+                raise ValueError(fault)
+        elif serve:
+            for kept, parameter in zip(self._kept_parts(which), parameters, strict=True):
+                kept.copy_(parameter)
+        return received, given
+
+    def _channel(self, invitation: Invitation, number: int) -> Channel:
+        channel = self.__dict__.get("channel")
+        if channel is None or channel.group != invitation.group:
+            if channel is not None:
+                channel.close()
+            self.channel = Channel(invitation, number)
+        return self.channel
+
+    def _memory(self, which: str, plan: Plan) -> torch.Tensor:
+        """Room for a whole state, which is in use as long as that is kept; the former one's, if there is any."""
+        memories = self.__dict__.setdefault("memory", {})
+        if which not in memories or len(memories[which]) != plan.num_bytes:
+            memories[which] = torch.empty(plan.num_bytes, dtype=torch.uint8)
+        return memories[which]
+
+    def _kept_parts(self, which: str, zeroed: bool = False) -> list[torch.Tensor]:
+        """Where this worker keeps its part of a set."""
+        kept, parameters = self.__dict__.setdefault("kept_weights", {}), self._parameters()
         if which not in kept:
             kept[which] = [torch.empty(p.shape, dtype=p.dtype, device="cpu", pin_memory=p.is_cuda) for p in parameters]
-        for own, parameter in zip(kept[which], parameters, strict=True):
-            own.copy_(parameter)
+        if zeroed:
+            for own in kept[which]:
+                own.zero_()
+        return kept[which]
+
+    def _take(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> str | None:
+        kept = self.__dict__.setdefault("kept_weights", {})
+        if "slices" not in self.__dict__:
+            self.slices = self._learn_slices(state)
+            if self.slices is None:
+                self._reload(state)
+        elif self.slices is None:
+            self._reload(state)
+        elif fault := self.slices.fault_of(state):
+            return fault
+        elif serve:
+            self.slices.write(state, self._parameters())
+        if self.slices is not None and not self._keeps_parts():
+            kept[which] = state
+            return None
+        if self.slices is None or serve:
+            for own, parameter in zip(self._kept_parts(which), self._parameters(), strict=True):
+                own.copy_(parameter)
+        else:
+            self.slices.write(state, self._kept_parts(which, zeroed=True))
+        return None
 
     def serve_weights(self, which: str) -> None:
         """Puts weights that were taken before into the model."""
-        for own, parameter in zip(self.kept_weights[which], self._parameters(), strict=True):
+        kept = self.kept_weights[which]
+        if isinstance(kept, Mapping):
+            assert self.slices is not None
+            self.slices.write(kept, self._parameters())
+            return
+        for own, parameter in zip(kept, self._parameters(), strict=True):
             parameter.copy_(own)
+
+    def _keeps_parts(self) -> bool:
+        return self._parameters()[0].is_cuda or self.model_runner.parallel_config.tensor_parallel_size > 1
+
+    def _learn_slices(self, state: Mapping[str, torch.Tensor]) -> Slices | None:
+        """Loads a state into the model as it serves; None where that does not go, and then nothing is known of the model."""
+        model = self.model_runner.get_model()
+        try:
+            with torch.no_grad():
+                return Slices.learned(lambda given: model.load_weights(iter(given.items())), self._parameters(), state)
+        except Exception:
+            return None
+
+    def _reload(self, state: Mapping[str, torch.Tensor]) -> None:
+        """As when the model was first loaded."""
+        self.model_runner.reload_weights(weights_iterator=iter(state.items()))
 
     def take_adapter(self, number: int, settings: dict[str, Any], adapter: Mapping[str, torch.Tensor]) -> None:
         """Puts an adapter, under PEFT's names, in the place of the one that had this number."""

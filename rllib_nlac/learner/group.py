@@ -50,10 +50,18 @@ def on_every_learner(group: LearnerGroup, function: Callable[[Any], Result]) -> 
 
 
 def on_first_learner(group: LearnerGroup, function: Callable[[Any], Result]) -> Result:
-    """Calls a function on the first learner alone, for what each of them would answer alike."""
+    """Calls a function on the first learner alone, for what each of them would answer alike.
+
+    Raises:
+        LearnerLost: As ``on_every_learner``.
+    """
     if group.is_local:
         return function(group._learner)
-    return group.foreach_learner(function).get_first().get()
+
+    def on_first(learner: Any) -> Any:
+        return function(learner) if index_of(learner) == 0 else None
+
+    return on_every_learner(group, on_first)[0]
 
 
 def index_of(learner: Any) -> int:

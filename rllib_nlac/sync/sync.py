@@ -1,16 +1,27 @@
-"""Stage 8: new weights reach every engine in one batched, timed and verified step."""
+"""Stage 8: new weights reach every engine in one batched, timed and verified step.
+
+Three ways lead there. In one process the engine is handed copies. Otherwise Ray's object store carries them; or the learner
+broadcasts them to the workers of all engines, and the store has a copy for engines that are lost or were not reached.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+import ray
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
+from rllib_nlac.engine.buckets import Plan
+from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.protocol import Engine, EngineError
-from rllib_nlac.engine.shared import SharedState, checksum, require_finite
-from rllib_nlac.learner.group import index_of, on_every_learner
+from rllib_nlac.engine.remote import RemoteEngines, Sent
+from rllib_nlac.engine.shared import NotFiniteError, SharedState, checksum, require_finite
+from rllib_nlac.learner.group import index_of, on_every_learner, on_first_learner
 from rllib_nlac.types import Weights
 
 
@@ -22,11 +33,36 @@ class SyncReport:
         version: The version that the engines serve from now on.
         seconds: From the learner's export to the last engine's confirmation.
         num_bytes: Bytes of both weight sets.
+        num_broken: Broadcasts that have broken since the run began; Ray's object store made up for them.
     """
 
     version: int
     seconds: float
     num_bytes: int
+    num_broken: int = 0
+
+
+@dataclass(frozen=True)
+class Handed:
+    """One weight set as the first learner hands it over.
+
+    Attributes:
+        state: The tensors, or where Ray's object store has them, or how they are to be broadcast.
+        checksum: Of the tensors.
+        num_bytes: Of the tensors.
+    """
+
+    state: SharedState | ray.ObjectRef | Plan
+    checksum: int
+    num_bytes: int
+
+
+class Hands(StrEnum):
+    """What the first learner does with its weights."""
+
+    COPIES = "copies"
+    PUTS = "puts them into the store"
+    KEEPS = "keeps them until they are broadcast"
 
 
 def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> SyncReport:
@@ -37,13 +73,13 @@ def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> S
         NotFiniteError: Weights are not finite; nothing was sent.
     """
     started = time.perf_counter()
-    states = export_weights(learner_group)
-    for which, state in states.items():
-        require_finite(state, f"the {which} weights that version {version} would have")
+    sets = _hand_over(learner_group, engine, version)
     # The policy's come last, so that they are what serves next without another swap.
-    order = sorted(states, key=lambda weights: weights is Weights.POLICY)
-    num_bytes = sum(_push(engine, which, version, states[which]) for which in order)
-    return SyncReport(version, time.perf_counter() - started, num_bytes)
+    for which in sorted(sets, key=lambda weights: weights is Weights.POLICY):
+        _push(learner_group, engine, which, version, sets[which])
+    broadcasts = engine.broadcasts if isinstance(engine, RemoteEngines) else None
+    num_bytes, num_broken = sum(handed.num_bytes for handed in sets.values()), broadcasts.num_broken if broadcasts else 0
+    return SyncReport(version, time.perf_counter() - started, num_bytes, num_broken)
 
 
 def push_initial_weights(learner_group: LearnerGroup, engine: Engine) -> None:
@@ -52,26 +88,94 @@ def push_initial_weights(learner_group: LearnerGroup, engine: Engine) -> None:
     Raises:
         EngineError: As ``push_weights``.
     """
-    state = {name: tensor.clone() for name, tensor in export_weights(learner_group)[Weights.POLICY].items()}
-    _push(engine, Weights.INITIAL, 0, state)
-
-
-def _push(engine: Engine, which: Weights, version: int, state: dict[str, Any]) -> int:
-    """Sends one set and returns its bytes."""
-    sent, received = checksum(state.values()), engine.set_weights(which, version, state)
-    if sent != received:
-        raise EngineError(
-            f"sync of version {version}: the engine's {which} weights have the checksum {received}, the learner's "
-            f"{sent}; a transfer broke, or the engine runs another model than config.language_model"
-        )
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    handed = _hand_over(learner_group, engine, 0, of=(Weights.POLICY,))[Weights.POLICY]
+    _push(learner_group, engine, Weights.INITIAL, 0, handed, source=Weights.POLICY)
 
 
 def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]:
-    """θ and θ̄ from the first learner; every learner takes part, because ZeRO 3 gathers shards from all of them."""
-    return next(state for state in on_every_learner(learner_group, _export_from_first) if state is not None)
+    """Copies of θ and θ̄; every learner takes part, because ZeRO 3 gathers shards from all of them."""
+    return _of_first(on_every_learner(learner_group, _export_from_first))
 
 
-def _export_from_first(learner: Any) -> dict[Weights, dict[str, Any]] | None:
+def _hand_over(
+    learner_group: LearnerGroup, engine: Engine, version: int, of: Sequence[Weights] = (Weights.POLICY, Weights.TARGET)
+) -> dict[Weights, Handed]:
+    """Has the first learner look at its weights, and do what the way to the engines begins with."""
+    hands = Hands.COPIES if learner_group.is_local else Hands.PUTS
+    on_device = False
+    if isinstance(engine, RemoteEngines):
+        hands = Hands.PUTS if engine.broadcasts is None else Hands.KEEPS
+        on_device = engine.broadcasts is not None and engine.broadcasts.on_device
+    from_first = functools.partial(_hand_over_from_first, version=version, of=of, hands=hands, on_device=on_device)
+    found = _of_first(on_every_learner(learner_group, from_first))
+    if isinstance(found, NotFiniteError):
+        raise found
+    return found
+
+
+def _push(
+    learner_group: LearnerGroup, engine: Engine, which: Weights, version: int, handed: Handed, source: Weights | None = None
+) -> None:
+    """Brings one set to every engine, of the learner's set of the same name or of another one."""
+    if isinstance(handed.state, Plan):
+        assert isinstance(engine, RemoteEngines)
+        send = functools.partial(_send, learner_group, source or which, handed.state)
+        received = engine.receive_weights(which, version, handed.state, send)
+    elif isinstance(engine, RemoteEngines):
+        received = engine.set_shared_weights(which, version, handed.state)
+    else:
+        state = ray.get(handed.state) if isinstance(handed.state, ray.ObjectRef) else handed.state
+        received = engine.set_weights(which, version, state)
+    if handed.checksum != received:
+        raise EngineError(
+            f"sync of version {version}: the engine's {which} weights have the checksum {received}, the learner's "
+            f"{handed.checksum}; a transfer broke, or the engine runs another model than config.language_model"
+        )
+
+
+def _of_first(answers: Sequence[Any]) -> Any:
+    return next(answer for answer in answers if answer is not None)
+
+
+def _export_from_first(learner: Any) -> dict[Weights, SharedState] | None:
     states = learner.export_weights()
     return {which: SharedState(state) for which, state in states.items()} if index_of(learner) == 0 else None
+
+
+def _hand_over_from_first(
+    learner: Any, version: int, of: Sequence[Weights], hands: Hands, on_device: bool
+) -> dict[Weights, Handed] | NotFiniteError | None:
+    # What is put is copied by that, and what is broadcast is so before the next gradient step.
+    states = learner.export_weights(copies=hands is Hands.COPIES, on_device=on_device)
+    if index_of(learner) != 0:
+        return None
+    states = {which: state for which, state in states.items() if which in of}
+    try:
+        for which, state in states.items():
+            require_finite(state, f"the {which} weights that version {version} would have")
+    except NotFiniteError as error:
+        return error  # not raised: it would come as an error of Ray's
+    if hands is Hands.KEEPS:
+        learner.outgoing = states
+    handed = {}
+    for which, tensors in states.items():
+        state = SharedState(tensors)
+        way = Plan.of(state) if hands is Hands.KEEPS else ray.put(state) if hands is Hands.PUTS else state
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        handed[which] = Handed(way, checksum(tensors.values()), num_bytes)
+    return handed
+
+
+def _send(learner_group: LearnerGroup, which: Weights, plan: Plan, invitation: Invitation | None) -> Sent:
+    return on_first_learner(learner_group, functools.partial(_send_from_first, which=which, plan=plan, invitation=invitation))
+
+
+def _send_from_first(learner: Any, which: Weights, plan: Plan, invitation: Invitation | None) -> Sent:
+    state = learner.outgoing.pop(which)
+    fault = None
+    if invitation is not None:
+        try:
+            learner.sender.send(state, plan, invitation, learner.device)
+        except ChannelError as error:
+            fault = str(error)
+    return Sent(ray.put(SharedState(state)), fault)

@@ -12,7 +12,7 @@ from ray.experimental import internal_kv
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.core.learner.learner import Learner
-from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.core.learner.learner_group import LearnerGroup, RLlibBackendExecutor
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -20,7 +20,9 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.actor_manager import CallResult, FaultTolerantActorManager
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
+from ray.train._internal import backend_executor
 from ray.train._internal.storage import StorageContext
+from ray.train._internal.worker_group import WorkerGroup
 from ray.tune.trainable import Trainable
 
 import rllib_nlac
@@ -107,6 +109,22 @@ class TestLearnerGroup:
         assert "self._learner_index = learner_index" in inspect.getsource(Learner._set_learner_index_and_placement_group)
         assert "train_cls=learner_class" in source and list(inspect.signature(Learner.apply).parameters)[:2] == ["self", "func"]
         assert {"ok", "get", "actor_id"} <= {*dir(CallResult), *inspect.signature(CallResult).parameters}
+
+    def test_learners_are_started_without_the_name_of_a_bundle(self):
+        """``learner/placed.py`` adds it to the one call that starts them, in the class that RLlib looks up there."""
+        assert (
+            "self._remote_cls.options(\n                placement_group=self._placement_group\n            )"
+            in inspect.getsource(WorkerGroup.add_workers)
+        )
+        assert "self.worker_group = WorkerGroup(" in inspect.getsource(backend_executor.BackendExecutor.start)
+        assert issubclass(RLlibBackendExecutor, backend_executor.BackendExecutor) and "start" not in vars(RLlibBackendExecutor)
+
+    def test_env_runners_take_the_bundles_behind_the_trials_own(self):
+        assert "self._pg_offset + worker_index" in inspect.getsource(EnvRunnerGroup._make_worker)
+        source = inspect.getsource(Algorithm.default_resource_request)
+        order = ("[main_process]", "+ env_runner_bundles", "+ eval_env_runner_bundles", "+ learner_bundles")
+        places = [source.index(part) for part in order]
+        assert places == sorted(places)
 
     def test_no_other_file_knows_their_private_names(self):
         """What the others need they ask ``learner/group.py`` for."""

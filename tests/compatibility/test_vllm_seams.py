@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.vllm_engine import VLLMEngine
-from rllib_nlac.types import Request
+from rllib_nlac.learner.rl_module import served_state
+from rllib_nlac.types import Request, Weights
 
 
 def test_the_engine_runs_in_this_process_and_reaches_its_worker(engine):
@@ -32,6 +34,30 @@ def test_weights_are_reloaded_from_an_iterator(engine):
 
 def _signature_of_reload(worker):
     return list(inspect.signature(worker.model_runner.reload_weights).parameters)
+
+
+def test_a_load_into_the_model_that_serves_can_be_watched(engine, model_path):
+    """Its parameters keep vLLM's loaders, which copy parts of the checkpoint's tensors and do no more."""
+    lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    engine.set_weights(Weights.POLICY, 1, served_state(lm))
+    assert engine._llm.collective_rpc(_knows_slices) == [True]
+    assert engine._llm.collective_rpc(_tensor_parallel_size) == [1]
+
+
+def _knows_slices(worker):
+    return worker.slices is not None
+
+
+def test_a_worker_knows_its_number_within_the_engine(engine):
+    assert engine._llm.collective_rpc(_rank) == [0]
+
+
+def _rank(worker):
+    return worker.rank
+
+
+def _tensor_parallel_size(worker):
+    return worker.model_runner.parallel_config.tensor_parallel_size
 
 
 def test_the_prefix_cache_says_whether_it_was_reset(engine):

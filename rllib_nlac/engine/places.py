@@ -1,0 +1,131 @@
+"""Bundles of resources: which fit the nodes of a cluster, and which of a trial's a process is to take.
+
+Tune reserves for a trial a group of bundles, one for each of its processes: its own, EnvRunners, evaluation EnvRunners,
+learners and engines, in this order. A process that names none of them takes what it needs from any, also from one that was
+reserved for another, which then waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import ray
+from ray.util.placement_group import placement_group_table
+
+Bundle = Mapping[str, float]  # amounts by resource
+
+MOST_TRIES = 20_000  # of arrangements, before one that was not found counts as possible
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster.
+
+    Attributes:
+        name: What a person calls it.
+        resources: All that it has, in use or not.
+        id: Ray's.
+    """
+
+    name: str
+    resources: Bundle
+    id: str = field(default="", compare=False)
+
+
+def nodes_of_cluster() -> list[Node]:
+    """The nodes that are alive."""
+    return [
+        Node(f"{row['NodeManagerHostname']} ({row['NodeManagerAddress']})", row["Resources"], row["NodeID"])
+        for row in ray.nodes()
+        if row["Alive"]
+    ]
+
+
+def fits(bundle: Bundle, room: Bundle) -> bool:
+    """Whether a bundle finds place."""
+    return all(room.get(name, 0) >= amount - _EPSILON for name, amount in bundle.items())
+
+
+def fit_together(bundles: Sequence[Bundle], nodes: Sequence[Bundle], strategy: str = "PACK") -> bool:
+    """Whether the nodes hold all bundles at once, each bundle on one node.
+
+    Args:
+        bundles: What is wanted.
+        nodes: What each node has.
+        strategy: Ray's: STRICT_PACK wants all on one node, STRICT_SPREAD each on its own, and the others want nothing.
+    """
+    if strategy == "STRICT_PACK":
+        bundles = [total(bundles)]
+    largest_first = sorted(bundles, key=lambda bundle: (bundle.get("GPU", 0), len(bundle), bundle.get("CPU", 0)), reverse=True)
+    rooms, tries = [dict(node) for node in nodes], [MOST_TRIES]
+
+    def arrange(at: int) -> bool:
+        if at == len(largest_first):
+            return True
+        bundle, tried = largest_first[at], list[dict[str, float]]()
+        for i, room in enumerate(rooms):
+            if room in tried or not fits(bundle, room):
+                continue
+            if tries[0] <= 0:
+                return True
+            tries[0] -= 1
+            tried.append(room)
+            taken = {} if strategy == "STRICT_SPREAD" else _without(room, bundle)
+            rooms[i] = taken
+            if arrange(at + 1):
+                return True
+            rooms[i] = room
+        return False
+
+    return arrange(0)
+
+
+def total(bundles: Iterable[Bundle]) -> dict[str, float]:
+    """The sum of all."""
+    summed: dict[str, float] = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            summed[name] = summed.get(name, 0) + amount
+    return summed
+
+
+def shown(bundle: Bundle) -> str:
+    """As a person reads it, "4 CPUs, 1 GPU"; of what every node has only these two."""
+    counted = [f"{bundle[name]:g} {name}{'s' * (bundle[name] != 1)}" for name in ("CPU", "GPU") if bundle.get(name)]
+    own = [name for name, amount in bundle.items() if amount and name not in ("CPU", "GPU") and not _is_rays_own(name)]
+    return ", ".join([*counted, *(f"{bundle[name]:g} {name}" for name in sorted(own))]) or "nothing"
+
+
+def reserved(count: int, behind: int, need: Bundle) -> list[int]:
+    """The bundles of this process's own placement group that were reserved for processes of one kind.
+
+    They are counted from the end, since Tune drops a first bundle that is empty.
+
+    Args:
+        count: Number of the processes.
+        behind: Number of bundles that follow theirs.
+        need: What each takes.
+
+    Returns:
+        An index for each process; -1, which is any of them, where there is no such group or it was not made for this.
+    """
+    # Asking for the group would start a Ray of its own where there is none.
+    group = ray.util.get_current_placement_group() if count and ray.is_initialized() else None
+    if group is None:
+        return [-1] * count
+    bundles = placement_group_table(group)["bundles"]
+    first = len(bundles) - behind - count
+    indices = list(range(first, first + count))
+    if first < 0 or not all(fits(need, bundles[index]) for index in indices):
+        return [-1] * count
+    return indices
+
+
+def _without(room: Mapping[str, float], bundle: Bundle) -> dict[str, float]:
+    return {name: amount - bundle.get(name, 0) for name, amount in room.items()}
+
+
+def _is_rays_own(name: str) -> bool:
+    return name in ("memory", "object_store_memory") or name.startswith(("node:", "accelerator_type:"))
