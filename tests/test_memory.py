@@ -176,7 +176,7 @@ class TestTrials:
     def test_the_quick_start(self):
         found = estimate(small().training(judge_weights="initial"))
         (driver,) = found.processes
-        assert size(driver.parts, "weight sets") == 4 * 4 * P and size(driver.parts, "optimizer") == 8 * P
+        assert size(driver.parts, "weight sets") == 3 * 4 * P and size(driver.parts, "optimizer") == 8 * P
         assert found.sync_bytes == 2 * 4 * P and found.trained == P
 
     def test_processes_of_their_own(self):
@@ -186,6 +186,8 @@ class TestTrials:
             "driver": 1, "learner": 2, "engine": 3, "EnvRunner": 4, "Ray's object store": 1
         }  # fmt: skip
         assert size(found["driver"].parts, "weights") == size(found["EnvRunner"].parts, "weights") == 0
+        # Both sets, which the first learner puts there for all engines.
+        assert size(found["Ray's object store"].parts, "weight sets") == 2 * 4 * P
         # Weights, the optimizer's moments and the target weights.
         assert size(found["Ray's object store"].parts, "snapshot") == (4 + 8 + 4) * P
 

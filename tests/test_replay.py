@@ -92,6 +92,19 @@ def test_capacity_evicts_the_oldest_episodes_whole():
     assert buffer.get_num_timesteps() == 20 and numbers == {"5", "6", "7", "8", "9"}
 
 
+def test_a_transition_that_made_room_is_held_no_more_and_gives_its_priority_to_nobody():
+    """Its node is another's by then, or nobody's, and a priority there would be drawn."""
+    buffer = filled(8, capacity=32)
+    sample = buffer.sample_transitions(200, beta=0.0)
+    assert buffer.holds(sample).all()
+    buffer.add([episode(number) for number in range(8, 12)])
+    expected = [int(t.action[1:].split(".")[0]) >= 4 for t in sample.transitions]
+    assert buffer.holds(sample).tolist() == expected and 0 < sum(expected) < 200
+    copy = TextReplayBuffer(env="E", capacity=32)
+    copy.set_state(buffer.get_state())
+    assert copy.holds(sample).tolist() == expected
+
+
 def test_bytes_are_bounded():
     limit = 3 * size_of(episode(0))
     buffer = filled(10, max_bytes=limit)

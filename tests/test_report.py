@@ -150,6 +150,21 @@ class TestWhatIsTold:
         assert found["evaluation"].tokens == 1500 and found["learner"].tokens == 27000
         assert "| language stages | 12.0 | 40% | 12,000 |" in markdown(GOOD)
 
+    def test_tokens_by_role_the_dearest_first(self):
+        spent = [
+            {"tokens": {"play": 100, "future": 250, "evaluation": 0}, "prompt_tokens": {"play": 900, "future": 2000}},
+            {"tokens": {"play": 100, "future": 50, "no|role": 0}, "prompt_tokens": {"play": 900, "future": 400, "no|role": 7}},
+        ]
+        text = markdown(run_of(*(result(i, **each) for i, each in enumerate(spent, start=1))))
+        rows = text.partition("| role | generated | share | prompts |")[2].partition("\n\n")[0].splitlines()[2:]
+        assert rows == [
+            "| `future` | 300 | 60% | 2,400 |",
+            "| `play` | 200 | 40% | 1,800 |",
+            "| `no\\|role` | 0 | 0% | 7 |",
+            "| all | 500 | | 4,207 |",
+        ]
+        assert "| role |" not in markdown(GOOD)  # an engine that does not count
+
     def test_warnings_with_their_iteration(self):
         assert "iteration 2: it leaps\niteration 2: and falls" in markdown(changed(GOOD, "notices", "it leaps\nand falls", 1))
 

@@ -8,7 +8,7 @@ import pytest
 from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import NO, SETTINGS, YES, script, transition
 
-from rllib_nlac.ablations import Constant, Fresh, Frozen, Imitating, Permuted
+from rllib_nlac.ablations import Constant, Fresh, Frozen, Imitating, Permuted, WhatCame
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.types import Message, Weights
@@ -317,6 +317,34 @@ def test_without_a_target_a_stored_action_is_not_judged(make):
     _, stages = make(script(backup="many words"), critic_input="backed_up")
     _, (refinement,), _ = stages.run([transition()])
     assert refinement.generation is None and refinement.critique is None
+
+
+@pytest.mark.parametrize("success", [True, False])
+@pytest.mark.parametrize("critic_input", ["predicted", "backed_up"])
+def test_with_hindsight_the_evaluator_reads_what_came_of_the_very_action(make, success, critic_input):
+    """Fails where it reads a prediction, another transition's log, or the reply without what followed and the outcome."""
+    later = replace(transition(9), observation="Yes, it can.", episode_success=success)
+    items = [
+        replace(transition(1), observation="No, said 1.", following=(later,), episode_success=success),
+        replace(transition(2), observation="No, said 2.", episode_success=not success),
+    ]
+    engine, stages = make(script(future="Future: a guess. SUCCESS"), WhatCame(), critic_input=critic_input)
+    targets, refinements, report = stages.run(items)
+    judged = [last_message(p) for _, ps in engine.calls for p in ps if last_message(p).startswith("Evaluate.")]
+    outcomes = ["SUCCESS" if came else "FAILURE" for came in (success, not success)]
+    assert judged == [f"Evaluate.\n1. No, said 1. Yes, it can. {outcomes[0]}", f"Evaluate.\n1. No, said 2. {outcomes[1]}"]
+    # No successor model: nothing is predicted, nothing backed up, and no next action asked for.
+    asked = [last_message(p).split(".")[0] for _, ps in engine.calls for p in ps]
+    assert asked == ["Evaluate"] * 2 + ["Refine"] * 2 and report.calls == 2
+    assert [r.reason for r in refinements] == ["refined"] * 2 and [t.generation for t in targets] == [None, None]
+
+
+def test_with_hindsight_a_refined_action_is_not_judged_as_nothing_came_of_it(make):
+    """Fails where the log of the stored action is shown as the refined one's future, or where that is predicted."""
+    engine, stages = make(script(), WhatCame(), num_refinements=3, rejected_weight=0.5)
+    _, (refinement,), _ = stages.run([transition()])
+    asked = [last_message(p).split(".")[0] for _, ps in engine.calls for p in ps]
+    assert asked == ["Evaluate", "Refine"] and (refinement.reason, refinement.weight) == ("rejected", 0.5)
 
 
 def test_constant_futures_hide_the_critic(make):

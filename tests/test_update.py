@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
+from rllib_nlac.algorithm.ahead import WavesAhead
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
@@ -219,7 +221,9 @@ class TestStep:
         algorithm.end_record = lambda learned: calls.append(("end_record", learned))
         losses = {CRITIC: np.linspace(1, 2, COUNT), POLICY: np.where(np.arange(COUNT) % 3, 0.5, NAN)}
         algorithm.learn = lambda sequences, count: calls.append(("learn", sequences, count)) or losses
-        algorithm.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda *a: calls.append(("priorities", *a)))
+        algorithm.local_replay_buffer = SimpleNamespace(
+            update_priorities_of=lambda *a: calls.append(("priorities", *a)), holds=lambda s: np.ones(len(s.nodes), bool)
+        )
         algorithm.sync_weights = lambda: calls.append(("sync",))
         monkeypatch.setattr(nlac, "log_stages", lambda *a: calls.append(("log_stages", a[1])))
         monkeypatch.setattr(nlac, "log_replay", lambda *a: calls.append(("log_replay", *a[1:])))
@@ -243,7 +247,7 @@ class TestStep:
         buffer, *rest = by_name["log_replay"]
         assert hasattr(buffer, "update_priorities_of") and rest == [sample, 5] and by_name["write"] == (4,)
         (learned,) = by_name["end_record"]
-        assert by_name["begin_record"][2] is report and (
+        assert by_name["begin_record"][0].report is report and (
             learned.critic_loss is losses[CRITIC] and learned.policy_loss is losses[POLICY]
         )
 
@@ -255,6 +259,104 @@ class TestStep:
             *("collect", "replay", "stages", "log_stages", "write", "begin_record", "end_record")
         ]
         assert calls[-1] == ("end_record", None)
+
+
+class TestStepsAhead:
+    """``stage_staleness: 1``, on stand-ins: each iteration learns what was asked in the one before, while the next is asked."""
+
+    @pytest.fixture()
+    def run(self, make, monkeypatch):
+        """Plays iterations; waves of a batch that runs ahead begin and end within its gradient steps, or nothing ends."""
+        calls: list[tuple] = []
+        algorithm = make(stage_staleness=1, num_engines=1)
+        algorithm.ahead = WavesAhead(algorithm._run_waves)
+        drawn = iter(range(100))
+        learning, asked = threading.Event(), threading.Event()
+
+        def sample():
+            number = next(drawn)
+            transitions, _, _ = items()
+            return sample_of([replace(t, id=1000 * number + t.id) for t in transitions])
+
+        def stages_run(transitions):
+            number = transitions[0].id // 1000
+            ahead = threading.current_thread().name == "waves"
+            assert not ahead or learning.wait(20)
+            calls.append(("waves", number, algorithm.weight_version, "ahead" if ahead else "at once"))
+            _, targets, refinements = items()
+            asked.set()
+            return targets, refinements, StageReport()
+
+        def learn(sequences, count):
+            learning.set()
+            assert asked.wait(20)
+            calls.append(("learn", algorithm.learned.transitions[0].id // 1000, algorithm.weight_version))
+            learning.clear()
+            asked.clear()
+            return {CRITIC: np.ones(COUNT), POLICY: np.ones(COUNT)}
+
+        def sync():
+            calls.append(("sync",))
+            algorithm.weight_version += 1
+
+        of = algorithm.sequences_of
+        algorithm.sequences_of = lambda sample, *a: setattr(algorithm, "learned", sample) or of(sample, *a)
+        algorithm.collect, algorithm.replay, algorithm.draw = list, lambda episodes: sample(), sample
+        algorithm.stages.run, algorithm.learn, algorithm.sync_weights = stages_run, learn, sync
+        algorithm.writer = SimpleNamespace(write=lambda *a: None)
+        algorithm.begin_record = lambda batch: calls.append(("record", batch.version))
+        algorithm.end_record = lambda learned: None
+        algorithm.local_replay_buffer = SimpleNamespace(
+            update_priorities_of=lambda *a: None, holds=lambda s: np.ones(len(s.nodes), bool)
+        )
+        monkeypatch.setattr(nlac, "log_stages", lambda *a: calls.append(("log_stages",)))
+        monkeypatch.setattr(nlac, "log_replay", lambda *a: None)
+
+        def run() -> list[tuple]:
+            calls.clear()
+            asked.clear()
+            algorithm.training_step()
+            return list(calls)
+
+        run.algorithm = algorithm
+        return run
+
+    def test_what_is_learned_was_asked_by_the_weights_of_before(self, run):
+        """Fails where the engine gets the new weights before the waves have ended, or a batch is asked or learned twice."""
+        first = run()
+        assert first[:3] == [("waves", 0, 5, "at once"), ("log_stages",), ("record", 5)]
+        assert sorted(first[3:5]) == [("learn", 0, 5), ("waves", 1, 5, "ahead")] and first[5:] == [("log_stages",), ("sync",)]
+        for number, version in ((1, 6), (2, 7)):
+            calls = run()
+            assert calls[0] == ("record", version - 1)
+            assert sorted(calls[1:3]) == [("learn", number, version), ("waves", number + 1, version, "ahead")]
+            assert calls[3:] == [("log_stages",), ("sync",)]
+
+    def test_what_ends_the_waves_ends_the_iteration_and_nothing_old_is_learned_again(self, run):
+        run()
+        waves, run.algorithm.stages.run = run.algorithm.stages.run, lambda transitions: waves(transitions) and 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            run()
+        run.algorithm.stages.run = waves
+        assert run()[0] == ("waves", 3, 6, "at once")  # the interrupted one is gone, and so is what was learned
+
+    def test_after_an_interrupted_iteration_the_waves_are_waited_for(self, run):
+        run()
+        algorithm = run.algorithm
+        learn = algorithm.learn
+
+        def interrupted(*arguments, **named):
+            learn(*arguments, **named)
+            algorithm._owes_sync = True
+            raise KeyboardInterrupt
+
+        algorithm.learn = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            run()
+        algorithm.settle()
+        algorithm.learn = learn
+        assert algorithm.ahead.ready.sample.transitions[0].id == 2000 and algorithm.weight_version == 7
+        assert ("learn", 2, 7) in run()
 
 
 class TestReplay:
@@ -365,8 +467,9 @@ def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make
 
 def test_priorities_go_to_the_nodes_that_were_drawn_and_unknown_ones_change_nothing(make):
     algorithm, given = make(), []
-    algorithm.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda *a: given.append(a))
-    transitions, _, _ = items(4)
-    algorithm.prioritise(sample_of(transitions), np.array([1.0, NAN, 3.0, NAN]))
+    kept = np.array([True, True, True, True, False])
+    algorithm.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda *a: given.append(a), holds=lambda sample: kept)
+    transitions, _, _ = items(5)
+    algorithm.prioritise(sample_of(transitions), np.array([1.0, NAN, 3.0, NAN, 5.0]))
     ((nodes, values),) = given
-    assert nodes == [40, 42] and values.tolist() == [1.0, 3.0]
+    assert nodes == [40, 42] and values.tolist() == [1.0, 3.0]  # the last has made room for others

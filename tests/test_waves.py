@@ -170,7 +170,7 @@ def test_prompts_leave_room_for_their_answers(chat):
     needed = len(chat.prompt_ids(prompt)) + SETTINGS.future.max_tokens
 
     def stage():
-        return (yield Ask([prompt], SETTINGS.future, Weights.POLICY))
+        return (yield Ask("future", [prompt], SETTINGS.future, Weights.POLICY))
 
     for context, fits in ((needed, True), (needed - 1, False)):
         tight = Chat(chat.tokenizer, context)

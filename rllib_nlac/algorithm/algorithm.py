@@ -29,7 +29,9 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 from rllib_nlac.activity import EPISODES, STEPS, activity
 from rllib_nlac.algorithm import rehearsal
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.idle import IDLE, Stopwatch
 from rllib_nlac.algorithm.metrics import (
+    SECONDS,
     kl_to_base,
     log_collection,
     log_faults,
@@ -38,7 +40,9 @@ from rllib_nlac.algorithm.metrics import (
     logprob_gap,
     stage,
 )
+from rllib_nlac.algorithm.placement import check_cluster, trial_request
 from rllib_nlac.algorithm.rehearsal import BaseAnswers
+from rllib_nlac.algorithm.spending import Spending
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
@@ -93,19 +97,24 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     stages: Any = None  # of an algorithm whose critic speaks
     base_answers = BaseAnswers()  # what the untrained model said
     weight_version: int = 0
+    _owes_sync = False  # whether the learners may have weights that no engine was given
+    _is_stepping = False
     nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
 
     @override(Algorithm)
     def setup(self, config: LanguageAlgorithmConfig) -> None:
+        check_cluster(super().default_resource_request, self.config)
         self.stopped = StoppedSteps()
         super().setup(config)
         if self.config.output:
             check_storage(Path(self.config.output))  # later, a record that cannot be written is not worth the run
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
+        self.prompts_for = functools.cache(self.config.prompts_for)
         activity.turn_to("starting the engine")
         self.engine = make_engine(self.config.engine_spec, self.chat)
-        activity.turn_to("giving the engine its weights")
+        self.spending = Spending(self.engine)
+        activity.turn_to(f"giving the engine its weights, {self.config.transfer}")
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None and group.local_env_runner is not None:
                 group.local_env_runner.attach(self.engine)
@@ -162,8 +171,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         asked = (settings.judge_weights, settings.backup_weights, variant.future_weights, variant.next_future_weights)
         if Weights.INITIAL in asked and self.config.lora is None:
             self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
-        prompts_for = functools.cache(self.config.prompts_for)
-        return kind(self.engine, self.chat, prompts_for, settings, self.config.seed or 0, variant)
+        return kind(self.engine, self.chat, self.prompts_for, settings, self.config.seed or 0, variant)
 
     def collect(self) -> list[SingleAgentEpisode]:
         """One iteration's episodes, played with the current weights."""
@@ -243,6 +251,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             sequences = rehearsal.with_rehearsal(sequences, kept, settings, seed)
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
         steps = len({sequence.minibatch for sequence in sequences}) if self.learner_group.is_local else 0
+        self._owes_sync = True
         with stage(self.metrics, "learner", "learning", steps, STEPS):
             results = self._with_learners(
                 lambda: watched_update(
@@ -275,9 +284,25 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
                 report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version))
             except NotFiniteError as error:
                 raise NotFiniteError(f"{error}. {self.way_back()}") from error
-        self.weight_version = version
+        self.weight_version, self._owes_sync = version, False
         log_sync(self.metrics, report)
         log_faults(self.metrics, self.engine, self.collector, self.num_learner_restarts)
+
+    @override(Watched)
+    def step(self) -> dict[str, Any]:
+        self.settle()
+        self._is_stepping, stopwatch = True, Stopwatch(self.engine)
+        try:
+            results = super().step()
+        finally:
+            self._is_stepping = False
+        results[IDLE] = stopwatch.shares(results.get(SECONDS, {}))
+        return {**results, **self.spending.since_last()}
+
+    def settle(self) -> None:
+        """Makes good what an iteration left undone that was interrupted, as by Ctrl-C: engines get what was learned."""
+        if self._owes_sync:
+            self.sync_weights()
 
     def _with_learners(self, work: Callable[[], Result], changes_learners: bool = False) -> Result:
         """Does something with the learners; where one of them is lost or does not answer, from the last snapshot again."""
@@ -319,6 +344,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     @override(Algorithm)
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's, which reads the learners' weights before it begins."""
+        if not self._is_stepping:
+            self.settle()
 
         def evaluate() -> dict[str, Any]:
             with watched(self.learner_group):
@@ -367,6 +394,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     @override(CheckedCheckpoints)
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         """As RLlib's; see ``CheckedCheckpoints``."""
+        self.settle()
 
         def save() -> str:
             with watched(self.learner_group):
@@ -426,11 +454,9 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     @classmethod
     @override(Algorithm)
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """RLlib's request and a bundle for each engine actor."""
-        request = super().default_resource_request(config)
+        """RLlib's request and a bundle for each engine actor; refused where the cluster has no room for it."""
         resolved = cls.get_default_config().update_from_dict(config)
-        engines = [{"CPU": 1, "GPU": resolved.num_gpus_per_engine}] * resolved.num_engines
-        return PlacementGroupFactory([*request.bundles, *engines], strategy=request.strategy)
+        return trial_request(super().default_resource_request(config), resolved)
 
     @override(Algorithm)
     def cleanup(self) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.evaluation import Repeats, evaluate_tasks
+from rllib_nlac.algorithm.placement import placed_learners
 from rllib_nlac.algorithm.rehearsal import RehearsalSettings, read_prompts
+from rllib_nlac.algorithm.transfer import BROADCAST_S, WAYS, Transfer, transfer_of
 from rllib_nlac.engine.chat import Chat, check_model_path
 from rllib_nlac.engine.lora import SERVED_RANKS, LoRASettings
 from rllib_nlac.engine.make import ENGINES, MERGES_LORA, EngineKeys, EngineSpec
@@ -85,7 +88,7 @@ class LanguageConfig(AlgorithmConfig):
         "num_gpus_per_engine": ranges.NOT_NEGATIVE,
     }
     NESTED_RANGES: Mapping[str, ranges.Ranges] = {
-        "learner_model": {"gradient_checkpointing": ranges.FLAG},
+        "learner_model": {"gradient_checkpointing": ranges.FLAG, "flops_per_s": ranges.Range(0, above=True, optional=True)},
         "evaluation_repeats": {
             "tasks": ranges.Range(0, whole=True, optional=True),
             "attempts": ranges.Range(2, whole=True, why="pass@k of one attempt is success"),
@@ -174,7 +177,7 @@ class LanguageConfig(AlgorithmConfig):
             action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_model: How the learner holds the model: the fields of ``LearnerModel`` (dtype, attn_implementation,
-                gradient_checkpointing).
+                gradient_checkpointing, flops_per_s).
             max_tokens_per_micro_batch: Padded tokens that go through the learner's model at once.
 
         Returns:
@@ -246,7 +249,8 @@ class LanguageConfig(AlgorithmConfig):
         Args:
             num_engines: Number of engine actors; 0 runs one engine inside the algorithm's own process.
             num_gpus_per_engine: GPUs of each engine actor.
-            engine_config: The fields of ``VLLMSettings`` and of ``EngineKeys`` (engine, timeout_s, lora_serving).
+            engine_config: The fields of ``VLLMSettings`` and of ``EngineKeys`` (engine, timeout_s, lora_serving,
+                weight_transfer).
 
         Returns:
             This updated config.
@@ -343,6 +347,12 @@ class LanguageConfig(AlgorithmConfig):
         """The boundary between text and tokens for this model."""
         return Chat.from_pretrained(self.model_path, self.max_context)
 
+    @override(AlgorithmConfig)
+    def build_learner_group(self, **arguments: Any) -> LearnerGroup:
+        """RLlib's, within a trial each learner in the bundle that was reserved for it."""
+        with placed_learners(self):
+            return super().build_learner_group(**arguments)
+
     @property
     @override(AlgorithmConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
@@ -376,6 +386,7 @@ class LanguageConfig(AlgorithmConfig):
         self._check_choice("action_format", "plain", "react")
         self._check_choice("learner_model", "float32", "bfloat16", inner="dtype")
         self._check_choice("engine_config", *MERGES_LORA, inner="lora_serving")
+        self._check_choice("engine_config", *WAYS, inner="weight_transfer")
         kind = self.engine_config.get("engine", "vllm")
         if kind not in ENGINES:
             raise ValueError(f"config.engine_config['engine']: {unknown_key(kind, ENGINES)}")
@@ -435,6 +446,8 @@ class LanguageConfig(AlgorithmConfig):
 class LanguageAlgorithmConfig(LanguageConfig):
     """What NLAC and the baselines of this package share: collection by episodes, and DeepSpeed's gradient step."""
 
+    runs_waves = False  # whether an iteration asks its critic in waves, so that they can run ahead
+    stage_staleness = 0  # a key of those
     trains_by_imitation = False  # whether sequences are learned as they stand, so that rehearsed ones can stand beside them
     RANGES = {
         "minibatch_size": ranges.COUNT,
@@ -579,6 +592,19 @@ class LanguageAlgorithmConfig(LanguageConfig):
         return _merge(settings, self.deepspeed_config)
 
     @property
+    def transfer(self) -> Transfer:
+        """Which way new weights take to the engines."""
+        return transfer_of(self)
+
+    @property
+    @override(LanguageConfig)
+    def engine_spec(self) -> EngineSpec:
+        spec = super().engine_spec
+        # Well below what an engine or a learner may take to answer, or a broken broadcast would count as a lost process.
+        limit = min(BROADCAST_S, spec.timeout_s / 2, self.learner_timeout_s / 3)
+        return replace(spec, broadcasts_by=self.transfer.backend, broadcast_timeout_s=limit)
+
+    @property
     def zero_stage(self) -> Any:
         """DeepSpeed's ZeRO stage."""
         return self.deepspeed_settings["zero_optimization"].get("stage", 0)
@@ -595,9 +621,15 @@ class LanguageAlgorithmConfig(LanguageConfig):
     def validate(self) -> None:
         super().validate()
         self._check(
-            self.max_staleness == 0 or self.num_env_runners > 0,
+            # An evaluation plays nothing ahead: its own EnvRunner may be in this process.
+            self.max_staleness == 0 or self.num_env_runners > 0 or self.in_evaluation,
             "max_staleness",
             "needs remote EnvRunners (num_env_runners > 0): one in the learner's process cannot play meanwhile",
+        )
+        self._check(
+            not self.stage_staleness or self.runs_waves,
+            "stage_staleness",
+            "needs an algorithm that asks in waves, such as NLAC",
         )
         rehearsal = self.rehearsal_settings
         self._check(

@@ -25,6 +25,7 @@ from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.episode import episode_success, generations_of, task_of
 from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.sampling.slot import Start
 
 Work = Callable[[Any, Sequence[Any]], list[SingleAgentEpisode]]  # what a runner does with its share
@@ -92,15 +93,17 @@ def play_tasks(
     Raises:
         CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
     """
-    episodes, metrics = on_runners(algorithm, group, tasks, partial(_tasks, attempts=attempts, refined=refined))
-    if algorithm.weight_version is not None:
-        check_age(episodes, algorithm.weight_version, max_staleness=0)
+    version = algorithm.weight_version  # beside the training a sync may come while they play
+    work = partial(_tasks, attempts=attempts, refined=refined, instructions=algorithm.instructions)
+    episodes, metrics = on_runners(algorithm, group, tasks, work)
+    if version is not None:
+        check_age(episodes, version, max_staleness=0)
     return episodes, metrics
 
 
 def play_forks(algorithm: Watched, group: EnvRunnerGroup | None, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
     """Plays episodes that begin with the first turns of others, on the same runners; see ``TextEnvRunner.play_forks``."""
-    return on_runners(algorithm, group, starts, _forks)[0]
+    return on_runners(algorithm, group, starts, TextEnvRunner.play_forks)[0]
 
 
 def on_runners(
@@ -162,12 +165,8 @@ def _play(runner: Any, engine: Engine | None, items: Sequence[Any], work: Work) 
         return work(runner, items), runner.get_metrics(), 0
 
 
-def _tasks(runner: Any, tasks: Sequence[int], attempts: int, refined: bool) -> list[SingleAgentEpisode]:
-    return runner.sample_tasks(tasks, attempts, refined)
-
-
-def _forks(runner: Any, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
-    return runner.play_forks(starts)
+def _tasks(runner: Any, tasks: Sequence[int], attempts: int, refined: bool, instructions: str) -> list[SingleAgentEpisode]:
+    return runner.sample_tasks(tasks, attempts, refined, instructions)
 
 
 def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:

@@ -109,6 +109,7 @@ class Examiner:
         self._stages = copy.copy(stages)
         # One round whose refined action is not judged again; its reasoning need not fit for training.
         self._stages.settings = replace(stages.settings, num_refinements=1, rejected_weight=1.0, reasoning=None)
+        self._stages.purpose = "evaluation_critic"
         self._env, self._seed, self._k = env, seed, futures
 
     def draw(self, episodes: Sequence[SingleAgentEpisode], count: int) -> list[Place]:
@@ -205,7 +206,7 @@ def forks_of(places: Sequence[Place], refinements: Sequence[Refinement], count: 
             for branch in range(count):
                 seed = hash_seed(SEED, task_seed_of(episode), t, branch)
                 name = f"fork-{number:06d}-{arm}-{branch:04d}"
-                starts.append(Start(name, task_seed_of(episode), seed, (episode, t), turn))
+                starts.append(Start(name, task_seed_of(episode), seed, (episode, t), turn, role="evaluation"))
     return starts
 
 

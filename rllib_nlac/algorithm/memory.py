@@ -256,9 +256,8 @@ def _crossing(config: LanguageConfig, sync: int, numbers: int) -> list[Part]:
     parts = []
     if sync and (config.num_learners or config.num_engines or config.num_env_runners):
         whole = config.lora is None or config.num_engines
-        copies = (1 if config.num_learners else 0) + (1 if config.num_engines else 0) if whole else 0
-        if copies:
-            parts.append(Part("weight sets", copies * sync, "of a sync, until the next one"))
+        if whole and (config.num_learners or config.num_engines):
+            parts.append(Part("weight sets", sync, "of a sync, until the next one"))
     if config.num_learners and getattr(config, "learner_snapshot_interval", 0):
         size = BYTES[_model(config).dtype]
         num_bytes = numbers * (size + 8 + (4 if size == 2 else 0) + (4 if getattr(config, "tau", None) is not None else 0))

@@ -86,6 +86,8 @@ def log_stages(
     metrics.log_value((STAGES, "retokenised_prompts"), report.counts["retokenised"], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")
     metrics.log_value((STAGES, "num_generated_tokens"), sum(report.tokens.values()), reduce="sum")
+    metrics.log_value((STAGES, "num_kept_answers"), report.kept_answers, reduce="sum")
+    metrics.log_value((STAGES, "num_kept_tokens"), report.kept_tokens, reduce="sum")
     for role, count in report.answered.items():
         metrics.log_value((STAGES, role, "unparsed_answer_rate"), report.unparsed[role] / count, window=1)
         metrics.log_value((STAGES, role, "cut_off_rate"), report.cut_off[role] / count, window=1)
@@ -126,10 +128,11 @@ def log_faults(metrics: MetricsLogger, engine: Any, collector: Any, num_learner_
 
 
 def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
-    """Version, duration and size of a weight sync."""
+    """Version, duration and size of a weight sync, and how many broadcasts broke since the run began."""
     metrics.log_value((SYNC, "weight_version"), report.version, window=1)
     metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
     metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
+    metrics.log_value((FAULTS, "num_broken_broadcasts"), report.num_broken, window=1)
 
 
 def log_retention(metrics: MetricsLogger, figures: Mapping[str, float]) -> None:

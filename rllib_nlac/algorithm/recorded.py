@@ -14,6 +14,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
+from rllib_nlac.algorithm.ahead import CriticisedBatch
 from rllib_nlac.algorithm.examination import ExaminationConfig
 from rllib_nlac.algorithm.examined import ExaminedAlgorithm
 from rllib_nlac.algorithm.metrics import stage
@@ -33,7 +34,6 @@ from rllib_nlac.algorithm.record import (
 )
 from rllib_nlac.episode import episode_success, known_task_seed, task_of
 from rllib_nlac.language.prediction import predicted_success
-from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.replay.dialogues import as_row
 from rllib_nlac.types import BellmanTarget, Future, Refinement, Transition, Weights
@@ -85,7 +85,7 @@ class RecordedAlgorithm(ExaminedAlgorithm):
     """A mixin between an examined algorithm and its training step."""
 
     record: Record
-    _begun: tuple[Sequence[BellmanTarget], Sequence[Refinement], StageReport, dict[int, Any]] | None = None
+    _begun: tuple[CriticisedBatch, dict[int, Any]] | None = None
 
     def open_record(self) -> None:
         """Begins the record, or goes on with it."""
@@ -111,28 +111,28 @@ class RecordedAlgorithm(ExaminedAlgorithm):
             return Path(storage.trial_fs_path)
         return Path(self.logdir)
 
-    def begin_record(self, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement], report: StageReport) -> None:
+    def begin_record(self, batch: CriticisedBatch) -> None:
         """Takes what the critic said of a batch, before it is learned from."""
         self._begun = None
         if self.record.takes(self.iteration + 1):
             with stage(self.metrics, "record", "recording"):
-                strips = self._token_strips(targets, refinements)
-            self._begun = targets, refinements, report, strips
+                strips = self._token_strips(batch.targets, batch.refinements)
+            self._begun = batch, strips
 
     def end_record(self, learned: Learned | None) -> None:
         """Writes the batch, with what training said of it; None where nothing was learned."""
         if self._begun is None:
             return
-        (targets, refinements, report, strips), self._begun = self._begun, None
+        (batch, strips), self._begun = self._begun, None
         iteration, count = self.iteration + 1, self.config.record_settings.transitions
         with stage(self.metrics, "record", "recording"):
-            said = Said(targets, refinements, self.stages.answered_by, report.raw, strips, self.weight_version)
+            said = Said(batch.targets, batch.refinements, self.stages.answered_by, batch.report.raw, strips, batch.version)
             self.record.write(ITERATION, iteration, transition_lines(iteration, said, learned, count))
 
     def _token_strips(
         self, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
     ) -> dict[int, dict[str, dict[str, Any]]]:
-        """What the weights that just answered say of each token of a few transitions, by the place in the batch."""
+        """What the weights that are about to learn say of each token of a few transitions, by the place in the batch."""
         settings = self.config.record_settings
         texts = token_texts(targets, refinements, min(settings.tokens, settings.transitions))
         if not texts:

@@ -102,7 +102,8 @@ class Recorder:
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """As ``Engine.generate``."""
-        asked = [replace(r, weights=self.weights, temperature=1.0, top_p=1.0, logprobs=True) for r in requests]
+        changes: dict[str, Any] = {"weights": self.weights, "temperature": 1.0, "top_p": 1.0, "logprobs": True}
+        asked = [replace(r, role="base_answers", **changes) for r in requests]
         generations = self.engine.generate(asked)
         for g in generations:
             if g.token_ids:
@@ -181,8 +182,10 @@ def answer_roles(recorder: Recorder, turns: Sequence[Transition], stages: Langua
     asking = copy.copy(stages)
     asking.engine = recorder  # type: ignore[assignment]
     asking.rng = np.random.default_rng([SEED, seed])
+    own = stages.settings
+    sampled = {name: replace(getattr(own, name), temperature=1.0) for name in ("backup", "critique", "refine")}
     asking.settings = replace(
-        stages.settings, num_futures=1, num_next_actions=1, num_refinements=1, rejected_weight=1.0, reasoning=None
+        own, num_futures=1, num_next_actions=1, num_refinements=1, rejected_weight=1.0, reasoning=None, **sampled
     )
     report = StageReport()
     seeds = [hash_seed(SEED, seed, number) for number in range(len(turns))]

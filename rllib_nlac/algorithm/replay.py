@@ -178,17 +178,24 @@ class ReplayAlgorithm(LanguageAlgorithm):
         if episodes:
             with stage(self.metrics, "replay", "keeping the episodes"):
                 self.local_replay_buffer.add(episodes)
-        with stage(self.metrics, "replay", "drawing transitions"):
-            sample = self.local_replay_buffer.sample_transitions(
-                self.config.total_train_batch_size, self._beta(), self.config.n_step
-            )
+        sample = self.draw()
         if not episodes:  # nothing but logged dialogues
             self.remember_base(lambda: sample.transitions)
         return sample
 
+    def draw(self) -> ReplaySample:
+        """A batch of transitions."""
+        with stage(self.metrics, "replay", "drawing transitions"):
+            return self.local_replay_buffer.sample_transitions(
+                self.config.total_train_batch_size, self._beta(), self.config.n_step
+            )
+
     def prioritise(self, sample: ReplaySample, values: np.ndarray) -> None:
-        """Gives the transitions of a sample their priorities; one that is NaN leaves a transition's as it is."""
-        known = np.flatnonzero(~np.isnan(values))
+        """Gives the transitions of a sample their priorities; one that is NaN leaves a transition's as it is.
+
+        Transitions that have made room for others since they were drawn have none any more.
+        """
+        known = np.flatnonzero(~np.isnan(values) & self.local_replay_buffer.holds(sample))
         self.local_replay_buffer.update_priorities_of([sample.nodes[i] for i in known], values[known])
 
     def _beta(self) -> float:

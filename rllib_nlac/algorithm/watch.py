@@ -28,6 +28,7 @@ class Watched(Algorithm):
 
     config: Any
     engine: Any = None  # the algorithm's own; None where each runner has one, as under RLlib's algorithms
+    instructions = ""  # what the policy is told beside the environment's own system prompt
     weight_version: int | None = None  # of the weights that play; None where RLlib's own sync numbers none
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

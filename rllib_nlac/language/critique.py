@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.types import Critique, Future, Generation, Message
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.language.settings import StageSettings
+from rllib_nlac.language.variant import Ask, Stage
+from rllib_nlac.types import Critique, Future, Generation, Message, Seen, Transition
 
 
 def future_prompt(prompts: PromptSet, state: Sequence[Message], action: str) -> tuple[Message, ...]:
@@ -34,6 +37,52 @@ def read_critique(answer: tuple[Generation, str] | None) -> Critique | None:
     return parse_critique(answer[1])
 
 
+def critique_stage(
+    role: str,
+    prompts: Sequence[PromptSet],
+    states: Sequence[tuple[Message, ...]],
+    actions: Sequence[str | None],
+    futures: Sequence[Sequence[Future]],
+    seen: Sequence[Seen | None],
+    settings: StageSettings,
+    report: StageReport,
+    about: Sequence[int],
+) -> Stage[list[Critique | None]]:
+    """What the evaluator says of each action, given its futures; None where there is no action or no future.
+
+    Args:
+        role: What these critiques are for.
+        prompts: The prompt set of each state.
+        states: The states.
+        actions: The action in each; None: nothing is asked.
+        futures: What is predicted of each; none: nothing is asked.
+        seen: What an engine has seen of each state and action.
+        settings: Sampling and weights.
+        report: Counts what does not parse.
+        about: The ids of the transitions, each with equally many actions in turn; see ``StageReport.note``.
+    """
+    answers = yield Ask(
+        role,
+        [
+            evaluate_prompt(p, s, a, d) if a is not None else None
+            for p, s, a, d in zip(prompts, states, actions, futures, strict=True)
+        ],
+        settings.critique,
+        settings.judge_weights,
+        seen,
+    )
+    critiques = [read_critique(answer) for answer in answers]
+    report.note("critique", answers, critiques, about)
+    return critiques
+
+
 def predicts_success(futures: Sequence[Future]) -> bool:
     """Whether at least half of the futures end well."""
     return 2 * sum(future.success for future in futures) >= len(futures) > 0
+
+
+def transcript(transition: Transition) -> Future:
+    """What really followed, as far as the transition brings it along: the environment's own words, and the outcome."""
+    replies = " ".join(step.observation for step in (transition, *transition.following))
+    success = transition.episode_success
+    return Future(f"{replies} {'SUCCESS' if success else 'FAILURE'}", success)

@@ -24,7 +24,7 @@ def prediction_stage(
         weights: Which weights predict.
     """
     asked = [future_prompt(p, t.state, t.action) for p, t in zip(prompts, transitions, strict=True) for _ in range(k)]
-    answers = yield Ask(asked, sampling, weights, [t.seen for t in transitions for _ in range(k)])
+    answers = yield Ask("future", asked, sampling, weights, [t.seen for t in transitions for _ in range(k)])
     return [read_futures(answers[i : i + k]) for i in range(0, len(answers), k)]
 
 

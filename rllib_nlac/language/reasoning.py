@@ -17,7 +17,10 @@ from dataclasses import dataclass, replace
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language.parsing import without_thinking
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.types import BellmanTarget, Critique, Generation, Message, Seen
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.language.settings import Sampling
+from rllib_nlac.language.variant import Ask, Stage
+from rllib_nlac.types import BellmanTarget, Critique, Generation, Message, Seen, Weights
 
 SPAN = 8  # tokens of a quotation that counts as a leak
 BYTES = 3  # tokens that may be missing of a character at the end of a span: byte-level tokenizers have one for each byte
@@ -125,3 +128,22 @@ def with_reasoning(thought: Thought, reasoning: str, chat: Chat) -> Generation:
         opening = "" if chat.opens_thinking(thought.generation.prompt_ids) else "<think>\n"
         ids = chat.encode(f"{opening}{reasoning}\n</think>\n\n{thought.final}")
     return replace(thought.generation, token_ids=ids, logprobs=thought.generation.logprobs[:0])
+
+
+def correction_stage(
+    thoughts: Sequence[Thought | None], sampling: Sampling, chat: Chat, report: StageReport
+) -> Stage[list[Generation | None]]:
+    """Each generation with its reasoning rewritten, or emptied if it still leaks; None where there is no reasoning."""
+    if not any(thoughts):
+        return [None] * len(thoughts)
+    prompts, seen = [t.prompt if t else None for t in thoughts], [t.seen if t else None for t in thoughts]
+    answers = yield Ask("reasoning", prompts, sampling, Weights.TARGET, seen)
+    generations: list[Generation | None] = []
+    for thought, answer in zip(thoughts, answers, strict=True):
+        if thought is None:
+            generations.append(None)
+            continue
+        rewritten = accepted(thought, answer, chat)
+        report.counts["reasoning_rewritten" if rewritten else "reasoning_emptied"] += 1
+        generations.append(with_reasoning(thought, rewritten, chat))
+    return generations

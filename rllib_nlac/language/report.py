@@ -17,8 +17,10 @@ class StageReport:
     Attributes:
         counts: How often each of these happened: ``prompt_too_long``, ``unparsed_target`` and the like.
         tokens: Generated tokens by wave.
-        prompt_tokens: Tokens of all prompts.
+        prompt_tokens: Of all prompts that an engine was asked.
         cached_tokens: Of these what the engine's prefix cache held.
+        kept_answers: Greedy answers that were there already, and not asked of an engine again.
+        kept_tokens: Of those.
         seconds: Wall-clock by wave.
         calls: Engine calls.
         answered: How often each role answered: "future", "target", "critique", "refinement".
@@ -32,6 +34,8 @@ class StageReport:
     tokens: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    kept_answers: int = 0
+    kept_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     answered: Counter[str] = field(default_factory=Counter)

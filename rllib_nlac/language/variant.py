@@ -21,12 +21,14 @@ class Ask:
     """What one stage asks of the model in one wave.
 
     Attributes:
+        role: What the answers are for.
         prompts: One that is None is not asked, and its answer is None.
         sampling: How they are answered.
         weights: By whom.
         seen: What an engine has seen of each prompt; None, or nothing at all, where that is not known.
     """
 
+    role: str
     prompts: Sequence[Prompt]
     sampling: Sampling
     weights: Weights
@@ -42,12 +44,14 @@ class Variant:
     Attributes:
         future_weights: Which weights predict d.
         next_future_weights: Which weights predict d'.
+        predicts: Whether there is a successor model. Without one nothing is backed up, and the evaluator reads ``known``.
         trains_critic: Whether the successor model is trained.
         judges_new_actions: Whether other actions than the stored ones are judged.
     """
 
     future_weights = Weights.POLICY
     next_future_weights = Weights.TARGET
+    predicts = True
     trains_critic = True
     judges_new_actions = False
 
@@ -55,6 +59,10 @@ class Variant:
         """The transitions whose actions are judged and refined: the stored ones."""
         yield from ()
         return transitions
+
+    def known(self, transition: Transition) -> tuple[Future, ...]:
+        """What is known of a stored action's future without a successor model: nothing."""
+        return ()
 
     def shown(self, futures: Sequence[tuple[Future, ...]], rng: np.random.Generator) -> list[tuple[Future, ...]]:
         """What the evaluator sees for each transition: its own futures."""

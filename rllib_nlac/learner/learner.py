@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,14 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 
 from rllib_nlac.activity import STEPS, activity
+from rllib_nlac.engine.channel import Sender
 from rllib_nlac.learner.adapter import as_base, has_adapter, served_names, with_dropout
 from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL, micro_batches
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
+from rllib_nlac.learner.flops import arithmetic_of, peak_flops
 from rllib_nlac.learner.heap import give_back_large_tensors
 from rllib_nlac.learner.losses import answer_logprobs, mean_kl, refinement_loss, rehearsal_loss, successor_loss
-from rllib_nlac.learner.rl_module import own_entries
+from rllib_nlac.learner.rl_module import LearnerModel, own_entries
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
 
@@ -54,6 +57,7 @@ class LanguageLearner(TorchLearner):
 
     divides_target = True  # where ZeRO divides the optimizer among the learners, whether they divide the target weights, too
     restored_from: str | None = None  # the checkpoint
+    outgoing: dict[Weights, dict[str, torch.Tensor]]  # what is about to be broadcast
     _whole_state: dict[str, torch.Tensor] | None = None
 
     @override(TorchLearner)
@@ -64,6 +68,9 @@ class LanguageLearner(TorchLearner):
         self._base = None
         if config.kl_to_base_coeff is not None and not has_adapter(self.lm):
             self._base = copy.deepcopy(self.lm).requires_grad_(False)
+        held = LearnerModel(**config.learner_model)
+        self._peak = held.flops_per_s or peak_flops(torch.device(self._device), held.dtype)
+        self._arithmetic = arithmetic_of(self.lm)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), **_adam(config))
         self.trainer = DeepSpeedTrainer(model, optimizer, config.deepspeed_settings)
@@ -215,6 +222,7 @@ class LanguageLearner(TorchLearner):
         prompt_ids: Sequence[Sequence[int]],
         token_ids: Sequence[Sequence[int]],
         weights: Mapping[str, torch.Tensor] | None = None,
+        temperature: float = 1.0,
     ) -> list[np.ndarray]:
         """Log-probabilities of each text's ids, with some of the weights replaced by others."""
         lengths = torch.tensor([len(p) + len(a) for p, a in zip(prompt_ids, token_ids, strict=True)])
@@ -230,7 +238,7 @@ class LanguageLearner(TorchLearner):
                 logits = self.trainer(**arguments).logits
             else:
                 logits = torch.func.functional_call(self.trained, dict(weights), kwargs=arguments).logits
-            logprobs = answer_logprobs(logits[:, :-1], ids[:, -kept:]).float().cpu().numpy()
+            logprobs = answer_logprobs(logits[:, :-1], ids[:, -kept:], temperature).float().cpu().numpy()
             for row, item in enumerate(group.tolist()):
                 end = kept - (ids.shape[1] - int(lengths[item]))
                 found[item] = logprobs[row, end - len(token_ids[item]) : end]
@@ -267,11 +275,17 @@ class LanguageLearner(TorchLearner):
             losses[group] = -(answers.logprobs * answers.mask).sum(-1).float().cpu()
         return losses.numpy()
 
-    def export_weights(self) -> dict[Weights, dict[str, torch.Tensor]]:
-        """Copies of θ and, where there is one, θ̄ by the names that engines know, in the model's own precision.
+    def export_weights(self, copies: bool = True, on_device: bool = False) -> dict[Weights, dict[str, torch.Tensor]]:
+        """θ and, where there is one, θ̄ by the names that engines know, in the model's own precision, in the host's memory.
 
         All learners must take part, and all but the first get nothing.
+
+        Args:
+            copies: Whether the tensors are copies. Else they may be the learner's own, for whoever is done with them before the
+                next gradient step.
+            on_device: Whether they stay where they are, unless they are copies.
         """
+        copies = copies or self.trainer.zero_stage == 3  # whose parameters are whole only while they are gathered
         served = served_names(self.lm)
         names = {id(parameter): served[name] for name, parameter in self.lm.named_parameters() if name in served}
         states: dict[Weights, dict[str, torch.Tensor]] = {Weights.POLICY: {}}
@@ -287,8 +301,19 @@ class LanguageLearner(TorchLearner):
                     tensors[Weights.TARGET] = self.target.whole(own_name, like=parameter)
                 if self._learner_index == 0:
                     for weights, tensor in tensors.items():
-                        states[weights][name] = tensor.to("cpu", copy=True)
+                        stays = on_device and not copies
+                        states[weights][name] = tensor if stays else tensor.to("cpu", copy=copies)
         return states
+
+    @functools.cached_property
+    def sender(self) -> Sender:
+        """Broadcasts weights to the engines."""
+        return Sender()
+
+    @property
+    def device(self) -> torch.device:
+        """On which this learner computes."""
+        return torch.device(self._device)
 
     @property
     def lm(self) -> torch.nn.Module:
@@ -317,9 +342,23 @@ class LanguageLearner(TorchLearner):
         self.metrics.log_value((DEFAULT_MODULE_ID, "gradient_norm"), float(np.mean(done)) if done else math.nan, window=1)
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), len(done), reduce="sum")
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_stopped_steps"), len(steps) - len(done), reduce="sum")
-        tokens = int(rows["length"].sum())
+        sizes = {name: rows[name].cpu()[real] for name in ("length", "prompt_length", "role")}
+        tokens = int(sizes["length"].sum())
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_tokens_trained"), tokens, reduce="sum")
         self.metrics.log_value((DEFAULT_MODULE_ID, "tokens_per_s"), tokens / max(seconds, 1e-9), window=1)
+        if self._peak and self._arithmetic:
+            mfu = self._flops(sizes) / max(seconds, 1e-9) / self._peak
+            self.metrics.log_value((DEFAULT_MODULE_ID, "mfu"), mfu, window=1)
+
+    def _flops(self, rows: Mapping[str, torch.Tensor]) -> float:
+        """Arithmetic of the gradient steps on these rows, with what the base says of the policy's where that is asked."""
+        assert self._arithmetic is not None
+        lengths, answers = rows["length"], rows["length"] - rows["prompt_length"]
+        done = self._arithmetic.of_step(lengths, answers)
+        if self.config.kl_to_base_coeff:
+            of_policy = rows["role"] == POLICY
+            done += self._arithmetic.of_base.of_forward(lengths[of_policy], answers[of_policy])
+        return done
 
     @override(Learner)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -25,11 +25,14 @@ class LearnerModel:
         dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
         attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
         gradient_checkpointing: Trades compute for memory.
+        flops_per_s: What the learner's device could do at most, in FLOP/s, to report ``mfu`` by. None: of a GPU in bfloat16
+            what its maker says, where its name is known; else there is no ``mfu``.
     """
 
     dtype: str = "float32"
     attn_implementation: str | None = None
     gradient_checkpointing: bool = False
+    flops_per_s: float | None = None
 
 
 class CausalLMModule(TorchRLModule):

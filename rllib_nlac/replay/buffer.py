@@ -135,7 +135,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         episode_index, t = place[:2]
         episode: SingleAgentEpisode = self.episodes[episode_index - self._num_episodes_evicted]
         # The id is unique while the buffer lives: episodes are numbered in the order in which they came.
-        return transition_at(self.env, episode, t, first_id=episode_index * MAX_EPISODE_LENGTH, n_step=n_step)
+        return transition_at(self.env, episode, t, first_id=self._id_of((episode_index, 0)), n_step=n_step)
 
     def update_priorities_of(self, nodes: Sequence[int], priorities: np.ndarray) -> None:
         """Sets the priorities of sampled transitions, before the exponent α; where one was drawn twice the last counts.
@@ -147,6 +147,17 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
             raise ValueError(f"priorities must be finite and positive, and they are {np.asarray(priorities)}")
         self._last_sampled_indices = list(nodes)
         super().update_priorities(np.asarray(priorities, np.float64))
+
+    def holds(self, sample: ReplaySample) -> np.ndarray:
+        """Which transitions of a sample are still where they were drawn, shape (N,); others may have their nodes by now."""
+        found = [self._tree_idx_to_sample_idx.get(node) for node in sample.nodes]
+        ids = [None if place is None else self._id_of(self._indices[place]) for place in found]
+        return np.array([t.id == own for t, own in zip(sample.transitions, ids, strict=True)], bool)
+
+    @staticmethod
+    def _id_of(place: Sequence[int]) -> int:
+        episode_index, t = place[:2]
+        return episode_index * MAX_EPISODE_LENGTH + t
 
     @property
     def mean_priority(self) -> float:

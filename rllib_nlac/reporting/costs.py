@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.engine.tally import PROMPT_TOKENS, TOKENS
 from rllib_nlac.reporting.results import Run, has_evaluation
 
 # Stages of an iteration as ``seconds`` has them, as a person calls them. The other names there are parts of these.
@@ -33,6 +35,28 @@ class Stage:
     name: str
     seconds: float
     tokens: float
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a role cost in a whole run, in tokens, as the engines counted.
+
+    Attributes:
+        name: As the results have it.
+        generated: Of its answers.
+        prompts: Of its prompts.
+    """
+
+    name: str
+    generated: float
+    prompts: float
+
+
+def roles(run: Run) -> list[Role]:
+    """The roles that were asked, the dearest first; none of a run whose engines do not count."""
+    names = {name for r in run.results if isinstance(known := r.get(TOKENS), Mapping) for name in known}
+    found = [Role(name, run.total(f"{TOKENS}/{name}"), run.total(f"{PROMPT_TOKENS}/{name}")) for name in names]
+    return sorted((each for each in found if each.generated or each.prompts), key=lambda each: (-each.generated, each.name))
 
 
 def stages(run: Run) -> list[Stage]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rllib_nlac.algorithm.trends import figure
 from rllib_nlac.inputs.foreign import code, fenced, visible
 from rllib_nlac.reporting.advice import Advice, advise
-from rllib_nlac.reporting.costs import stages
+from rllib_nlac.reporting.costs import roles, stages
 from rllib_nlac.reporting.critic import critic, ends
 from rllib_nlac.reporting.pictures import CRITIC, attempts, pictures
 from rllib_nlac.reporting.results import Run
@@ -173,7 +173,22 @@ def _costs(run: Run) -> str:
         lines.append(f"| {each.name} | {number(each.seconds, 1)} | {share} | {thousands(each.tokens)} |")
     lines.append(f"| all | {number(total, 1)} | | |")
     note = "The learner's tokens are those that it trained on, evaluation's those of its episodes."
-    return "\n\n".join(["## Time and tokens", "\n".join(lines), note])
+    return "\n\n".join(["## Time and tokens", "\n".join(lines), note, *_roles(run)])
+
+
+def _roles(run: Run) -> list[str]:
+    """What the engines generated, by what it was for."""
+    found = roles(run)
+    if not found:
+        return []
+    generated, prompts = sum(each.generated for each in found), sum(each.prompts for each in found)
+    lines = ["| role | generated | share | prompts |", "|---|---|---|---|"]
+    for each in found:
+        share = f"{each.generated / generated:.0%}" if generated else "-"
+        lines.append(f"| {code(each.name)} | {thousands(each.generated)} | {share} | {thousands(each.prompts)} |")
+    lines.append(f"| all | {thousands(generated)} | | {thousands(prompts)} |")
+    note = "Tokens of all that the engines answered; those of prompts as they were asked, the prefix cache's included."
+    return ["\n".join(lines), note]
 
 
 def _warnings(run: Run) -> str:

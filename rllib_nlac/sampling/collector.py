@@ -23,6 +23,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rllib_nlac.engine.protocol import Engine, EngineError
 from rllib_nlac.episode import generations_of
 from rllib_nlac.sampling.env_runner import NEXT_EPISODE
+from rllib_nlac.types import Weights
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0
@@ -306,14 +307,15 @@ class Collector(Rounds):
 
 
 def check_age(episodes: Sequence[SingleAgentEpisode], version: int, max_staleness: int) -> None:
-    """Refuses episodes that too old weights have played.
+    """Refuses episodes that too old weights have played. The initial weights, which may refine a turn, are never too old.
 
     Raises:
         EngineError: A turn's weights are more than ``max_staleness`` syncs older than ``version``. It cannot happen as long as
             engines refuse what they were not given, and must not go unnoticed.
     """
     for episode in episodes:
-        oldest = min((g.weight_version for g in generations_of(episode)), default=version)
+        ages = (g.weight_version for g in generations_of(episode) if g.weights is not Weights.INITIAL)
+        oldest = min(ages, default=version)
         if oldest < version - max_staleness:
             raise EngineError(
                 f"episode {episode.id_} was played with version {oldest} of the weights, and at version {version} it may be "

@@ -160,29 +160,42 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self.metrics.log_value(UNPARSED_TURNS, self.player.unparsed_turn, reduce="item_series")
         return episodes
 
-    def sample_tasks(self, tasks: Sequence[int], attempts: int = 1, refined: bool = False) -> list[SingleAgentEpisode]:
+    def sample_tasks(
+        self, tasks: Sequence[int], attempts: int = 1, refined: bool = False, instructions: str = ""
+    ) -> list[SingleAgentEpisode]:
         """Plays evaluation tasks: a number means the same task and the same seeds on every runner and at any time.
 
         Args:
             tasks: Their numbers.
             attempts: Episodes of each task, sampled with seeds of their own.
             refined: Whether each turn is criticised and refined once before it is played.
+            instructions: What the policy is told beside the environment's own system prompt.
 
         Returns:
             The episodes in the order of tasks and attempts, without those that a failing environment lost.
         """
         seed = (self.config.seed or 0) + EVALUATION_SEED
         starts = [
-            Start(f"task-{task:08d}-{attempt:04d}", hash_seed(seed, task), hash_seed(seed, task * attempts + attempt))
+            Start(
+                f"task-{task:08d}-{attempt:04d}",
+                hash_seed(seed, task),
+                hash_seed(seed, task * attempts + attempt),
+                instructions=instructions,
+                role="evaluation",
+            )
             for task in tasks
             for attempt in range(attempts)
         ]
-        waiting = iter(starts)
-        self.prepare()
-        played = self._play(lambda: next(waiting), len(starts), 0, replace_lost=False, refined=refined)
+        played = self.play_starts(starts, refined)
         for episode in played:  # two tasks may share a seed of 31 bits
             episode.custom_data[TASK] = int(episode.id_.split("-")[1])
         return played
+
+    def play_starts(self, starts: Sequence[Start], refined: bool = False) -> list[SingleAgentEpisode]:
+        """Plays these episodes, in the order of their names, without those that a failing environment lost."""
+        waiting = iter(starts)
+        self.prepare()
+        return self._play(lambda: next(waiting), len(starts), 0, replace_lost=False, refined=refined)
 
     def branch(self, prefixes: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
         """Plays each prefix again and lets the policy go on from there, ``count`` times.
@@ -202,7 +215,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             for branch in range(count):
                 seed = hash_seed(task_seed_of(episode), self._next_episode, number, branch)
                 name = f"{episode.id_}/{steps}/{branch}"
-                starts.append(Start(name, task_seed_of(episode), seed, (episode, steps)))
+                starts.append(Start(name, task_seed_of(episode), seed, (episode, steps), role="branches"))
         self._next_episode += 1
         waiting = iter(starts)
         played = self._play(lambda: next(waiting), len(starts), 0, are_branches=True)
@@ -252,7 +265,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         seed = (self.config.seed or 0) + EVALUATION_SEED * self.config.in_evaluation
         task = number if self.config.in_evaluation else number // self.config.episodes_per_task
         name = f"{runner:04d}-{int(self.config.in_evaluation)}-{number:010d}"
-        return Start(name, hash_seed(seed, task, runner), hash_seed(seed, number, runner))
+        role = "evaluation" if self.config.in_evaluation else "play"
+        return Start(name, hash_seed(seed, task, runner), hash_seed(seed, number, runner), role=role)
 
     def _refining(self, engine: Engine) -> RefiningPolicy:
         if not self.config.criticises_in_words:

@@ -103,7 +103,7 @@ class TextPlayer:
 
     def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
         """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
-        slot.sampling_seed = start.sampling_seed
+        slot.sampling_seed, slot.note, slot.role = start.sampling_seed, start.note, start.role
         while outcome.error is not None:
             self._replace_env(slot, "reset", outcome.error)
             outcome = self._call(slot.reset, start)
@@ -118,13 +118,19 @@ class TextPlayer:
         slot.episode.add_env_reset(observation, info)
         self._tell("on_episode_start", slot)
         prompts = self._prompts_for(environment_of(slot.episode) or self._config.env)
-        slot.messages = prompts.state(info.get("system_prompt") or "", observation, self._config.action_format)
         slot.num_tokens = 0
-        try:
-            slot.prompt_ids = self._chat.prompt_ids(slot.messages, room=self._max_tokens)
-        except PromptTooLong as error:
-            self._discard(slot, "context_limit", f"the first prompt of task {info.get('task_id')!r}: {error}")
+        for instructions in dict.fromkeys((start.instructions, "")):  # beyond the context they are left out
+            opening = (info.get("system_prompt") or "", observation, self._config.action_format, instructions)
+            slot.messages = prompts.state(*opening)
+            (prompt,) = self._chat.prompts([Wanted(slot.messages, self._max_tokens)])
+            if isinstance(prompt, Prompt):
+                break
+            if instructions:
+                self.count("instructions_left_out", 1)
+        if isinstance(prompt, PromptTooLong):
+            self._discard(slot, "context_limit", f"the first prompt of task {info.get('task_id')!r}: {prompt}")
             return False
+        slot.prompt_ids = prompt.ids
         if start.prefix is not None:
             episode, steps = start.prefix
             if not all(self._replay(slot, episode, t) for t in range(steps)):
@@ -155,13 +161,22 @@ class TextPlayer:
 
     def _request(self, slot: Slot) -> Request:
         assert slot.episode is not None
+        prompt_ids, messages = slot.prompt_ids, slot.messages
+        if slot.note:
+            messages = self._prompts_for(environment_of(slot.episode) or self._config.env).retry_messages(messages, slot.note)
+            (noted,) = self._chat.prompts([Wanted(messages, self._max_tokens)])
+            if isinstance(noted, Prompt):
+                prompt_ids = noted.ids
+            else:  # beyond the context the note is left out
+                messages = slot.messages
         return Request(
-            prompt_ids=slot.prompt_ids,
+            prompt_ids=prompt_ids,
             max_tokens=self._max_tokens,
             temperature=self._config.action_temperature,
             top_p=self._config.action_top_p,
             seed=hash_seed(slot.sampling_seed, len(slot.episode)),
-            messages=slot.messages,
+            messages=messages,
+            role=slot.role,
         )
 
     def answers(self) -> Sequence[tuple[int, Generation]]:

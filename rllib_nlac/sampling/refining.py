@@ -34,6 +34,7 @@ class RefiningPolicy:
         self._env = env
         settings = replace(settings, num_refinements=1, rejected_weight=1.0)
         self._stages = LanguageStages(engine, chat, lambda name: prompts, settings)
+        self._stages.purpose = "evaluation"  # as the turns
         self._queue: list[tuple[int, Request]] = []
         self._next_ticket = 0
 

@@ -24,6 +24,10 @@ class Start:
         sampling_seed: Seeds the policy.
         prefix: An episode and a number of its steps, which are played again before the policy takes over.
         turn: What is played after the prefix, in the policy's place.
+        note: A reflection on a former attempt, which the policy has in view in every turn; what is recorded as the dialogue is
+            without it.
+        instructions: What the policy is told beside the environment's own system prompt.
+        role: What the policy's turns are asked for, by which their tokens are counted.
     """
 
     name: str
@@ -31,6 +35,9 @@ class Start:
     sampling_seed: int
     prefix: tuple[SingleAgentEpisode, int] | None = None
     turn: Generation | None = None
+    note: str = ""
+    instructions: str = ""
+    role: str = "play"
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Slot:
     prompt_ids: tuple[int, ...] = ()
     sampling_seed: int = 0
     num_tokens: int = 0  # generated in this episode
+    note: str = ""  # what the policy has in view beside the dialogue
+    role: str = "play"  # what its turns are asked for
     turn: str = ""  # what the environment is asked to answer
     asked_at: float | None = None  # since when the environment owes an answer, by the monotonic clock
 

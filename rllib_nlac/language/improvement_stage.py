@@ -1,0 +1,185 @@
+"""Stages 5 and 6 for a batch, as a generator: rounds of futures, critique and refinement of each transition's action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.language import critique, reasoning, refine
+from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.language.settings import StageSettings
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Answer, Ask, Stage, Variant
+from rllib_nlac.types import Critique, Future, Refinement, Seen, Transition
+
+Judgement = tuple[list[tuple[Future, ...]], list[Critique | None]]
+
+
+@dataclass
+class Attempt:
+    """What becomes of one transition's action in the rounds of critique and refinement.
+
+    Attributes:
+        transition: The transition.
+        prompts: Its environment's.
+        action: What the next round judges: the transition's action, then the refined ones; None where none is left.
+        accepted: Whether the evaluator said yes; then it is not asked again.
+        futures: What the evaluator saw in the first round.
+        critique: What it said then.
+        refined: The last refined turn.
+        advice: The critiques of all rounds behind it.
+        imitated: Whether the stored action is learned as it is.
+        rejected: Whether the evaluator judged the refined action and did not say yes.
+    """
+
+    transition: Transition
+    prompts: PromptSet
+    action: str | None
+    accepted: bool = False
+    futures: tuple[Future, ...] = ()
+    critique: Critique | None = None
+    refined: Answer | None = None
+    advice: tuple[Critique, ...] = ()
+    imitated: bool = False
+    rejected: bool = False
+
+    @property
+    def open_action(self) -> str | None:
+        """The action that is still to be judged or refined."""
+        return None if self.accepted else self.action
+
+    @property
+    def seen(self) -> Seen:
+        """The state, and the action that is judged or refined, as they were sampled."""
+        turn = self.refined[0] if self.refined else self.transition.generation
+        return Seen(self.transition.generation.prompt_ids, turn.token_ids)
+
+
+def improvement_stage(
+    transitions: Sequence[Transition],
+    prompts: Sequence[PromptSet],
+    settings: StageSettings,
+    chat: Chat,
+    report: StageReport,
+    rng: np.random.Generator,
+    futures: Sequence[tuple[Future, ...]] | None = None,
+    variant: Variant = NLAC_AS_IT_IS,
+) -> Stage[list[Refinement]]:
+    """Critique and refinement of every transition's action, in up to m rounds, until the evaluator says yes.
+
+    Args:
+        transitions: The batch.
+        prompts: The prompt set of each transition.
+        settings: Sampling and decisions.
+        chat: For the correction of reasoning.
+        report: Counts what is lost.
+        rng: For the ablation that permutes futures.
+        futures: What the evaluator sees in the first round; None asks the successor model.
+        variant: What an ablation does otherwise.
+    """
+    transitions = yield from variant.judged(transitions, settings)
+    attempts = [Attempt(t, p, t.action) for t, p in zip(transitions, prompts, strict=True)]
+    for number in range(max(settings.num_refinements, 1)):
+        seen, critiques = yield from _judge(attempts, settings, report, rng, variant, futures if number == 0 else None)
+        for attempt, shown, judgement in zip(attempts, seen, critiques, strict=True):
+            if number == 0:
+                attempt.futures, attempt.critique = shown, judgement
+                attempt.accepted = attempt.imitated = variant.imitates(attempt.transition, shown)
+            elif judgement and judgement.optimal:
+                attempt.accepted = True
+        if settings.num_refinements == 0:
+            break
+        yield from _refine(attempts, critiques, settings, report)
+    if settings.rejected_weight < 1 and any(attempt.refined for attempt in attempts):
+        _, verdicts = yield from _judge(attempts, settings, report, rng, variant, verifies=True)
+        for attempt, verdict in zip(attempts, verdicts, strict=True):
+            attempt.rejected = attempt.open_action is not None and not (verdict and verdict.optimal)
+    if settings.reasoning is not None:
+        thoughts = [reasoning.action_thought(a.prompts, a.transition.state, a.refined, a.advice, chat) for a in attempts]
+        for attempt, g in zip(
+            attempts, (yield from reasoning.correction_stage(thoughts, settings.reasoning, chat, report)), strict=True
+        ):
+            attempt.refined = (g, chat.decode(g.token_ids)) if g is not None else attempt.refined
+    refinements = [
+        refine.decide(
+            a.transition,
+            a.futures,
+            a.critique,
+            a.refined,
+            settings.train_on_yes,
+            asked=settings.num_refinements > 0,
+            rejected=a.rejected,
+            rejected_weight=settings.rejected_weight,
+            imitated=a.imitated,
+        )
+        for a in attempts
+    ]
+    report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
+    return refinements
+
+
+def _judge(
+    attempts: Sequence[Attempt],
+    settings: StageSettings,
+    report: StageReport,
+    rng: np.random.Generator,
+    variant: Variant,
+    parsed: Sequence[tuple[Future, ...]] | None = None,
+    verifies: bool = False,
+) -> Stage[Judgement]:
+    """Futures and critiques of the open actions; neither is asked for where there is none.
+
+    Where it ``verifies``, the open actions are refined ones that nobody refines any more.
+    """
+    k = settings.num_futures
+    if parsed is None and not variant.predicts:
+        parsed = [() if a.refined else variant.known(a.transition) for a in attempts]
+    if parsed is None:
+        answers = yield Ask(
+            "verification" if verifies else "future",
+            [
+                critique.future_prompt(a.prompts, a.transition.state, a.open_action) if a.open_action is not None else None
+                for a in attempts
+                for _ in range(k)
+            ],
+            settings.future,
+            variant.future_weights,
+            [a.seen for a in attempts for _ in range(k)],
+        )
+        parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(attempts))]
+        each = [next(iter(critique.read_futures([answer])), None) for answer in answers]
+        report.note("future", answers, each, [a.transition.id for a in attempts])
+        asked = sum(a.open_action is not None for a in attempts)
+        report.counts["unparsed_future"] += k * asked - sum(map(len, parsed))
+    shown = variant.shown(parsed, rng)
+    states = [a.transition.state for a in attempts]
+    actions, turns = [a.open_action for a in attempts], [a.seen for a in attempts]
+    prompts, about = [a.prompts for a in attempts], [a.transition.id for a in attempts]
+    role = "verification" if verifies else "critique"
+    return shown, (yield from critique.critique_stage(role, prompts, states, actions, shown, turns, settings, report, about))
+
+
+def _refine(
+    attempts: Sequence[Attempt], critiques: Sequence[Critique | None], settings: StageSettings, report: StageReport
+) -> Stage[None]:
+    """Asks for a better action where the verdict is no. If the answer does not parse, the action of the round before stays."""
+    answers = yield Ask(
+        "refinement",
+        [
+            refine.refine_prompt(a.prompts, a.transition.state, a.open_action, c) if a.open_action is not None else None
+            for a, c in zip(attempts, critiques, strict=True)
+        ],
+        settings.refine,
+        settings.judge_weights,
+        [a.seen for a in attempts],
+    )
+    new = [refine.read_action(answer, settings.action_format) for answer in answers]
+    report.note("refinement", answers, new, [a.transition.id for a in attempts])
+    for attempt, turn, judgement in zip(attempts, new, critiques, strict=True):
+        if turn is not None:
+            attempt.refined = turn
+            attempt.advice = (*attempt.advice, judgement) if judgement else attempt.advice
+        attempt.action = attempt.refined[1] if attempt.refined else None
