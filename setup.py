@@ -15,10 +15,12 @@ TEST = ["pytest>=8", "grimp>=3", "pytest-timeout>=2", "pytest-xdist>=3.8", "hypo
 WEB = ["selenium>=4.20,<4.52"]
 TUNE = ["optuna>=4.5,<5"]
 MATH = ["math-verify>=0.9,<0.10"]
+GEPA = ["gepa>=0.1.4,<0.2"]
 TEXTARENA = ["textarena>=0.7.4,<0.8"]
 DOCS = ["sphinx>=9,<10", "myst-parser>=5,<6", "furo>=2025.9", "linkify-it-py>=2"]
 MUTANTS = ["mutmut>=3.8,<3.9", "libcst>=1.9", "coverage>=7.17"]
-DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, *DOCS, *MUTANTS, *WEB, "ruff>=0.6", "mypy>=1.11", "types-PyYAML", "matplotlib>=3.8"]
+LINT = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML"]
+DEV = [*TEST, *TUNE, *MATH, *TEXTARENA, *GEPA, *DOCS, *MUTANTS, *WEB, *LINT, "matplotlib>=3.8"]
 
 setup(
     name="rllib_nlac",
@@ -63,6 +65,7 @@ setup(
         "tune": TUNE,
         "math": MATH,
         "textarena": TEXTARENA,
+        "gepa": GEPA,
         "test": TEST,
         "docs": DOCS,
         "web": WEB,

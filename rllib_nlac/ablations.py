@@ -13,7 +13,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.language import refine
-from rllib_nlac.language.critique import predicts_success
+from rllib_nlac.language.critique import predicts_success, transcript
 from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.variant import Ask, Stage, Variant
 from rllib_nlac.nlac import NLAC, NLACConfig
@@ -48,6 +48,19 @@ class Constant(Variant):
         return [(NOTHING_KNOWN,)] * len(futures)
 
 
+class WhatCame(Variant):
+    """There is no successor model: the evaluator reads what the log says came of the stored action, and how it ended.
+
+    Of a refined action nothing came, so it is not judged.
+    """
+
+    predicts = trains_critic = False
+
+    @override(Variant)
+    def known(self, transition: Transition) -> tuple[Future, ...]:
+        return (transcript(transition),)
+
+
 class Permuted(Variant):
     """The evaluator reads the futures of another transition of the batch."""
 
@@ -66,7 +79,7 @@ class Fresh(Variant):
     @override(Variant)
     def judged(self, transitions: Sequence[Transition], settings: StageSettings) -> Stage[Sequence[Transition]]:
         seen = [Seen(t.generation.prompt_ids) for t in transitions]
-        answers = yield Ask([t.state for t in transitions], settings.action, Weights.POLICY, seen)
+        answers = yield Ask("fresh_action", [t.state for t in transitions], settings.action, Weights.POLICY, seen)
         drawn = [refine.read_action(answer, settings.action_format) for answer in answers]
         return [replace(t, generation=new[0], action=new[1]) if new else t for t, new in zip(transitions, drawn, strict=True)]
 
@@ -105,6 +118,18 @@ class PermutedFutures(Ablation):
     variant = Permuted()
 
 
+class Hindsight(Ablation):
+    """The evaluator reads what really came instead of predictions: the next ``n_step`` replies (by default all) and the end."""
+
+    variant = WhatCame()
+
+    @classmethod
+    @override(Ablation)
+    def get_default_config(cls) -> NLACConfig:
+        # Nothing is predicted, so there is nothing that evaluation could compare with how games end.
+        return super().get_default_config().training(n_step=1000).evaluation(evaluation_critic={"states": 0})
+
+
 class FreshActions(Ablation):
     """Today's actions are refined instead of the stored ones."""
 
@@ -125,5 +150,13 @@ class SelfImitationFrozenCritic(Ablation):
 
 ABLATIONS: dict[str, type[Ablation]] = {
     f"NLAC_{cls.__name__}": cls
-    for cls in (FrozenCritic, ConstantFutures, PermutedFutures, FreshActions, SelfImitation, SelfImitationFrozenCritic)
+    for cls in (
+        FrozenCritic,
+        ConstantFutures,
+        PermutedFutures,
+        Hindsight,
+        FreshActions,
+        SelfImitation,
+        SelfImitationFrozenCritic,
+    )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,10 +25,11 @@ from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rft import RFT, RFTConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
 from rllib_nlac.baselines.scalar_critic import ScalarCritic, ScalarCriticConfig
-from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistillationConfig, transcript
+from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistillationConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
 from rllib_nlac.engine.chat import PromptTooLong, Wanted
 from rllib_nlac.episode import GENERATION, TASK_SEED
+from rllib_nlac.language.critique import transcript
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
@@ -549,7 +551,9 @@ class TestScalarCritic:
         a._targets = lambda *arguments: ScalarCritic._targets(a, *arguments)
         a._sequences = lambda *arguments: ScalarCritic._sequences(a, *arguments)
         a.prioritise = lambda *arguments: ScalarCritic.prioritise(a, *arguments)
-        a.local_replay_buffer = SimpleNamespace(update_priorities_of=lambda nodes, p: updated.update(nodes=nodes, p=p))
+        a.local_replay_buffer = SimpleNamespace(
+            update_priorities_of=lambda nodes, p: updated.update(nodes=nodes, p=p), holds=lambda sample: np.ones(2, bool)
+        )
         a.sync_weights, a.weight_version = (lambda: updated.update(synced=True)), 1
         monkeypatch.setattr("rllib_nlac.baselines.scalar_critic.log_replay", lambda *_: None)
         ScalarCritic.training_step(a)
@@ -617,11 +621,21 @@ class TestScalarCritic:
 
         a, called = fake(), []
 
-        def results(function):
-            called.append(function)
-            return SimpleNamespace(get_first=lambda: SimpleNamespace(get=lambda: function(Learner())))
+        class Group:
+            _learner = Learner()
 
-        a.learner_group = SimpleNamespace(is_local=is_local, _learner=Learner(), foreach_learner=results)
+            def __len__(self):
+                return 2
+
+            def foreach_learner(self, function):
+                called.append(function)
+                for number in (1, 0):
+                    learner = Learner()
+                    learner._learner_index = number
+                    yield SimpleNamespace(ok=True, actor_id=number, get=partial(function, learner))
+
+        a.learner_group = Group()
+        a.learner_group.is_local = is_local
         actions = [self.action(-1.0), self.action(-1.0, -2.0)]
         assert ScalarCritic._q(a, actions, target=False) == [2.0, 3.0]
         assert ScalarCritic._q(a, actions, target=True) == [102.0, 103.0]

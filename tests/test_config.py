@@ -10,13 +10,16 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig
-from rllib_nlac.ablations import FreshActions
+from rllib_nlac.ablations import FreshActions, Hindsight
 from rllib_nlac.algorithm.config import Manners
+from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
+from rllib_nlac.baselines.rft import RFT
 from rllib_nlac.command import search
 from rllib_nlac.command.cli import app
 from rllib_nlac.command.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
 from rllib_nlac.command.progress import read_result
+from rllib_nlac.engine.places import Node
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.names import unknown_key
 from rllib_nlac.reporting.results import evaluated, lookup
@@ -41,6 +44,12 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("num_refinements", -1, "must not be negative"),
         ("num_next_actions", 0, "num_next_actions is 0 and must be at least 1"),
         ("judged_fraction", 0.0, "must be above 0 and at most 1"),
+        ("stage_staleness", 2, "stage_staleness is 2 and must be between 0 and 1"),
+        (
+            "stage_staleness",
+            1,
+            "needs engine or learner in a process of its own: set num_engines or num_learners to at least 1",
+        ),
         ("rejected_weight", 1.5, "must be between 0 and 1"),
         ("episodes_per_iteration", 0, "must be at least 1"),
         ("tau", 1.5, "between 0"),
@@ -74,11 +83,35 @@ def test_an_engine_needs_a_gpu_for_each_of_its_parts(config):
         config.engines(num_gpus_per_engine=1, engine_config={"tensor_parallel_size": 4}).validate()
 
 
+def test_only_training_is_played_ahead_and_needs_remote_runners_for_it(config):
+    config.env_runners(num_env_runners=1, max_staleness=1).engines(num_engines=1)
+    config.evaluation(evaluation_interval=1, evaluation_num_env_runners=0).validate()
+    with pytest.raises(ValueError, match=r"max_staleness is 1 and needs remote EnvRunners \(num_env_runners > 0\)"):
+        config.env_runners(num_env_runners=0).validate()
+
+
+def test_waves_run_ahead_where_engine_or_learner_is_elsewhere(config):
+    for keys in ({"num_engines": 1}, {"num_learners": 1}):
+        config.copy(copy_frozen=False).training(stage_staleness=1).update_from_dict(keys).validate()
+    for kind in (RFT, GRPO):
+        with pytest.raises(ValueError, match="stage_staleness is 1 and needs an algorithm that asks in waves, such as NLAC"):
+            kind.get_default_config().environment("TwentyQuestions").update_from_dict({"stage_staleness": 1}).validate()
+
+
 def test_only_stored_actions_are_judged_by_their_targets(config):
     config.training(critic_input="backed_up").validate()
     for kind in (FreshActions, NLQL):
         with pytest.raises(ValueError, match="speaks of stored actions, and this algorithm judges new ones"):
             kind.get_default_config().environment("TwentyQuestions").training(critic_input="backed_up").validate()
+
+
+def test_hindsight_reads_whole_episodes_and_cannot_refine_at_play():
+    config = Hindsight.get_default_config().environment("TwentyQuestions")
+    config.validate()
+    assert (config.n_step, config.examination.states, config.algo_class) == (1000, 0, Hindsight)
+    with pytest.raises(ValueError, match="evaluate_refined is True and needs predictions, and this algorithm reads"):
+        config.evaluation(evaluate_refined=True).validate()
+    NLACConfig().environment("TwentyQuestions").evaluation(evaluate_refined=True).validate()
 
 
 def test_what_a_configuration_leaves_open_its_model_brings():
@@ -152,6 +185,7 @@ class TestExperimentFiles:
         [
             ({"run": "SAC"}, "RLlib's SAC does not know text environments such as 'TwentyQuestions'; on text run .*APPO.*PPO"),
             ({"run": "PPO", "config": {"num_futures": 2}}, "unknown key 'num_futures'"),
+            ({"run": "RFT", "config": {"stage_staleness": 1}}, "'stage_staleness' for this algorithm: it is one of NLAC"),
             ({"run": "PPO", "config": {"action_top_p": 0.5}}, "action_top_p is 0.5 and must be 1"),
             ({"run": "GRPO", "config": {"episodes_per_iteration": 60}}, "must be a multiple of episodes_per_task, 8"),
             ({"config": {"n_step": 0}}, "n_step is 0 and must be at least 1"),
@@ -171,15 +205,16 @@ class TestExperimentFiles:
         with pytest.raises(ExperimentError, match=complaint):
             load_experiments(write(tmp_path / "x.yaml", **changes))
 
-    def test_a_machine_that_is_too_small_is_an_error_and_not_a_wait(self):
+    def test_a_machine_that_is_too_small_is_an_error_and_not_a_wait(self, monkeypatch):
+        monkeypatch.setattr("ray.is_initialized", lambda: False)  # another test may have left one, with nodes of its own
         examples = {path.stem: path for path in EXAMPLES}
         (large,) = load_experiments(examples["twenty_questions_nlac_qwen2.5_7b"])
-        with pytest.raises(ExperimentError, match="needs 8 GPUs, and Ray has 0 here"):
-            check_resources(large, {"CPU": 64.0})
+        with pytest.raises(ExperimentError, match=r"each engine takes 1 CPU, \d GPUs? on one node, .*\(here: 64 CPUs\)"):
+            check_resources(large, [Node("here", {"CPU": 64.0})])
         (small,) = load_experiments(examples["twenty_questions_nlac"])
-        check_resources(small, {"CPU": 1.0})
-        with pytest.raises(ExperimentError, match="needs 1 CPUs"):
-            check_resources(small, {"CPU": 0.0})
+        check_resources(small, [Node("here", {"CPU": 1.0})])
+        with pytest.raises(ExperimentError, match=r"the trial's own process takes 1 CPU .* lower num_cpus_for_main_process"):
+            check_resources(small, [Node("here", {"CPU": 0.5})])
 
     def test_missing_parts(self, tmp_path):
         with pytest.raises(ExperimentError, match="no experiment file"):

@@ -42,7 +42,7 @@ from scripted_engine import last_message
 from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import Permuted
 from rllib_nlac.engine.chat import Chat
-from rllib_nlac.language import backup, reasoning, refine, stages
+from rllib_nlac.language import backup, critique, reasoning, refine, stages
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.stages import LanguageStages
@@ -52,7 +52,7 @@ from rllib_nlac.learner.batch import CRITIC, TrainingSequence, to_multi_agent_ba
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.replay.buffer import TextReplayBuffer
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.types import Transition, Weights
+from rllib_nlac.types import Message, Request, Transition, Weights
 
 SETTINGS = StageSettings(*[Sampling(1)] * 5, train_on_yes="always")
 # From the design's theory section, computed there with plain arrays.
@@ -274,7 +274,7 @@ def check_both_branches_survive(world: World) -> None:
     logprobs = [float(values.sum()) for values in learner.logprobs_of([prompt] * 2, branches)]
     assert min(np.exp(logprobs)) > 0.35
     world.engine.set_weights(Weights.POLICY, 1000, learner.export_weights()[Weights.POLICY])
-    requests = [stages.Request(prompt, 24, temperature=1.0, seed=seed) for seed in range(200)]
+    requests = [Request(prompt, 24, temperature=1.0, seed=seed) for seed in range(200)]
     sampled = Counter(generation.token_ids for generation in world.engine.generate(requests))
     assert all(60 <= sampled[y] <= 140 for y in branches)
 
@@ -288,7 +288,7 @@ PROMPTS_TINY = PromptSet(
     backup_end="{observation}{reward}",
     evaluate="{futures}",
     refine="{critique}",
-).predict_messages((stages.Message("user", "Guess my object."),), "Is it big?")
+).predict_messages((Message("user", "Guess my object."),), "Is it big?")
 
 
 def check_target(world: World) -> None:
@@ -423,7 +423,7 @@ def refines_what_was_accepted(patch) -> None:
 def trains_on_the_stored_action(patch) -> None:
     right = refine.decide
     patch.setattr(
-        stages.refine,
+        refine,
         "decide",
         lambda t, d, c, a, *rest, **more: dataclasses.replace(right(t, d, c, a, *rest, **more), action=t.action),
     )
@@ -482,8 +482,8 @@ def shows_one_future_only(patch) -> None:
 
 
 def judges_the_first_action_again(patch) -> None:
-    right = stages.critique.evaluate_prompt
-    patch.setattr(stages.critique, "evaluate_prompt", lambda p, s, a, d: right(p, s, "left", d))
+    right = critique.evaluate_prompt
+    patch.setattr(critique, "evaluate_prompt", lambda p, s, a, d: right(p, s, "left", d))
 
 
 def stops_after_one_round(patch) -> None:
@@ -500,7 +500,7 @@ def trusts_every_rewriting(patch) -> None:
 
 
 def trains_on_hindsight(patch) -> None:
-    patch.setattr(stages.reasoning, "target_thought", lambda *arguments: None)
+    patch.setattr(reasoning, "target_thought", lambda *arguments: None)
 
 
 WRONG_VERSIONS: dict[Callable, list[Callable]] = {

@@ -56,10 +56,11 @@ class BestOfStages(LanguageStages):
         settings, n, k = self.settings, self.num_candidates, self.settings.num_futures
         items = [(p, t) for p, t in zip(self._prompts(transitions), transitions, strict=True) for _ in range(n)]
         known = [Seen(t.generation.prompt_ids) for _, t in items]
-        answers = yield Ask([t.state for _, t in items], settings.action, Weights.POLICY, known)
+        answers = yield Ask("candidate", [t.state for _, t in items], settings.action, Weights.POLICY, known)
         actions = [refine.read_action(answer, settings.action_format) for answer in answers]
         turns = [a[0].seen if a else None for a in actions]
         answers = yield Ask(
+            "future",
             [
                 critique.future_prompt(p, t.state, a[1]) if a else None
                 for (p, t), a in zip(items, actions, strict=True)
@@ -72,17 +73,17 @@ class BestOfStages(LanguageStages):
         predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
         report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
         seen = self.variant.shown(predicted, self.rng)
-        answers = yield Ask(
-            [
-                critique.evaluate_prompt(p, t.state, a[1], d) if a else None
-                for (p, t), a, d in zip(items, actions, seen, strict=True)
-            ],
-            settings.critique,
-            settings.judge_weights,
+        critiques = yield from critique.critique_stage(
+            "critique",
+            [p for p, _ in items],
+            [t.state for _, t in items],
+            [a[1] if a else None for a in actions],
+            seen,
             turns,
+            settings,
+            report,
+            about=(),
         )
-        critiques = [critique.read_critique(answer) for answer in answers]
-        report.note("critique", answers, critiques)
         refinements = [
             choose(t, actions[i * n : (i + 1) * n], seen[i * n : (i + 1) * n], critiques[i * n : (i + 1) * n])
             for i, t in enumerate(transitions)

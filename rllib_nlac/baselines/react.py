@@ -26,19 +26,14 @@ from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.names import unknown_key
 
 ENDPOINT_CONTEXT = 1_000_000  # the endpoint minds its own limit
+ENDPOINT_RANGES = {"max_concurrency": ranges.COUNT, "max_retries": ranges.WHOLE_NOT_NEGATIVE, "timeout_s": ranges.POSITIVE}
 
 
 class ReActConfig(LanguageAlgorithmConfig):
     """Configures ReAct prompting."""
 
     trains = False
-    NESTED_RANGES = {
-        "endpoint": {
-            "max_concurrency": ranges.COUNT,
-            "max_retries": ranges.WHOLE_NOT_NEGATIVE,
-            "timeout_s": ranges.POSITIVE,
-        }
-    }
+    NESTED_RANGES = {"endpoint": ENDPOINT_RANGES}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReAct)
@@ -82,11 +77,15 @@ class ReActConfig(LanguageAlgorithmConfig):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         super().validate()
-        for key in self.endpoint:
+        self._check_endpoint("endpoint")
+
+    def _check_endpoint(self, name: str) -> None:
+        endpoint = getattr(self, name)
+        for key in endpoint:
             if key not in ENDPOINT_KEYS:
-                raise ValueError(f"config.endpoint: {unknown_key(key, ENDPOINT_KEYS)}")
-        if self.endpoint and not {"base_url", "model"} <= set(self.endpoint):
-            raise ValueError("config.endpoint needs 'base_url', as in http://localhost:8000/v1, and 'model'")
+                raise ValueError(f"config.{name}: {unknown_key(key, ENDPOINT_KEYS)}")
+        if endpoint and not {"base_url", "model"} <= set(endpoint):
+            raise ValueError(f"config.{name} needs 'base_url', as in http://localhost:8000/v1, and 'model'")
 
 
 class NoModule(TorchRLModule):

@@ -214,7 +214,8 @@ class ScalarCritic(ReplayAlgorithm):
             if isinstance(prompt, PromptTooLong):
                 raise prompt
             seed = int(self.rng.integers(1 << 31))
-            requests.append(Request(prompt.ids, sampling.max_tokens, sampling.temperature, sampling.top_p, seed))
+            limits = (sampling.max_tokens, sampling.temperature, sampling.top_p)
+            requests.append(Request(prompt.ids, *limits, seed, role="candidate"))
         return self.engine.generate(requests)
 
     def _q(self, generations: Sequence[Generation], target: bool) -> np.ndarray:

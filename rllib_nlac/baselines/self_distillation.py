@@ -11,8 +11,9 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.rollouts import RolloutConfig, RolloutCritic
+from rllib_nlac.language.critique import transcript
 from rllib_nlac.language.report import StageReport
-from rllib_nlac.types import BellmanTarget, Future, Transition
+from rllib_nlac.types import BellmanTarget, Transition
 
 
 class SelfDistillationConfig(RolloutConfig):
@@ -34,10 +35,3 @@ class SelfDistillation(RolloutCritic):
     def describe(self, rollouts: Sequence[Sequence[Transition]], report: StageReport) -> list[list[BellmanTarget]]:
         """The replies as they came and the outcome; nothing is generated, so nothing of it is trained on."""
         return [[BellmanTarget(t, None, transcript(t), None, None) for t in group] for group in rollouts]
-
-
-def transcript(transition: Transition) -> Future:
-    """What really followed, in the environment's own words."""
-    replies = " ".join(step.observation for step in (transition, *transition.following))
-    success = transition.episode_success
-    return Future(f"{replies} {'SUCCESS' if success else 'FAILURE'}", success)

@@ -254,6 +254,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.report import tell, tell_of_failure
     from rllib_nlac.command.resume import folder_of, make_resumable
     from rllib_nlac.command.search import mutated
+    from rllib_nlac.engine.places import nodes_of_cluster
 
     options = tune_arguments(experiment)
     storage = options["storage_path"] or str(Path.home() / "ray_results")
@@ -275,7 +276,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
         start_ray(verbose)
         waiting.turn_to("")
         interrupts.listen()
-        check_resources(experiment, ray.cluster_resources())
+        check_resources(experiment, nodes_of_cluster())
         with watched(folder) as watch:
             analysis = tune.run(
                 trainable_of(experiment),

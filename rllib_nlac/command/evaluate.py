@@ -58,7 +58,7 @@ def evaluate_checkpoint(
             raise ValueError(f"{type(algorithm).__name__} has no critic in words to refine with: leave out --refined")
         with running():
             if isinstance(runner, TextEnvRunner):
-                played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined)
+                played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined, algorithm.instructions)
             else:
                 played = runner.sample(num_episodes=episodes, explore=False)
         if render:

@@ -6,7 +6,7 @@ Everything wrong with a file is said before Ray starts, with the name of the key
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -22,9 +22,11 @@ from ray.tune.registry import get_trainable_cls
 import rllib_nlac
 from rllib_nlac import algorithms
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.placement import PlacementError, check_room, kinds_of
 from rllib_nlac.command import search
 from rllib_nlac.command.search import ExperimentError
 from rllib_nlac.command.tune_keys import check_metrics, check_stop, check_tune_keys
+from rllib_nlac.engine.places import Node
 from rllib_nlac.envs import registry
 from rllib_nlac.inputs import plain_yaml
 from rllib_nlac.names import unknown_key
@@ -203,7 +205,7 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
         known = config_keys(config) | {"lambda", "callbacks", "framework"}
         for key in variant:
             if key not in known:
-                raise ExperimentError(f"{where}, config: {_unknown(key, known)}")
+                raise ExperimentError(f"{where}, config: {_unknown(key, known, of_config=True)}")
         evaluation = variant.get("evaluation_config") or {}
         if not isinstance(evaluation, Mapping):
             raise ExperimentError(f"{where}: evaluation_config is {evaluation!r} and must be a mapping of the algorithm's keys")
@@ -338,23 +340,18 @@ def tune_arguments(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def check_resources(experiment: Experiment, available: Mapping[str, float]) -> None:
-    """Says at once that a machine is too small, where Tune would wait for ever.
+def check_resources(experiment: Experiment, nodes: Sequence[Node]) -> None:
+    """Says at once that a machine or a cluster is too small, where Tune would wait for ever.
 
     Raises:
-        ExperimentError: One trial needs more CPUs or GPUs than there are.
+        ExperimentError: One trial needs more than the nodes have, or a process of it more than any one of them.
     """
-    needed = trainable_of(experiment).default_resource_request(dict(resolve(experiment).to_dict())).required_resources
-    keys = {
-        "CPU": "num_cpus_for_main_process, num_env_runners or num_engines",
-        "GPU": "num_gpus_per_learner, num_gpus_per_engine or num_engines",
-    }
-    for resource, advice in keys.items():
-        if needed.get(resource, 0) > available.get(resource, 0):
-            raise ExperimentError(
-                f"{experiment.name}: one trial needs {needed[resource]:g} {resource}s, and Ray has "
-                f"{available.get(resource, 0):g} here: lower {advice}, or run it on a larger machine"
-            )
+    config = resolve(experiment)
+    try:
+        request = trainable_of(experiment).default_resource_request(dict(config.to_dict()))
+        check_room(kinds_of(request, config), nodes, request.strategy)
+    except PlacementError as error:
+        raise ExperimentError(f"{experiment.name}: {error}") from error
 
 
 def describe(experiment: Experiment) -> str:
@@ -380,9 +377,14 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str, list, dict, tuple))
 
 
-def _unknown(key: Any, known: set[str]) -> str:
+def _unknown(key: Any, known: set[str], of_config: bool = False) -> str:
     if key in RENAMED:
         return f"unknown key {key!r}; it is called {RENAMED[key]!r} now"
     if key in REMOVED:
         return f"unknown key {key!r}, removed: {REMOVED[key]}"
+    others = (
+        [name for name, cls in algorithms.OURS.items() if key in config_keys(cls.get_default_config())] if of_config else []
+    )
+    if others:
+        return f"unknown key {key!r} for this algorithm: it is one of {', '.join(others[:3])}"
     return unknown_key(key, known)
