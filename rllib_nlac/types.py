@@ -75,6 +75,7 @@ class Request:
         messages: The same prompt as messages, for an engine behind an endpoint that takes no token ids.
         logprobs: Whether the answer's log-probabilities are wanted, which cost an engine up to a third of its speed.
         weights: Which weights answer.
+        role: What the answer is for, by which its tokens are counted.
     """
 
     prompt_ids: tuple[int, ...]
@@ -85,6 +86,7 @@ class Request:
     messages: tuple[Message, ...] = ()
     logprobs: bool = True
     weights: Weights = Weights.POLICY
+    role: str = "other"
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ class Transition:
         reward: The reward of this step.
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
-        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. The only prompt
-            that shows it is that of self-distillation's evaluator, which reads real rollouts.
+        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. The only prompts
+            that show it are those of the evaluator that reads what really came, in self-distillation and ``NLAC_Hindsight``.
         returns_to_go: Undiscounted sum of rewards from this step to the end. No prompt shows it.
         next_messages: s', where it is not just s and one turn more, because old turns are left out; else None.
         following: The next steps of the same episode that an n-step backup uses, at most n - 1.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
-from rllib_nlac.envs.text_house import COLOURS, MATERIALS, TREASURES, TextHouse, make_house
+from rllib_nlac.envs.text_house import COLOURS, MATERIALS, ROOMS, TREASURES, TextHouse, make_house
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
 seeds, depths = st.integers(0, 10**6), st.integers(1, 4)
@@ -152,6 +152,33 @@ def test_a_bonus_is_paid_for_each_chest_on_the_way_and_for_no_other():
     env.position = replace(env.position, keys=frozenset(range(len(COLOURS))), room=house.chest_rooms[other])
     text, reward, *_ = env.step(f"try {COLOURS[house.key_of_chest[other]]} {MATERIALS[other]}")
     assert "opens" in text and reward == 0.0
+
+
+def test_progress_is_paid_once_for_each_key_taken_and_each_chest_opened():
+    """What the evaluator of the small model approves of, of use or not, and nothing else."""
+    env = TextHouse(depth=2, house=2, key_bonus=0.0625, chest_bonus=0.25, max_turns=30)
+    env.reset(seed=0)
+    house, task = env._current.task.house, env._current.task
+
+    def paid(action: str) -> float:
+        return env.step(action)[1]
+
+    lying = [key for key, place in enumerate(house.key_places) if place >= 0]
+    for key in lying:
+        assert paid(f"take {COLOURS[key]}") == (0.0625 if house.key_places[key] == env.position.room else 0.0)
+        if key not in env.position.keys:
+            assert paid(f"go {ROOMS[house.key_places[key]]}") == 0.0 and paid(f"take {COLOURS[key]}") == 0.0625
+        assert paid(f"take {COLOURS[key]}") == 0.0
+    for chest in (c for c in range(len(MATERIALS)) if c not in house.chain(task.chest) and house.key_of_chest[c] in lying):
+        env.position = replace(env.position, room=house.chest_rooms[chest])
+        opens, wrong = (f"try {COLOURS[key]} {MATERIALS[chest]}" for key in (house.key_of_chest[chest], lying[0]))
+        assert house.key_of_chest[chest] == lying[0] or paid(wrong) == 0.0
+        assert [paid(opens), paid(opens)] == [0.25, 0.0]
+    # On the way, too, and what lies in a chest is taken with it; the treasure is paid for by the win.
+    first, last = house.chain(task.chest)
+    for chest, reward in ((first, 0.25), (last, 1.0)):
+        env.position = replace(env.position, room=house.chest_rooms[chest])
+        assert paid(f"try {COLOURS[house.key_of_chest[chest]]} {MATERIALS[chest]}") == reward
 
 
 def test_with_a_memory_the_last_observation_sums_up_the_dialogue():

@@ -156,6 +156,9 @@ class TextHouse(TextEnv[HouseTask]):
             chests that failed, so that the last one sums up the dialogue: ``history_turns: 1`` then loses nothing but what
             other rooms hold and which keys failed there.
         bonus: A hand-made reward for every chest on the way, for baselines that need one; 0 pays for the treasure alone.
+        key_bonus: A reward for every key taken, of use or not.
+        chest_bonus: A reward for every chest opened, on the way or not. Both together pay for what the evaluator of the model
+            ``tiny_house`` was taught to approve of.
         max_turns: Commands per episode.
         split: With ``house: None``, houses of "train" and "eval" are different ones.
 
@@ -170,6 +173,8 @@ class TextHouse(TextEnv[HouseTask]):
         "memory": {"type": "boolean"},
         "brief": {"type": "boolean"},
         "bonus": {"type": "number", "minimum": 0, "maximum": 1},
+        "key_bonus": {"type": "number", "minimum": 0, "maximum": 1},
+        "chest_bonus": {"type": "number", "minimum": 0, "maximum": 1},
         "max_turns": MAX_TURNS,
         "split": SPLIT,
     }
@@ -182,6 +187,8 @@ class TextHouse(TextEnv[HouseTask]):
         memory: bool = False,
         brief: bool = False,
         bonus: float = 0.0,
+        key_bonus: float = 0.0,
+        chest_bonus: float = 0.0,
         max_turns: int = 30,
         split: str = "train",
     ) -> None:
@@ -190,7 +197,8 @@ class TextHouse(TextEnv[HouseTask]):
             raise ValueError(f"depth is {depth}, and a house has 1 to {len(MATERIALS)} locks")
         if split not in ("train", "eval"):
             raise ValueError(f"split is {split!r}; TextHouse knows 'train' and 'eval'")
-        self.depth, self.house, self.vary_goal, self.memory, self.bonus = depth, house, vary_goal, memory, bonus
+        self.depth, self.house, self.vary_goal, self.memory = depth, house, vary_goal, memory
+        self.bonus, self.key_bonus, self.chest_bonus = bonus, key_bonus, chest_bonus
         self._phrases = BRIEF if brief else FULL
         self.position = Position()
 
@@ -246,7 +254,9 @@ class TextHouse(TextEnv[HouseTask]):
             self.position = replace(self.position, room=rooms[0])
             return Reply(self._with_memory(task.house, self._look(task.house), looked=True))
         if len(keys) == 1 and words & {"take", "get", "grab", "pick"}:
-            return Reply(self._with_memory(task.house, self._take(task.house, keys[0])))
+            held = self.position.keys
+            text = self._take(task.house, keys[0])
+            return Reply(self._with_memory(task.house, text), self.key_bonus if self.position.keys != held else 0.0)
         return Reply(self._with_memory(task.house, self._say("what")))
 
     def _take(self, house: House, key: int) -> str:
@@ -275,7 +285,8 @@ class TextHouse(TextEnv[HouseTask]):
         text = self._say("opens", names[1], " and ".join(found))
         if chest == task.chest:
             return Reply(text, 1.0, success=True)
-        return Reply(self._with_memory(house, text), self.bonus if chest in house.chain(task.chest) else 0.0)
+        on_the_way = self.bonus if chest in house.chain(task.chest) else 0.0
+        return Reply(self._with_memory(house, text), self.chest_bonus + on_the_way)
 
     def _look(self, house: House) -> str:
         at = self.position

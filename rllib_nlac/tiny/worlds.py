@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rllib_nlac.envs.crossing import Crossing
 from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.tiny.corpus import Corpus
+from rllib_nlac.tiny.crossing import CrossingCorpus
 from rllib_nlac.tiny.text_house import HousesByHeart, TextHouseCorpus
 from rllib_nlac.tiny.twenty_questions import TwentyQuestionsCorpus
 
@@ -75,6 +77,8 @@ TEXT_HOUSE = World(
     HERE / "house_model",
     advice_is_random=True,
 )
+# Its model is built where it is needed, benchmarks/stitching.py says how.
+CROSSING = World("crossing", "Crossing", {"max_turns": 8}, 1, Crossing, CrossingCorpus, None, advice_is_random=True)
 
 # The same game with other knowledge; their models go on from the shipped one, benchmarks/compare.yaml says how.
 VARIANTS = [
@@ -93,4 +97,4 @@ VARIANTS = [
 ]
 # The last lesson of the house's model.
 BY_HEART = replace(TEXT_HOUSE, name="text_house_by_heart", folder=None, make_corpus=HousesByHeart)
-WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE, BY_HEART, *VARIANTS)}
+WORLDS = {world.name: world for world in (TWENTY_QUESTIONS, TEXT_HOUSE, CROSSING, BY_HEART, *VARIANTS)}
