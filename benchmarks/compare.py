@@ -232,6 +232,7 @@ def rows_of(cell: Cell, folder: Path) -> list[Row]:
     for result in results_of(cell, folder):
         tokens += _number(lookup(result, "env_runners/num_generated_tokens"))
         tokens += _number(lookup(result, "language_stages/num_generated_tokens"))
+        tokens += _number(lookup(result, "num_reflection_tokens"))
         evaluation, played = evaluated(result), "evaluation/env_runners"
         if "evaluation_interval" not in cell.experiment["config"]:
             evaluation, played = lookup(result, "env_runners/success_rate"), "env_runners"

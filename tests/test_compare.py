@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import yaml
 from benchmarks.compare import COLUMNS, HERE, Cell, Plan, evaluations, is_done, main, read_rows, report, rows_of, summary, table
 from benchmarks.critic import named, next_progress
 from rllib_nlac.command.experiment import load_experiments
+from rllib_nlac.nlac import PRESETS
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Future, Generation, Transition
 
@@ -48,8 +50,9 @@ def test_methods_of_a_world_share_model_task_and_episodes(plan):
             cell for cell in plan.cells("runs", [world], [], seeds=1) if "evaluation_interval" in cell.experiment["config"]
         ]
         cells = [cell for cell in cells if "offline" not in cell.method]
+        usual = [cell for cell in cells if "env_config" not in plan.methods[cell.method]]
         for key in ("env_config", "language_model", "history_turns", "prompts"):
-            values = [json.dumps(cell.experiment["config"].get(key)) for cell in cells if "bonus" not in cell.method]
+            values = [json.dumps(cell.experiment["config"].get(key)) for cell in usual]
             assert len(set(values)) <= 1, (world, key)
         cells = [cell for cell in cells if "as long" not in cell.method]
         assert len({json.dumps(cell.experiment["stop"]) for cell in cells}) <= 1
@@ -70,6 +73,18 @@ def test_the_main_cells_have_five_seeds_and_no_cell_has_less_than_three(plan):
         assert min(seeds[world, "NLAC"], seeds[world, "PPO (RLlib)"]) >= 5
 
 
+def test_the_path_from_the_paper_to_the_preset_takes_every_key_of_it_once(plan):
+    steps = [plan.methods["NLAC, as in the paper"]["config"]]
+    steps += [method["config"] for name, method in plan.methods.items() if name.startswith("NLAC, path ")]
+    assert len(steps) == 6
+    for before, after in pairwise(steps):
+        changed = {key for key in after if before.get(key) != after[key]}
+        assert changed and before.keys() <= after.keys() and changed.isdisjoint(set(before) - set(steps[0]))
+    example = plan.cell("house_1", "NLAC", 0).experiment["config"]
+    left = {key for key, value in {**PRESETS["long_horizon"], "tau": example["tau"]}.items() if steps[-1].get(key) != value}
+    assert left == {"replay_buffer_config"} and steps[-1]["preset"] == "paper" and not PRESETS["paper"]
+
+
 def test_every_method_gets_the_same_search(plan):
     """Baselines wherever they stand beside NLAC; NLAC's settings in the house were found by other means."""
     searched: dict[str, Counter] = {}
@@ -77,17 +92,20 @@ def test_every_method_gets_the_same_search(plan):
         searched.setdefault(cell.world, Counter())[cell.method.partition(" #")[0]] += 1
     baselines = {"PPO (RLlib)": 6, "GRPO": 6, "RFT": 6}
     assert searched.pop("twenty_questions") == Counter({"NLAC": 6, **baselines})
-    assert searched == {"some_sense": Counter(baselines), "house_1": Counter(baselines)}
+    paid = {f"{name} with a reward for progress": 6 for name in ("PPO", "GRPO", "RFT")}
+    assert searched == {"some_sense": Counter(baselines), "house_1": Counter({**baselines, **paid})}
     assert len({(c.world, json.dumps(c.experiment["stop"])) for c in plan.search_cells([], [])}) == 3
 
 
 def test_what_was_chosen_was_searched(plan):
     candidates = yaml.safe_load((HERE / "compare.yaml").read_text())["search"]["candidates"]
-    searched = {plan.methods[name]["file"]: kinds for name, kinds in candidates.items()}
-    chosen = [(method["file"], method["chosen"]) for method in plan.methods.values() if "chosen" in method]
-    assert chosen and all(
-        choice in searched[file][plan.kind(world)] for file, worlds in chosen for world, choice in worlds.items()
-    )
+    chosen = {name: method for name, method in plan.methods.items() if "chosen" in method}
+    for name, method in chosen.items():
+        # Of the method itself, or of the one that it is with more episodes or another reward.
+        like = {n: kinds for n, kinds in candidates.items() if plan.methods[n]["file"] == method["file"]}
+        searched = like.get(name) or next(iter(like.values()))
+        assert all(choice in searched[plan.kind(world)] for world, choice in method["chosen"].items()), name
+    assert chosen
 
 
 def test_a_choice_for_a_world_goes_before_that_for_its_kind(plan, monkeypatch):
