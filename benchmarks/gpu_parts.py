@@ -28,6 +28,7 @@ from rllib_nlac.algorithm.memory import GIB, Estimate, estimate
 from rllib_nlac.engine.memory import BYTES
 from rllib_nlac.engine.shapes import ModelShape, shape_of
 from rllib_nlac.learner.batch import to_multi_agent_batch
+from rllib_nlac.learner.flops import Peak, arithmetic_of, peak_of
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights
 
@@ -105,9 +106,9 @@ class Task:
         return config_of(self.part, self.folder, self.on_gpu)
 
     @property
-    def peak(self) -> roofline.Peak | None:
+    def peak(self) -> Peak | None:
         """What the device could do; None where that is not known."""
-        return roofline.peak_of(self.device) if self.on_gpu else None
+        return peak_of(self.device) if self.on_gpu else None
 
 
 def config_of(part: str, model: str, on_gpu: bool) -> NLACConfig:
@@ -269,7 +270,9 @@ def learner(task: Task) -> dict[str, Any]:
         measured = largest()
     lengths = [(len(s.prompt_ids), len(s.answer_ids)) for s in sequences]
     tokens, step = sum(map(sum, lengths)), statistics.median(took[1:])  # the first warms up
-    flops = roofline.training_flops(shape_of(task.folder), lengths)
+    arithmetic = arithmetic_of(built.lm)
+    assert arithmetic is not None
+    flops = arithmetic.of_step([p + a for p, a in lengths], [a for _, a in lengths])
     return {
         "sequences": len(sequences),
         "tokens": tokens,

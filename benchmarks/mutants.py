@@ -54,11 +54,14 @@ _BASELINES = ["test_baseline_losses", "test_baselines", "test_roles", "test_tain
 # Module -> the test files that are about it.
 PARTS: dict[str, list[str]] = {
     "nlac": ["test_update", "test_gradients", "test_not_finite", "test_thinking_templates"],
-    "language/stages": ["test_stages", "test_waves", "test_reasoning", "test_roles", "test_hostile_texts"],
+    "language/stages": ["test_stages", "test_waves", "test_roles", "test_tokens"],
     "language/backup": ["test_stages", "test_waves", "test_roles"],
+    "language/backup_stage": ["test_stages", "test_waves", "test_reasoning", "test_roles", "test_hostile_texts"],
+    "language/improvement_stage": ["test_stages", "test_waves", "test_reasoning", "test_roles", "test_hostile_texts"],
     "language/critique": ["test_stages", "test_waves", "test_roles"],
     "language/refine": ["test_stages", "test_waves", "test_roles"],
     "language/prediction": ["test_examination"],
+    "language/reasoning": ["test_reasoning"],
     "learner/losses": ["test_learner", "test_gradients", "test_not_finite", "test_update", "test_lora"],
     "learner/batch": ["test_learner", "test_gradients", "test_update", "test_baseline_losses"],
     "learner/target": ["test_learner", "test_gradients"],
@@ -89,6 +92,8 @@ PARTS: dict[str, list[str]] = {
     "baselines/nlql": _BASELINES,
     "baselines/nlrl": _BASELINES,
     "baselines/self_distillation": _BASELINES,
+    "baselines/sdpo": ["test_sdpo"],
+    "baselines/erl": ["test_erl"],
 }
 
 PLUGINS = ["no:cacheprovider", "pytest_timeout", "_hypothesis_pytestplugin"]
