@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import FreshActions, Hindsight
-from rllib_nlac.algorithm.config import Manners
+from rllib_nlac.algorithm.language_config import Manners
 from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.baselines.rft import RFT

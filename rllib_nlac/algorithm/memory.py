@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rllib_nlac.algorithm.config import LanguageAlgorithmConfig, LanguageConfig
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.engine.memory import BYTES, Cache, EnginePlan, Part, engine_parts, plan_of
 from rllib_nlac.engine.shapes import ModelShape, shape_of
 from rllib_nlac.learner.memory import LearnerPlan, learner_parts, trained_parameters

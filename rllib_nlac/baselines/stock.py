@@ -19,7 +19,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_nlac.algorithm import ranges
-from rllib_nlac.algorithm.config import LanguageConfig
+from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule

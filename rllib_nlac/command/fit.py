@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rllib_nlac.algorithm.config import LanguageAlgorithmConfig, LanguageConfig
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.algorithm.memory import GIB, Process, advice, estimate
 from rllib_nlac.engine.shapes import UnknownShape
 
