@@ -80,7 +80,7 @@ def test_2n_iterations_equal_n_and_n_to_the_last_bit(name, ray_session, lent_eng
     assert {key: str(value) for key, value in found.items()} == {key: str(value) for key, value in expected.items()}
 
 
-@pytest.mark.parametrize("name", ["SDPO", "ERL", "NLAC_Hindsight"])
+@pytest.mark.parametrize("name", ["SDPO", "ERL"])
 def test_several_runners_and_two_learners(name, ray_session, tmp_path):
     """Both runners play, second attempts too; both learners end with the same weights, and the engine plays with them."""
     config = config_of(name).env_runners(num_env_runners=2, num_envs_per_env_runner=8).learners(num_learners=2)
