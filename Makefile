@@ -12,7 +12,7 @@ QUIET := -q --disable-pip-version-check
 .PHONY: help install quickstart check quick-tests slow-tests test lint types docs mutants bench compare clean
 
 help:
-	@echo "make quickstart  install, then train NLAC on twenty questions (one to two minutes after installation)"
+	@echo "make quickstart  install, then train NLAC on twenty questions (one to four minutes on two cores, after installation)"
 	@echo "make check       lint, types, and all tests that start no vLLM, no Ray and no process (a minute or two)"
 	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, which takes less memory)"
 	@echo "make lint        ruff; make types: mypy"
@@ -79,4 +79,4 @@ compare: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.compare $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) results build docs/_build docs/_generated *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build docs/_build docs/_generated *.egg-info .pytest_cache .mypy_cache .ruff_cache
