@@ -181,6 +181,10 @@ def main() -> None:
     if arguments.rows:
         print(table(read_rows(arguments.rows)))
         return
+    for world in arguments.worlds if arguments.episodes is not None else ():
+        each = config_of(world, WAYS[0], 0).episodes_per_iteration
+        if arguments.episodes < each or arguments.episodes % each:
+            parser.error(f"--episodes must be a multiple of the {each} of an iteration of {world}")
     wanted = [  # the ways in turn, so that whatever else the machine does meets all of them
         {"world": world, "way": way, "seed": seed, "episodes": arguments.episodes or episodes_of(world)}
         for world in arguments.worlds

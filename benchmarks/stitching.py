@@ -303,6 +303,8 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="run nothing, and print the table of these rows")
     parser.add_argument("--picture", type=Path, metavar="SVG", help="draw success over training")
     arguments = parser.parse_args()
+    if arguments.iterations < EVERY or arguments.iterations % EVERY:
+        parser.error(f"--iterations must be a multiple of {EVERY}: after each {EVERY} there is an evaluation")
     if arguments.rows:
         rows = read_rows(arguments.rows)
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import cluster_drivers
@@ -16,6 +17,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm.placement import PlacementError, check_room, kinds_of, with_engines
 from rllib_nlac.engine.places import Node, fit_together, shown
+from rllib_nlac.learner import placed
 
 
 def kinds(**keys):
@@ -65,6 +67,20 @@ class TestBundles:
     )
     def test_what_fits(self, bundles, nodes, strategy, possible):
         assert fit_together(bundles, nodes, strategy) is possible
+
+
+@pytest.mark.parametrize("bundles", [[], [-1], [-1, -1]])
+def test_who_takes_any_bundle_waits_for_nobody(bundles):
+    """Fails where a start that hangs keeps every later group of learners of this process from starting."""
+    with placed._one_at_a_time:
+        entered = threading.Event()
+
+        def enter() -> None:
+            with placed.learners_in(bundles):
+                entered.set()
+
+        threading.Thread(target=enter, daemon=True).start()
+        assert entered.wait(5)
 
 
 class TestRoom:

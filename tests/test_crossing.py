@@ -18,6 +18,7 @@ from benchmarks.stitching import (
     best_by_backup,
     best_by_return,
     complete,
+    main,
     picture,
     read_rows,
     steps_of,
@@ -88,6 +89,9 @@ def test_odd_actions_cost_a_turn_and_lead_nowhere():
     assert text == f"what. {here} No turns left." and truncated and not terminated and info["success"] is False
     with pytest.raises(ValueError, match="entrance is 'side'"):
         Crossing(entrance="side")
+    for layout in (-1, 10**7):  # which no task could be called after
+        with pytest.raises(ValueError, match=rf"layout is {layout}, and must be from 0 to 9999999"):
+            Crossing(layout=layout)
     with pytest.raises(ValueError, match="are called as in 'layout-3'"):
         env.reset(options={"task_id": "3"})
 
@@ -215,6 +219,14 @@ def test_a_run_that_is_there_is_not_made_again_and_a_shorter_one_is(tmp_path):
     assert len(complete(path, asked[:1], 6, run)) == 2 and path.read_text() == first and made == [0]
     assert len(complete(path, asked, 6, run)) == 4 and made == [0, 1]
     assert len(complete(path, asked, 9, run)) == 4 and made == [0, 1, 0, 1]  # in place of the shorter ones
+
+
+@pytest.mark.parametrize("iterations", [0, 10])
+def test_a_run_that_would_end_without_its_evaluation_is_refused(iterations, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["stitching", "--iterations", str(iterations)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--iterations must be a multiple of 3" in capsys.readouterr().err
 
 
 def test_the_page_shows_the_table_and_the_picture_of_its_rows():

@@ -133,6 +133,15 @@ class TestSearch:
     def test_a_round_that_is_won_is_not_reflected_on(self, algorithm):
         a = train(algorithm(instructions="; ".join(sorted(BEST))), 2)
         assert not asked(a, reflections=True) and a.search.returns == (1.0,) and known(a.instructions) == BEST
+        assert a.logged["proposed_rate"] == 0.0
+
+    def test_and_counts_as_none_that_was_lost(self):
+        from rllib_nlac.baselines.gepa_search import Adapter
+
+        adapter = Adapter(lambda tasks, text: [], lambda prompts: "```\nAsk.\n```" if prompts else None, None, "")
+        for records in ({}, {"instructions": [{"Inputs": {}, "Generated Outputs": "", "Feedback": ""}]}):
+            adapter.propose_new_texts({"instructions": ""}, records, ["instructions"])
+        assert (adapter.proposals, adapter.rounds) == (1, 1)
 
     def test_an_iteration_is_paid_for_by_its_episodes_and_makes_a_round_at_least(self, algorithm):
         a = algorithm(episodes_per_iteration=10, num_validation_tasks=20, tasks_per_round=2)

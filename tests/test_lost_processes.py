@@ -21,7 +21,7 @@ from rllib_nlac.algorithm.evaluation import _TaskRounds, _tasks
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.episode import step_outputs
+from rllib_nlac.episode import step_outputs, task_of
 from rllib_nlac.sampling.collector import CollectionError, Collector, check_age
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Generation, Weights
@@ -73,6 +73,13 @@ def make(config, chat):
 @pytest.fixture()
 def engine(chat):
     return ScriptedEngine(chat, lambda prompt, weights: "Is it big?")
+
+
+def player(group: Group | None, engine, config: SimpleNamespace) -> SimpleNamespace:
+    """As much of an algorithm as has tasks played; the group is that of its training."""
+    return SimpleNamespace(
+        engine=engine, restore_env_runners=lambda group: group.restore(), env_runner_group=group, config=config
+    )
 
 
 def collector(group: Group, engine, **settings) -> Collector:
@@ -131,11 +138,7 @@ def test_a_share_that_ends_every_process_ends_the_run(make, engine):
 
 
 def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
-    algorithm = SimpleNamespace(
-        engine=engine,
-        restore_env_runners=lambda group: group.restore(),
-        config=SimpleNamespace(evaluation_sample_timeout_s=60.0),
-    )
+    algorithm = player(None, engine, SimpleNamespace(evaluation_sample_timeout_s=60.0))
     played = []
 
     class Asked(Group):
@@ -147,9 +150,40 @@ def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
 
     group = Asked(make, 2)
     rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False, instructions=""))
-    with pytest.raises(CollectionError, match=r"while they played evaluation task 11\. Its environment ends the process"):
+    with pytest.raises(CollectionError, match=r"while they played task 11\. Its environment ends the process"):
         rounds.play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
     assert sorted(played) == [task for task in range(16) if task != 11]  # each once: of what was lost the halves are asked
+
+
+def test_tasks_are_no_answer_to_who_plays_ahead(make, engine):
+    """On the runners that play ahead, as ERL's second attempts. Fails where the rounds of both number their requests alike."""
+    group = Group(make, 2)
+    rounds = collector(group, engine, max_staleness=1)
+    before = [episode.id_ for episode in rounds.collect()[0]]
+    assert group.ready  # what was played ahead waits
+    algorithm = SimpleNamespace(
+        engine=engine,
+        restore_env_runners=lambda group: group.restore(),
+        env_runner_group=group,
+        config=SimpleNamespace(sample_timeout_s=1.0),
+    )
+    played, _ = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False, instructions="")).play([(3, 5), (7,)])
+    assert sorted(task_of(episode) for episode in played) == [3, 5, 7]
+    after = [episode.id_ for episode in rounds.collect()[0]]
+    assert len({*before, *after}) == 16
+
+
+@pytest.mark.parametrize(("is_training", "key"), [(True, "sample_timeout_s"), (False, "evaluation_sample_timeout_s")])
+def test_tasks_have_the_time_of_the_runners_that_play_them(make, engine, is_training, key):
+    group = Group(make, 1)
+    limits = SimpleNamespace(**{"sample_timeout_s": 1e9, "evaluation_sample_timeout_s": 1e9, key: 0.2})
+    own = group if is_training else None
+    algorithm = SimpleNamespace(
+        engine=engine, restore_env_runners=lambda group: group.restore(), env_runner_group=own, config=limits
+    )
+    group.foreach_env_runner_async = lambda *_, **__: None
+    with pytest.raises(CollectionError, match=rf"no episode came for .*\({key}\)"):
+        _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False, instructions="")).play([(3,)])
 
 
 def test_nobody_answers_and_the_message_names_who_owes(make, engine):

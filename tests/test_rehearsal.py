@@ -144,6 +144,19 @@ class TestAnswers:
         again = ask_base(BaseAnswers(), wanted, turns, engine, Weights.INITIAL, chat, config, stages)
         assert again == kept and not wanted_parts(config, kept)
 
+    def test_logged_turns_are_spoken_of_whatever_follows_them(self, chat, compact):
+        """As with several steps a target. Fails where the waves follow the chains, which are not equally long."""
+        stages = LanguageStages(ScriptedEngine(chat, script()), chat, lambda env: compact, SETTINGS)
+        config = NLACConfig().environment("TwentyQuestions").training(rehearsal={"fraction": 0.1, "num_answers": 9})
+        plain = [transition(i, action=f"Is it {i}?") for i in range(6)]
+        later = [transition(10 + i) for i in range(2)]
+        chained = [replace(turn, following=tuple(later[: i % 3])) for i, turn in enumerate(plain)]
+        kept = []
+        for turns in (plain, chained):
+            wanted = wanted_parts(config, BaseAnswers())
+            kept.append(ask_base(BaseAnswers(), wanted, turns, stages.engine, Weights.INITIAL, chat, config, stages))
+        assert kept[0] == kept[1] and len(kept[0].rehearsal) == 9
+
     def test_without_a_critic_in_words_the_policy_speaks_in_one_call(self, chat):
         engine = ScriptedEngine(chat, script())
         config = RFTConfig().environment("TwentyQuestions").training(rehearsal={"fraction": 0.1, "num_answers": 5})

@@ -59,6 +59,14 @@ def test_the_command_asks_for_the_whole_matrix_in_turn(tmp_path, monkeypatch, ca
     assert "| quick_start | `max_staleness=0` | 1.00 |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("episodes", [0, 16, 100])
+def test_episodes_that_are_no_whole_iterations_are_refused(episodes, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["staleness", "--episodes", str(episodes)])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--episodes must be a multiple of the 32 of an iteration of quick_start" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_all_ways_differ_in_one_key(world):
     configs = {way: config_of(world, way, seed=3) for way in WAYS}

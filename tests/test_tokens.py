@@ -124,6 +124,24 @@ class TestSpending:
             "prompt_tokens": {"future": 2, "play": 2 + 3},
         }
 
+    def test_one_that_started_again_is_known_by_any_role(self, monkeypatch):
+        """Though it has answered more in all since then."""
+        readings = iter([[{"play": Tokens(6, 6)}], [{"future": Tokens(9, 8)}]])
+        monkeypatch.setattr(RemoteEngines, "tokens_so_far", lambda self: next(readings))
+        spending = Spending(RemoteEngines([], 1.0))
+        spending.since_last()
+        assert spending.since_last() == {"tokens": {"future": 8, "play": 0}, "prompt_tokens": {"future": 9, "play": 0}}
+
+    def test_an_engine_beside_the_algorithms_counts_too(self):
+        """As the one behind GEPA's ``reflection_endpoint``."""
+        engine, other = SimpleNamespace(tally=Tally()), SimpleNamespace(tally=Tally())
+        spending = Spending(engine, other)
+        for each, role, count in ((engine, "play", 2), (other, "reflection", 5), (engine, "reflection", 1)):
+            ask = Request((1, 2, 3), 8, role=role)
+            each.tally.book(ask, answered(ask, count))
+        assert spending.since_last()["tokens"] == {"play": 2, "reflection": 6}
+        assert spending.since_last()["tokens"] == {"play": 0, "reflection": 0}
+
     def test_an_actor_tells_what_its_engine_counts(self):
         class Engine:
             mixes_sets = True

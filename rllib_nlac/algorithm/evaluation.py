@@ -115,7 +115,8 @@ def on_runners(
         The episodes in the order of their names, and the runners' metrics.
 
     Raises:
-        CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
+        CollectionError: A runner reports an error, or none answers within ``sample_timeout_s``, of the runners of an evaluation
+            ``evaluation_sample_timeout_s``.
     """
     if group is None or not group.num_remote_env_runners():
         runner = group.local_env_runner if group is not None else algorithm.env_runner
@@ -130,7 +131,8 @@ class _TaskRounds(Rounds):
 
     def __init__(self, algorithm: Watched, group: EnvRunnerGroup, work: Work) -> None:
         restore = partial(algorithm.restore_env_runners, group)
-        super().__init__(group, restore, algorithm.config.evaluation_sample_timeout_s, "evaluation_sample_timeout_s")
+        key = "sample_timeout_s" if group is algorithm.env_runner_group else "evaluation_sample_timeout_s"
+        super().__init__(group, restore, getattr(algorithm.config, key), key)
         self._engine = algorithm.engine
         self._work = work
 
@@ -152,8 +154,8 @@ class _TaskRounds(Rounds):
         if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:
             what = getattr(tasks[0], "name", tasks[0])
             raise CollectionError(
-                f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played evaluation "
-                f"task {what}. Its environment ends the process (os._exit, a crash of native code), or memory is short: "
+                f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played task "
+                f"{what}. Its environment ends the process (os._exit, a crash of native code), or memory is short: "
                 "see the system's log"
             )
         half = (len(tasks) + 1) // 2

@@ -76,7 +76,7 @@ def log_stages(
             for reason in Refinement.REASONS
             if reason != "not_judged"
         },
-        "unparsed_target_rate": _share(targets, lambda t: t.future is None),
+        "unparsed_target_rate": _share(targets[report.counts["target_not_asked"] :], lambda t: t.future is None),
         "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
     }
     for name, value in rates.items():

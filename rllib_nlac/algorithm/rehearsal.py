@@ -179,6 +179,7 @@ def answer_roles(recorder: Recorder, turns: Sequence[Transition], stages: Langua
         stages: The algorithm's.
         seed: Of the run.
     """
+    turns = [replace(turn, following=()) for turn in turns]  # equally many prompts of each, whatever is known to follow
     asking = copy.copy(stages)
     asking.engine = recorder  # type: ignore[assignment]
     asking.rng = np.random.default_rng([SEED, seed])

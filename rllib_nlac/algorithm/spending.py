@@ -13,12 +13,13 @@ class Spending:
 
     Args:
         engine: The algorithm's.
+        other: One beside it, in this process.
     """
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, other: Any = None) -> None:
+        self._engine, self._other = engine, other
         # Actors begin with it, and may not answer yet.
-        self._read: list[dict[str, Tokens]] = [] if isinstance(engine, RemoteEngines) else [engine.tally.so_far()]
+        self._read = [] if isinstance(engine, RemoteEngines) else self._tallies()
 
     def since_last(self) -> dict[str, dict[str, int]]:
         """Tokens since the last call, or since this was made.
@@ -27,13 +28,14 @@ class Spending:
             By role, ``tokens`` that were generated and ``prompt_tokens``, prompts held by a prefix cache included. A role that
             was asked before and is not now has 0. Nothing where an engine did not answer at once: the next call has it all.
         """
-        now = self._engine.tokens_so_far() if isinstance(self._engine, RemoteEngines) else [self._engine.tally.so_far()]
-        if now is None:
+        now = self._tallies()
+        if not now:
             return {}
         spent: dict[str, dict[str, int]] = {TOKENS: {}, PROMPT_TOKENS: {}}
         then = self._read or [{}] * len(now)
         for after, before in zip(now, then, strict=True):
-            if _total(after) < _total(before):  # it has started again and counts from there
+            # It has started again and counts from there.
+            if any(sum(after.get(role, Tokens())) < sum(old) for role, old in before.items()):
                 before = dict.fromkeys(before, Tokens())
             for role in sorted(before.keys() | after.keys()):
                 new, old = after.get(role, Tokens()), before.get(role, Tokens())
@@ -42,6 +44,8 @@ class Spending:
         self._read = now
         return spent
 
-
-def _total(tally: dict[str, Tokens]) -> int:
-    return sum(map(sum, tally.values()))
+    def _tallies(self) -> list[dict[str, Tokens]]:
+        """Of each engine, in the same order every time; nothing where one did not answer at once."""
+        engine = self._engine
+        own = (engine.tokens_so_far() or []) if isinstance(engine, RemoteEngines) else [engine.tally.so_far()]
+        return [*own, self._other.tally.so_far()] if own and self._other is not None else own

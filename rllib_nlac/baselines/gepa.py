@@ -30,6 +30,7 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.algorithm.metrics import log_collection, stage
+from rllib_nlac.algorithm.spending import Spending
 from rllib_nlac.baselines.react import ENDPOINT_CONTEXT, ENDPOINT_RANGES, ReAct, ReActConfig
 from rllib_nlac.engine.chat import Chat, Prompt, Wanted
 from rllib_nlac.engine.make import make_engine
@@ -122,6 +123,7 @@ class GEPA(ReAct):
         if endpoint := self.config.reflection_endpoint:
             self.reflection_chat = Chat(self.chat.tokenizer, ENDPOINT_CONTEXT)
             self.reflector = make_engine(replace(self.config.engine_spec, endpoint=endpoint), self.reflection_chat)
+            self.spending = Spending(self.engine, self.reflector)
 
     @override(Algorithm)
     def training_step(self) -> None:

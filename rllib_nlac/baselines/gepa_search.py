@@ -144,7 +144,7 @@ class Adapter:
     ) -> dict[str, str]:
         """New instructions from what came of the present ones; nothing where there is nothing to learn, or no useful answer."""
         records, present = list(reflective_dataset.get(INSTRUCTIONS, ())), candidate[INSTRUCTIONS]
-        self.rounds += 1
+        self.rounds += bool(records)
         with self._noting_errors():
             answer = self._reflect([self._prompt(present, records[:number]) for number in range(len(records), 0, -1)])
         text = "" if answer is None else Wording.output_extractor(answer)["new_instruction"].replace(ATTEMPTS, "").strip()

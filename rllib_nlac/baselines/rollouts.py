@@ -18,7 +18,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.algorithm.metrics import log_stages
+from rllib_nlac.algorithm.metrics import log_stages, stage
 from rllib_nlac.algorithm.roles import RolesConfig
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language.report import StageReport
@@ -77,17 +77,19 @@ class RolloutCritic(LanguageAlgorithm):
     @override(LanguageAlgorithm)
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         picks = [(episode, int(self.rng.integers(len(episode)))) for episode in episodes]
-        branches = self.branch([(episode, t + 1) for episode, t in picks], self.config.rollouts_per_action - 1)
+        with stage(self.metrics, "branches", "playing on"):
+            branches = self.branch([(episode, t + 1) for episode, t in picks], self.config.rollouts_per_action - 1)
         rollouts = [
             [self._transition(rollout, t) for rollout in (episode, *continued)]
             for (episode, t), continued in zip(picks, branches, strict=True)
         ]
         report = StageReport()
-        described = self.describe(rollouts, report)
-        futures = [tuple(target.future for target in targets if target.future) for targets in described]
-        judged = [first for first, *_ in rollouts]
-        refinements: list[Refinement]
-        (refinements,) = self.stages.drive(report, self.stages.improvement(judged, report, futures))
+        with stage(self.metrics, "waves", "asking the critic"):
+            described = self.describe(rollouts, report)
+            futures = [tuple(target.future for target in targets if target.future) for targets in described]
+            judged = [first for first, *_ in rollouts]
+            refinements: list[Refinement]
+            (refinements,) = self.stages.drive(report, self.stages.improvement(judged, report, futures))
         targets = [target for group in described for target in group]
         log_stages(self.metrics, report, targets, refinements)
         self.heed_stages(report)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -151,6 +152,7 @@ class EngineActor:
                 for future in {id(job[2]): job[2] for job in running.values()}.values():
                     future.set_exception(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
                 running.clear()
+                self._engine.withdraw()
                 continue
             for ticket, generation in finished:
                 answers, places, future = running.pop(ticket)
@@ -219,10 +221,11 @@ class RemoteEngines:
         answers: list[Generation | None] = [None] * len(requests)
         todo = dict(shares)
         while todo:
+            announced = dict(self._announced)  # another thread may announce more before they answer
             asked = {self._ask(engine, share): engine for engine, share in todo.items()}
             for engine, answer in self._answers(asked, "generate"):
                 if answer is not None:
-                    answers[engine :: len(self._actors)] = self._checked(answer, todo[engine])
+                    answers[engine :: len(self._actors)] = self._checked(answer, todo[engine], announced)
                     del todo[engine]
         return answers  # type: ignore[return-value]
 
@@ -262,16 +265,28 @@ class RemoteEngines:
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         return self.set_shared_weights(weights, version, ray.put(SharedState(state)))
 
-    def set_shared_weights(self, weights: Weights, version: int, state: ray.ObjectRef) -> int:
+    def set_shared_weights(self, weights: Weights, version: int, state: ray.ObjectRef, lent: bool = False) -> int:
         """As ``set_weights``, of a ``SharedState`` that is in Ray's object store already.
 
         It is there once, however many engines read it, and its reference is kept, for those that start again.
+
+        Args:
+            weights: Name of the set.
+            version: Its version.
+            state: The reference.
+            lent: Whether another process has put it there, with whose end it is lost. Engines read that, and meanwhile this
+                process puts its own copy beside it.
         """
         self._last_number += 1
         self._announced[weights] = Announced(self._last_number, version, (state,))
-        return self._agreed(weights, self._give(range(len(self._actors)), weights))
+        asked = self._send(range(len(self._actors)), weights)
+        if lent:
+            self._keep(weights)
+        return self._agreed(weights, self._received(asked))
 
-    def receive_weights(self, weights: Weights, version: int, plan: Plan, send: Callable[[Invitation | None], Sent]) -> int:
+    def receive_weights(
+        self, weights: Weights, version: int, plan: Plan, send: Callable[[Invitation | None], Sent], lent: bool = False
+    ) -> int:
         """As ``set_shared_weights``, of weights that the learner broadcasts; where that fails, its copy in the store is taken.
 
         Args:
@@ -280,6 +295,7 @@ class RemoteEngines:
             plan: How it travels.
             send: Has the learner take part, and put a copy into the store afterwards, while the engines are busy with what
                 they received; without an invitation it only does the latter.
+            lent: As for ``set_shared_weights``.
         """
         assert self.broadcasts is not None
         # A number that was given once is never given again, or an engine that has what was then sent would keep that.
@@ -299,6 +315,8 @@ class RemoteEngines:
                 fault = str(error)
             sent = send(invitation if fault is None else None)
             self._announced[weights] = Announced(number, version, (sent.state,))
+            if lent:
+                self._keep(weights)
             answers = dict(self._answers(asked, "receive_weights"))
         except BaseException as error:
             self.broadcasts.give_up(f"{type(error).__name__}: {error}")
@@ -332,11 +350,13 @@ class RemoteEngines:
         numbers = {weights: known.number for weights, known in self._announced.items() if weights in asked}
         return self._actors[engine].generate.remote(requests, numbers)
 
-    def _checked(self, answers: list[Generation], requests: list[Request]) -> list[Generation]:
-        """Refuses answers of other or older weights than the announced ones."""
+    def _checked(
+        self, answers: list[Generation], requests: list[Request], known: Mapping[Weights, Announced] | None = None
+    ) -> list[Generation]:
+        """Refuses answers of other or older weights than those that were announced, by default those that are now."""
         for answer, request in zip(answers, requests, strict=True):
             weights = request.weights
-            announced = self._announced.get(weights)
+            announced = (self._announced if known is None else known).get(weights)
             if answer.weights is not weights or (announced and answer.weight_version < announced.version):
                 raise EngineError(
                     f"an engine answered with version {answer.weight_version} of the {answer.weights} weights, and "
@@ -346,10 +366,23 @@ class RemoteEngines:
 
     def _give(self, engines: Iterable[int], weights: Weights) -> list[int]:
         """Sends one announced set to engines; their checksums."""
-        announced, engines = self._announced[weights], list(engines)
+        return self._received(self._send(engines, weights))
+
+    def _send(self, engines: Iterable[int], weights: Weights) -> dict[Any, int]:
+        """The calls, and of which engine each is."""
+        announced = self._announced[weights]
         arguments = (weights, announced.version, announced.number, *announced.state)
-        asked = {self._actors[engine].set_weights.remote(*arguments): engine for engine in engines}
+        return {self._actors[engine].set_weights.remote(*arguments): engine for engine in engines}
+
+    def _received(self, asked: Mapping[Any, int]) -> list[int]:
         return [self._note(engine, answer) for engine, answer in self._answers(asked, "set_weights")]
+
+    def _keep(self, weights: Weights) -> None:
+        """Puts this process's own copy of an announced set in the place of another's, which is lost when that one ends."""
+        announced = self._announced[weights]
+        with contextlib.suppress(ray.exceptions.RayError):  # it ended just now, and the run will know by its own call
+            kept = tuple(ray.put(ray.get(state, timeout=self._timeout_s)) for state in announced.state)
+            self._announced[weights] = replace(announced, state=kept)
 
     def _note(self, engine: int, answer: tuple[int, int]) -> int:
         """Of an engine's answer to new weights the checksum; and it takes note of its process."""

@@ -325,29 +325,39 @@ class VLLMEngine:
             raise EngineError(f"weights cannot change while {len(self._pending)} requests are being answered")
 
     def _enqueue(self, requests: Iterable[Request]) -> list[int]:
+        tickets: list[int] = []
+        try:
+            for request in requests:
+                tickets.append(self._enqueue_one(request))
+        except BaseException:  # the others shall not be answered to nobody
+            names = [str(ticket) for ticket in tickets]
+            for name in names:
+                del self._pending[name]
+            self._llm.abort_request(names)
+            raise
+        return tickets
+
+    def _enqueue_one(self, request: Request) -> int:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        tickets = []
-        for request in requests:
-            ticket = self._next_ticket
-            self._next_ticket += 1
-            params = SamplingParams(
-                max_tokens=request.max_tokens,
-                temperature=request.temperature,
-                top_p=request.top_p,
-                seed=request.seed,
-                stop_token_ids=self._end_ids,
-                logprobs=0 if request.logprobs else None,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-                skip_clone=True,  # nobody else holds them, and a copy costs as much as all else of a request
-            )
-            adapter = self._adapter_for(request.weights)
-            self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter)
-            self._pending[str(ticket)] = request
-            tickets.append(ticket)
-        return tickets
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        params = SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            stop_token_ids=self._end_ids,
+            logprobs=0 if request.logprobs else None,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # nobody else holds them, and a copy costs as much as all else of a request
+        )
+        adapter = self._adapter_for(request.weights)
+        self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter)
+        self._pending[str(ticket)] = request
+        return ticket
 
     def _adapter_for(self, weights: Weights) -> Any:
         """What vLLM calls the adapter that answers; None is the model itself."""

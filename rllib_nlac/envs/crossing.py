@@ -21,6 +21,7 @@ DOORS = ("red", "blue", "green", "black")
 # Rooms by their place: three before the crossing, two behind it, the far entrance, and a dead end.
 CROSSING, LAST, FAR, DEAD_END = 3, 5, 6, 7
 TRAP, CROWN = -1, -2  # where a door leads that ends the episode
+MAX_LAYOUT = 9_999_999
 ENTRANCES = {"near": 0, "far": FAR}
 GOAL, LOST, WON, WHAT = "Find the crown.", "trap.", "crown.", "what."
 
@@ -78,7 +79,7 @@ class Crossing(TextEnv[Layout]):
     """
 
     row_schema: ClassVar[dict[str, Any] | None] = {
-        "layout": {"type": ["integer", "null"], "minimum": 0, "maximum": 9_999_999},
+        "layout": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_LAYOUT},
         "entrance": {"enum": list(ENTRANCES)},
         "max_turns": MAX_TURNS,
     }
@@ -87,6 +88,8 @@ class Crossing(TextEnv[Layout]):
         super().__init__(max_turns=max_turns)
         if entrance not in ENTRANCES:
             raise ValueError(f"entrance is {entrance!r}; Crossing knows 'near' and 'far'")
+        if layout is not None and not 0 <= layout <= MAX_LAYOUT:
+            raise ValueError(f"layout is {layout}, and must be from 0 to {MAX_LAYOUT}, or None for a new one each episode")
         self.layout, self.entrance = layout, entrance
         self.room: int | None = None  # None before the first turn
         self._crossed = False

@@ -13,7 +13,11 @@ from rllib_nlac.reporting.results import Run, has_evaluation
 # Stages of an iteration as ``seconds`` has them, as a person calls them. The other names there are parts of these.
 STAGES = {
     "play": "episodes",
+    "branches": "rollouts from the middle",
     "waves": "language stages",
+    "teacher": "teacher",
+    "reflection": "reflections",
+    "second_attempts": "second attempts",
     "learner": "learner",
     "evaluation": "evaluation",
     "sync": "weights to the engines",

@@ -6,6 +6,7 @@ whoever started it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 STOP_S = 30.0  # to answer at the end of a run
 MAX_LOSSES = 5  # of one share, in a row; processes that end again and again do not end by accident
+# Of all rounds of this process: those of one group of runners must differ, whoever asks them.
+_tags = itertools.count()
 
 
 class CollectionError(RuntimeError):
@@ -132,7 +135,6 @@ class Rounds:
         self._timeout_s = timeout_s
         self._timeout_key = timeout_key
         self._rounds: deque[Round] = deque()
-        self._next_tag = 0
         self._pids: dict[int, int] = {}
         self.num_lost_shares = 0
 
@@ -199,8 +201,7 @@ class Rounds:
                 runner = min(healthy, key=lambda candidate: load[candidate])
                 share = each.unasked.pop(0)
                 # The order of the tags is that of the shares, so a round's episodes come in the same order every time.
-                tag = f"{self._next_tag:012d}"
-                self._next_tag += 1
+                tag = f"{next(_tags):012d}"
                 self._group.foreach_env_runner_async(
                     partial(_answer, tag=tag, request=self.request(runner, share)), tag=tag, remote_worker_ids=[runner]
                 )

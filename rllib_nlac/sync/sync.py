@@ -120,9 +120,9 @@ def _push(
     if isinstance(handed.state, Plan):
         assert isinstance(engine, RemoteEngines)
         send = functools.partial(_send, learner_group, source or which, handed.state)
-        received = engine.receive_weights(which, version, handed.state, send)
+        received = engine.receive_weights(which, version, handed.state, send, lent=not learner_group.is_local)
     elif isinstance(engine, RemoteEngines):
-        received = engine.set_shared_weights(which, version, handed.state)
+        received = engine.set_shared_weights(which, version, handed.state, lent=not learner_group.is_local)
     else:
         state = ray.get(handed.state) if isinstance(handed.state, ray.ObjectRef) else handed.state
         received = engine.set_weights(which, version, state)

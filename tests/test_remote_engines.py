@@ -1,0 +1,135 @@
+"""Engine actors and those who ask them: requests that are refused, weights that change meanwhile, processes that end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.engine.remote import EngineActor, RemoteEngines
+from rllib_nlac.engine.shared import SharedState, checksum
+from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.types import Generation, Request, Weights
+
+
+def simple_engine() -> type:
+    """An engine whose every token is the first of its weights; it refuses a prompt of 9s. Within a function it reaches an actor
+    that cannot import this file."""
+
+    class Simple:
+        mixes_sets = True
+
+        def __init__(self) -> None:
+            self.tally, self.pending, self.served, self.next = Tally(), {}, {}, 0
+
+        def submit(self, requests):
+            tickets = []
+            for request in requests:
+                self.pending[self.next] = request
+                tickets.append(self.next)
+                self.next += 1
+                if request.prompt_ids[0] == 9:
+                    raise ValueError("this prompt is refused")
+            return tickets
+
+        def poll(self):
+            if any(request.prompt_ids[0] == 8 for request in self.pending.values()):
+                raise ValueError("it breaks")
+            done, self.pending = self.pending, {}
+            return [(ticket, self.answer(request)) for ticket, request in done.items()]
+
+        def answer(self, request):
+            version, value = self.served.get(request.weights, (0, 0))
+            return Generation(request.prompt_ids, (value,), np.zeros(1, np.float32), True, version, request.weights)
+
+        def withdraw(self):
+            self.pending.clear()
+
+        def set_weights(self, weights, version, state):
+            self.served[weights] = version, int(next(iter(state.values()))[0])
+            return checksum(state.values())
+
+    return Simple
+
+
+def asking(*ids: int) -> list[Request]:
+    return [Request((each,), 1) for each in ids]
+
+
+class TestActor:
+    def test_an_engine_that_breaks_answers_the_next_call(self):
+        """Fails where what the engine still holds is answered to nobody beside the next call's requests."""
+        actor = EngineActor(simple_engine())
+        with pytest.raises(EngineError, match="the engine failed: ValueError: it breaks"):
+            actor.generate(asking(1, 8), {})
+        assert [generation.prompt_ids for generation in actor.generate(asking(2, 3), {})] == [(2,), (3,)]
+
+
+def test_of_requests_one_of_which_vllm_refuses_none_stays():
+    """Fails where those before it are answered, whom nobody has a ticket for."""
+    added, aborted = [], []
+
+    def add(name, prompt, *_, **__):
+        if prompt["prompt_token_ids"] == [9]:
+            raise ValueError("this prompt is refused")
+        added.append(name)
+
+    engine = object.__new__(VLLMEngine)
+    engine._next_ticket, engine._pending, engine._end_ids = 4, {}, [1]
+    engine._adapter_for = lambda weights: None
+    engine._llm = SimpleNamespace(add_request=add, abort_request=aborted.extend)
+    with pytest.raises(ValueError, match="refused"):
+        engine._enqueue(asking(1, 2, 9, 3))
+    assert added == aborted == ["4", "5"] and not engine._pending
+    assert engine._enqueue(asking(1)) == [7] and list(engine._pending) == ["7"]
+
+
+def test_weights_that_are_announced_while_requests_run_make_no_error(monkeypatch):
+    """As in an evaluation beside training. An answer by what was announced when it was asked for is right."""
+    engines = RemoteEngines([SimpleNamespace()], timeout_s=1.0)
+
+    def announce(version: int) -> None:
+        engines._announced[Weights.POLICY] = SimpleNamespace(number=version, version=version, state=())
+
+    announce(1)
+    version = [1]
+
+    def answers(asked, call):
+        announce(2)
+        return [(0, [Generation((1,), (2,), np.zeros(1, np.float32), True, version[0], Weights.POLICY)])]
+
+    monkeypatch.setattr(engines, "_ask", lambda engine, requests: "a call")
+    monkeypatch.setattr(engines, "_answers", answers)
+    (generation,) = engines.generate(asking(1))
+    assert generation.weight_version == 1
+    with pytest.raises(EngineError, match="answered with version 1 of the policy weights, and version 2 of"):
+        engines.generate(asking(1))  # it was asked for after that
+
+
+def test_weights_outlive_the_learner_that_put_them_into_the_store(ray_session):
+    """An engine that starts again after the learner has ended is given them all the same."""
+
+    class Learner:
+        def put(self) -> list:
+            return [ray.put(SharedState({"weight": torch.full((300_000,), 7.0)}))]
+
+    learner = ray.remote(num_cpus=0)(Learner).remote()
+    actor = ray.remote(num_cpus=0, max_concurrency=10, max_restarts=-1, max_task_retries=-1)(EngineActor)
+    engines = RemoteEngines([actor.remote(simple_engine())], timeout_s=60)
+    try:
+        (state,) = ray.get(learner.put.remote())
+        engines.set_shared_weights(Weights.POLICY, 3, state, lent=True)
+        del state
+        ray.kill(learner)
+        os.kill(engines._pids[0], signal.SIGKILL)
+        (generation,) = engines.generate(asking(1))
+        assert (generation.token_ids, generation.weight_version) == ((7,), 3)
+    finally:
+        engines.stop()
