@@ -187,7 +187,7 @@ class TestTrials:
         }  # fmt: skip
         assert size(found["driver"].parts, "weights") == size(found["EnvRunner"].parts, "weights") == 0
         # Both sets, which the first learner puts there for all engines.
-        assert size(found["Ray's object store"].parts, "weight sets") == 2 * 4 * P
+        assert size(found["Ray's object store"].parts, "weight sets") == 2 * 2 * 4 * P  # the learner's, and the run's own copy
         # Weights, the optimizer's moments and the target weights.
         assert size(found["Ray's object store"].parts, "snapshot") == (4 + 8 + 4) * P
 

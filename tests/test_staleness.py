@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,12 @@ def test_the_command_asks_for_the_whole_matrix_in_turn(tmp_path, monkeypatch, ca
     assert len(made) == len(WORLDS) * len(WAYS) * 2 and all(tuple(row) == ASKED for row in made)
     assert [row["way"] for row in made[:5]] == list(WAYS) and [row["episodes"] for row in made[::10]] == [256, 512]
     assert "| quick_start | `max_staleness=0` | 1.00 |" in capsys.readouterr().out
+
+
+def test_the_page_shows_the_table_of_its_rows():
+    docs = Path(__file__).parents[1] / "docs"
+    page = (docs / "memory_and_speed.md").read_text(encoding="utf-8")
+    assert table(read_rows(docs / "rows" / "staleness.csv")) in page
 
 
 @pytest.mark.parametrize("episodes", [0, 16, 100])

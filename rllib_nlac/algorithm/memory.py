@@ -259,6 +259,8 @@ def _crossing(config: LanguageConfig, sync: int, numbers: int) -> list[Part]:
         whole = config.lora is None or config.num_engines
         if whole and (config.num_learners or config.num_engines):
             parts.append(Part("weight sets", sync, "of a sync, until the next one"))
+            if config.num_learners and config.num_engines:  # see ``RemoteEngines._keep``
+                parts.append(Part("weight sets", sync, "the learner's own, until the engines have read them"))
     if config.num_learners and getattr(config, "learner_snapshot_interval", 0):
         size = BYTES[_model(config).dtype]
         num_bytes = numbers * (size + 8 + (4 if size == 2 else 0) + (4 if getattr(config, "tau", None) is not None else 0))
