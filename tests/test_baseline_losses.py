@@ -44,8 +44,8 @@ class Metrics:
     def __init__(self) -> None:
         self.logged: dict = {}
 
-    def log_value(self, name, value, window=None) -> None:
-        assert window == 1  # each iteration's own value, no running average
+    def log_value(self, name, value, window=None, reduce=None) -> None:
+        assert window == 1 or reduce == "sum"  # each iteration's own value, no running average
         self.logged[name] = value
 
 

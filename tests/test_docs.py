@@ -154,6 +154,8 @@ def test_commands_and_their_options_exist(code):
         elif words[:2] == ["pip", "install"]:
             for extra in re.findall(r"\[(\w+)\]", " ".join(words)):
                 assert re.search(rf'^ +"{extra}": ', (ROOT / "setup.py").read_text(), re.MULTILINE), words
+        elif words[:2] == ["pip", "uninstall"]:  # what the Makefile takes away, too
+            assert f"uninstall $(QUIET) {' '.join(words[2:])}\n" in makefile, words
         else:
             assert words[0] in ("tensorboard", "apt-get"), f"no check knows {words}"
 
