@@ -29,7 +29,8 @@ def results(rows: Sequence[Row], plan: Plan, methods: Sequence[str]) -> str:
                 title, episodes = plan.worlds[world]["title"], plan.worlds[world]["episodes"]
                 spread = f" ({min(ends):.3f} to {max(ends):.3f})" if ends[1:] else ""
                 mean = f"{statistics.mean(ends):.3f}{spread}"
-                fields = [title, str(episodes), str(len(ends)), mean, f"{statistics.mean(base):.3f}"]
+                untrained = f"{statistics.mean(base):.3f}" if base else ""  # not run there
+                fields = [title, str(episodes), str(len(ends)), mean, untrained]
                 lines.append(f"| {' | '.join([title, *fields[2:4]] if methods == BASE else fields)} |")
     return "\n".join(lines) + "\n"
 
