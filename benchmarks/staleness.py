@@ -13,7 +13,6 @@ goes on where it stopped. ``--rows CSV`` prints the table of rows that are kept.
 from __future__ import annotations
 
 import argparse
-import csv
 import multiprocessing
 import statistics
 import time
@@ -21,6 +20,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from benchmarks.rows import Row, read, write
 
 EXAMPLES = Path(__file__).parents[1] / "tuned_examples"
 WORLDS = {"quick_start": "twenty_questions_nlac", "house": "text_house_nlac"}
@@ -31,7 +32,7 @@ FOUND = (
     *("success", "success_low", "success_high", f"pass_at_{ATTEMPTS}"),
     *("seconds", "seconds_an_iteration", "idle_engine", "idle_learner", "staleness_mean"),
 )
-Row = dict[str, Any]
+KINDS = {"world": str, "way": str, "seed": int, "episodes": int, **dict.fromkeys(FOUND, float)}
 
 
 def config_of(world: str, way: str, seed: int) -> Any:
@@ -112,15 +113,12 @@ def apart(asked: Row) -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What a CSV of this benchmark holds; a last line that was cut short counts as not run."""
-    kinds = {"world": str, "way": str, "seed": int, "episodes": int, **dict.fromkeys(FOUND, float)}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if all(row.get(name) for name in kinds)]
-    return [{name: kind(row[name]) for name, kind in kinds.items()} for row in rows]
+    """What a CSV of this benchmark holds."""
+    return read(path, KINDS)
 
 
 def complete(path: Path, wanted: Sequence[Row], play: Callable[[Row], Row] = apart) -> list[Row]:
-    """Runs what is wanted and not there; each row is appended as soon as it is known.
+    """Runs what is wanted and not there; each row is in the CSV as soon as it is known.
 
     Args:
         path: The CSV.
@@ -128,20 +126,13 @@ def complete(path: Path, wanted: Sequence[Row], play: Callable[[Row], Row] = apa
         play: Makes a run.
     """
     known = read_rows(path) if path.exists() else []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:  # without what was cut short
-        writer = csv.DictWriter(file, (*ASKED, *FOUND))
-        writer.writeheader()
-        writer.writerows(known)
-        file.flush()
-        for asked in wanted:
-            if any(row.items() >= asked.items() for row in known):
-                continue
-            row = {**asked, **play(asked)}
-            writer.writerow(row)
-            file.flush()
-            known.append(row)
-            print(table([row]).splitlines()[-1], flush=True)
+    write(path, KINDS, known)
+    for asked in wanted:
+        if any(row.items() >= asked.items() for row in known):
+            continue
+        known.append({**asked, **play(asked)})
+        write(path, KINDS, known)
+        print(table(known[-1:]).splitlines()[-1], flush=True)
     return known
 
 

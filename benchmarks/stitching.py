@@ -12,7 +12,6 @@ on where it stopped. ``--rows CSV`` prints the table of rows that are kept, and 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERRO
 
 import numpy as np
 
+from benchmarks.rows import Row, read, write
 from rllib_nlac.ablations import FrozenCritic
 from rllib_nlac.baselines.rft import RFT, RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCritic
@@ -45,9 +45,9 @@ ITERATIONS, EVERY = 36, 3
 FUTURES = 24  # of each door that the critic is asked about
 # The base model goes on from the text house's, which has learned to copy and to count.
 MODEL = {"steps": 160, "batch_size": 32, "peak_lr": 2e-3, "seed": 90, "init": TEXT_HOUSE.folder}
-COLUMNS = ("log", "method", "seed", "iteration", "success", "crossing", "right", "wrong", "seconds")
+FOUND = ("success", "crossing", "right", "wrong", "seconds")
+KINDS = {"log": str, "method": str, "seed": int, "iteration": int, **dict.fromkeys(FOUND, float)}
 PICTURED = ("NLAC, one step", "NLAC, three steps", "NLAC, Monte Carlo", "RFT", "scalar critic")
-Row = dict[str, Any]
 Step = tuple[str, str, str]  # what is seen, the action, the reply
 
 
@@ -234,9 +234,7 @@ def trained(asked: Row, folder: Path, iterations: int) -> Iterator[Row]:
 
 def read_rows(path: Path) -> list[Row]:
     """What a CSV of this benchmark holds."""
-    kinds: dict[str, Callable[[str], Any]] = {"log": str, "method": str, "seed": int, "iteration": int}
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: kinds.get(name, float)(row[name]) for name in COLUMNS} for row in csv.DictReader(file)]
+    return read(path, KINDS)
 
 
 def complete(path: Path, wanted: Sequence[Row], iterations: int, run: Callable[[Row], Iterator[Row]]) -> list[Row]:
@@ -251,10 +249,7 @@ def complete(path: Path, wanted: Sequence[Row], iterations: int, run: Callable[[
             told = f"{row['success']:.2f}, crossing {row['crossing']:.2f}, critic {row['right']:.2f} / {row['wrong']:.2f}"
             print(f"{asked['log']}, {asked['method']}, seed {asked['seed']}, iteration {row['iteration']}: {told}", flush=True)
         known = [row for row in known if not row.items() >= asked.items()] + own
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(known)
+        write(path, KINDS, known)
     return known
 
 

@@ -1,0 +1,30 @@
+"""Rows of runs in a CSV: a benchmark that was cut short goes on from them, and the documents' tables are printed from them."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Kinds = Mapping[str, Callable[[str], Any]]  # by column, in their order, what makes a value of its text
+
+
+def read(path: Path, kinds: Kinds) -> list[Row]:
+    """The rows of a file; one that lacks a value was cut short, and counts as not there."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if all(row.get(name) for name in kinds)]
+    return [{name: kind(row[name]) for name, kind in kinds.items()} for row in rows]
+
+
+def write(path: Path, kinds: Kinds, rows: Iterable[Row]) -> None:
+    """Puts rows in the place of a file's former ones, all at once, so that no reader and no interruption finds half of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.new")
+    with new.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(kinds))
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(new, path)
