@@ -20,6 +20,7 @@ import torch
 from torch import distributed
 
 from rllib_nlac.engine.buckets import Plan
+from rllib_nlac.limits import TookTooLong, within
 
 GLOO, NCCL = "gloo", "nccl"
 MARGIN_S = 5.0  # beyond its own limit, before a step that does not keep it is left behind
@@ -171,25 +172,13 @@ class Channel:
 
     def _within(self, what: str, call: Callable[[], Any], close: Callable[[Any], None] | None = None) -> Any:
         """Makes a call that may wait for other processes; what comes too late is closed."""
-        results, errors, over = list[Any](), list[BaseException](), threading.Event()
-
-        def run() -> None:
-            try:
-                results.append(call())
-            except BaseException as error:
-                errors.append(error)
-            if over.is_set() and results and close is not None:
-                close(results[0])
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(self._timeout.total_seconds() + MARGIN_S)
-        if errors:
-            raise ChannelError(f"{what} failed: {_first_line(errors[0])}") from errors[0]
-        if not results:
-            over.set()
-            raise ChannelError(f"{what} took longer than {self._timeout.total_seconds():g} s")
-        return results[0]
+        seconds = self._timeout.total_seconds()
+        try:
+            return within(seconds + MARGIN_S, call, close)
+        except TookTooLong as error:
+            raise ChannelError(f"{what} took longer than {seconds:g} s") from error
+        except Exception as error:
+            raise ChannelError(f"{what} failed: {_first_line(error)}") from error
 
 
 class Sender:

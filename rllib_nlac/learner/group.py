@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
 from rllib_nlac.engine.shared import SharedState
+from rllib_nlac.limits import TookTooLong, within
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
@@ -104,7 +105,11 @@ class LearnerSnapshots:
         limit = max(BUILD_S, group.config.learner_timeout_s)
         for attempt in range(1, MAX_BUILDS + 1):
             try:
-                return _within(limit, "new learners", lambda: self._build(group))
+                return within(limit, lambda: self._build(group))
+            except TookTooLong as error:
+                raise TimeoutError(
+                    f"new learners did not start within {limit:g} s: see whether their CPUs, GPUs and memory are free"
+                ) from error
             except (RayError, LearnerLost) as error:
                 if attempt == MAX_BUILDS:
                     raise LearnerLost(f"new learners were lost {attempt} times while they started: {error}") from error
@@ -174,31 +179,6 @@ def _names(group: LearnerGroup, indices: Sequence[int]) -> str:
 def _end(group: LearnerGroup) -> None:
     for worker in group._workers:
         ray.kill(worker)
-
-
-def _within(limit_s: float, what: str, call: Callable[[], Result]) -> Result:
-    """Makes a call that waits for processes and has no limit of its own.
-
-    Raises:
-        TimeoutError: It took longer.
-    """
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"{what} did not start within {limit_s:g} s: see whether their CPUs, GPUs and memory are free")
-    return results[0]
 
 
 def watched_update(group: LearnerGroup, **arguments: Any) -> list[Any]:
