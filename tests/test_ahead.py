@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from rllib_nlac.algorithm.idle import Stopwatch
+import rllib_nlac
+from rllib_nlac.algorithm.idle import OF_ENGINE, OF_LEARNER, Stopwatch
 from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.engine.remote import EngineActor, RemoteEngines
 from rllib_nlac.episode import generations_of
@@ -124,6 +127,13 @@ class TestIdle:
         assert before >= 0.2 and after - before < 0.2  # not the time in which it answered
         time.sleep(0.2)
         assert actor.seconds_rested() - after >= 0.2
+
+    def test_every_part_of_an_iteration_is_the_engines_or_the_learners_work(self):
+        """Fails where a part that generates or trains counts as idle; keeping and drawing transitions is neither's."""
+        source = "\n".join(path.read_text() for path in Path(rllib_nlac.__file__).parent.rglob("*.py"))
+        parts = set(re.findall(r'stage\(self\.metrics, "(\w+)"', source)) | set(re.findall(r'\(SECONDS, "(\w+)"\)', source))
+        assert {"play", "waves", "teacher", "branches", "second_attempts"} <= parts
+        assert parts - {*OF_ENGINE, *OF_LEARNER} == {"replay"}
 
     def test_shares_of_what_actors_say_and_of_the_parts_of_an_iteration(self, monkeypatch):
         now, rested = [100.0], [[3.0, 50.0]]

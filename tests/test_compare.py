@@ -64,6 +64,12 @@ def test_a_run_that_is_named_longer_is_and_nothing_else(plan):
     assert longer.pop("stop")[key] == 4 * usual.pop("stop")[key] and longer == usual
 
 
+@pytest.mark.parametrize("method", ["ERL", "RLTF-SD"])
+def test_the_last_weights_are_evaluated_however_many_episodes_an_iteration_has(plan, method):
+    """Their second attempts are as many as first ones were lost. Fails where the table tells of weights before the last."""
+    assert plan.cell("ablations", method, 0).experiment["config"]["evaluation_interval"] == 1
+
+
 def test_the_main_cells_have_five_seeds_and_no_cell_has_less_than_three(plan):
     seeds: dict[tuple[str, str], int] = {}
     for cell in plan.cells("runs", [], [], None):

@@ -65,6 +65,8 @@ def log_stages(
     count = len(refinements) - sum(r.reason == "not_judged" for r in refinements)
     judged = [refinement for refinement in refinements if refinement.critique]
     predicted = [refinement for refinement in refinements if refinement.futures]
+    if not report.backs_up:  # nothing was asked for
+        targets = []
     rates = {
         "verdict_yes_rate": _share(judged, lambda r: r.critique.optimal),
         "predicted_success_rate": _share(predicted, lambda r: r.futures[0].success),
@@ -76,7 +78,7 @@ def log_stages(
             for reason in Refinement.REASONS
             if reason != "not_judged"
         },
-        "unparsed_target_rate": _share(targets[report.counts["target_not_asked"] :], lambda t: t.future is None),
+        "unparsed_target_rate": _share(targets, lambda t: t.future is None),
         "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
     }
     for name, value in rates.items():

@@ -23,6 +23,7 @@ class StageReport:
         kept_tokens: Of those.
         seconds: Wall-clock by wave.
         calls: Engine calls.
+        backs_up: Whether targets were asked for.
         answered: How often each role answered: "future", "target", "critique", "refinement".
         unparsed: How many of these answers did not parse, by role.
         cut_off: How many of those that did not parse the token limit cut off, by role.
@@ -38,6 +39,7 @@ class StageReport:
     kept_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     calls: int = 0
+    backs_up: bool = True
     answered: Counter[str] = field(default_factory=Counter)
     unparsed: Counter[str] = field(default_factory=Counter)
     cut_off: Counter[str] = field(default_factory=Counter)

@@ -83,7 +83,7 @@ class LanguageStages:
         chosen = list(itertools.compress(transitions, judged))
         if not self.variant.predicts:
             targets = [BellmanTarget(t, None, None, None, None) for t in transitions]
-            report.counts["target_not_asked"] = len(targets)
+            report.backs_up = False
             (refined,) = self.drive(report, self.improvement(chosen, report))
         elif self.settings.critic_input == "backed_up":
             (new,) = self.drive(report, self.backup(distinct, report))
