@@ -40,6 +40,8 @@ from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.sampling.slot import Start
 from rllib_nlac.types import Request
 
+AGAIN = "/again"  # ends the names of second attempts
+
 
 class ERLConfig(LanguageAlgorithmConfig):
     """Configures ERL. ``minibatch_size`` counts turns, ``episodes_per_iteration`` first attempts."""
@@ -137,7 +139,7 @@ class ERL(LanguageAlgorithm):
             return []
         starts = [
             Start(
-                f"{episode.id_}/again",
+                f"{episode.id_}{AGAIN}",
                 task_seed_of(episode),
                 int(self.rng.integers(1 << 31)),
                 note=note,
@@ -153,7 +155,7 @@ class ERL(LanguageAlgorithm):
     def without_note(self, episode: SingleAgentEpisode) -> list[TrainingSequence]:
         """An attempt's turns under the prompts of a policy that has no note; one that does not fit is left out."""
         turns = turn_sequences(episode)
-        if not episode.id_.endswith("/again"):
+        if not episode.id_.endswith(AGAIN):
             return turns
         spoken = [t for t, g in enumerate(generations_of(episode)) if g.token_ids]
         wanted = [Wanted(messages_at(episode, t), len(turn.answer_ids)) for t, turn in zip(spoken, turns, strict=True)]

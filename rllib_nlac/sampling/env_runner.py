@@ -193,9 +193,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def play_starts(self, starts: Sequence[Start], refined: bool = False) -> list[SingleAgentEpisode]:
         """Plays these episodes, in the order of their names, without those that a failing environment lost."""
-        waiting = iter(starts)
         self.prepare()
-        return self._play(lambda: next(waiting), len(starts), 0, replace_lost=False, refined=refined)
+        return self._play(iter(starts).__next__, len(starts), 0, replace_lost=False, refined=refined)
 
     def branch(self, prefixes: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
         """Plays each prefix again and lets the policy go on from there, ``count`` times.
@@ -217,8 +216,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 name = f"{episode.id_}/{steps}/{branch}"
                 starts.append(Start(name, task_seed_of(episode), seed, (episode, steps), role="branches"))
         self._next_episode += 1
-        waiting = iter(starts)
-        played = self._play(lambda: next(waiting), len(starts), 0, are_branches=True)
+        played = self._play(iter(starts).__next__, len(starts), 0, are_branches=True)
         by_name = {episode.id_: episode for episode in played}
         found = [by_name.get(start.name) for start in starts]
         return [[e for e in found[i : i + count] if e is not None] for i in range(0, len(found), count)]
@@ -231,9 +229,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         Returns:
             The episodes in the order of their names, without those that were lost or whose prefix was answered otherwise.
         """
-        waiting = iter(starts)
         self.prepare()
-        return self._play(lambda: next(waiting), len(starts), 0, are_branches=True)
+        return self._play(iter(starts).__next__, len(starts), 0, are_branches=True)
 
     def _play(
         self,
