@@ -2,7 +2,7 @@
 
 # From the ground up. A room may import from the floors below it and from nothing else.
 FLOORS = (
-    ("activity", "names", "types", "version"),
+    ("activity", "limits", "names", "types", "version"),
     ("episode", "inputs"),
     ("engine", "rewards"),
     ("envs", "language", "learner"),
