@@ -83,37 +83,50 @@ def test_2n_iterations_equal_n_and_n_to_the_last_bit(name, ray_session, lent_eng
     assert {key: str(value) for key, value in found.items()} == {key: str(value) for key, value in expected.items()}
 
 
-@pytest.mark.parametrize("name", ["SDPO", "ERL"])
-def test_several_runners_and_two_learners(name, ray_session, tmp_path):
+def on_both_learners(algorithm) -> tuple[dict[str, torch.Tensor], ...]:
+    """The weights that each of them trains."""
+    return on_every_learner(
+        algorithm.learner_group, lambda learner: {key: p.detach().clone() for key, p in learner.trained.named_parameters()}
+    )
+
+
+def test_sdpo_on_two_learners(ray_session, lent_engine):
+    """The first learner teaches, with the average of weights that all of them have."""
+    algorithm = config_of("SDPO").learners(num_learners=2).build_algo()
+    try:
+        result = [algorithm.train() for _ in range(2)][-1]
+        assert result["taught_rate"] == 1.0 and math.isfinite(result["kl_to_teacher"]) and result["logprob_gap"] < 1e-3
+        one, two = on_both_learners(algorithm)
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    finally:
+        algorithm.stop()
+
+
+def test_erl_on_several_runners_and_two_learners(ray_session, tmp_path):
     """Both runners play, second attempts too; both learners end with the same weights, and the engine plays with them."""
-    config = config_of(name).env_runners(num_env_runners=2, num_envs_per_env_runner=8).learners(num_learners=2)
+    config = config_of("ERL").env_runners(num_env_runners=2, num_envs_per_env_runner=8).learners(num_learners=2)
     config.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25, "timeout_s": 300})
     algorithm = config.build_algo()
     try:
         played: list[list] = []
-        collect, again = algorithm.collect, []
+        again: list[list] = []
+        collect, attempt = algorithm.collect, algorithm.attempt_again
         algorithm.collect = lambda: played.append(collect()) or played[-1]
-        if name == "ERL":
-            attempt = algorithm.attempt_again
-            algorithm.attempt_again = lambda notes: again.append(attempt(notes)) or again[-1]
+        algorithm.attempt_again = lambda notes: again.append(attempt(notes)) or again[-1]
         algorithm.train()
         path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
         result = algorithm.train()
         assert result["logprob_gap"] < 1e-3 and result["env_runners"]["num_episodes_lifetime"] >= 32
         assert result["learners"]["default_policy"]["num_gradient_steps"] >= 1
-        one, two = on_every_learner(
-            algorithm.learner_group, lambda learner: {key: p.detach().clone() for key, p in learner.trained.named_parameters()}
-        )
+        one, two = on_both_learners(algorithm)
         assert all(torch.equal(one[key], two[key]) for key in one)
         for episodes in played:
             assert {episode.id_[:5] for episode in episodes} == {"0001-", "0002-"} and len(episodes) == 16
-        if name == "SDPO":  # the first learner teaches, with the average of weights that all of them have
-            assert result["taught_rate"] == 1.0 and math.isfinite(result["kl_to_teacher"])
-        for first, second in zip(played, again, strict=False):
+        assert len(again) == 2
+        for first, second in zip(played, again, strict=True):
             tasks = {episode.id_: task_seed_of(episode) for episode in first}
             assert {episode.id_[:5] for episode in second} == {"0001-", "0002-"}
             assert all(tasks[episode.id_.removesuffix("/again")] == task_seed_of(episode) for episode in second)
-        assert name != "ERL" or len(again) == 2
         # Restored, it plays the episodes that came after the checkpoint, on the same runners.
         algorithm.restore_from_path(path)
         algorithm.train()
