@@ -2,8 +2,11 @@
 
 The checkpoint's policy plays; of its turns some are drawn, and both critics say of each k futures. Success: the share of
 futures that predict it, against what the episode came to (area under the ROC curve, Brier score, and that of a predictor that
-always says the mean). In the text house the same of progress, a key taken or a chest opened, by the command or within the four
-after it, which is as far as its futures look; and how often a future names that key or chest, where there is one.
+always says the mean). Beside them what playing on tells: from each of these turns, its action included, the policy plays to the
+end some times more, and the share of wins is the prediction. Nobody can know more than that, but for the noise of so few games.
+And what the number of turns that are left tells. In the text house the same of progress, a key taken or a chest opened, by the
+command or within the four after it, which is as far as its futures look; and how often a future names that key or chest, where
+there is one.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERRO
 import numpy as np
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from safetensors.torch import load_file
 
 from rllib_nlac.algorithm.calibration import auc, brier
+from rllib_nlac.episode import episode_success
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.tiny.text_house import HORIZON, distance, next_of, progress_of
@@ -43,12 +48,24 @@ def named(future: Future) -> str:
     return next_of(future.text) if distance(future.text) == 0 else f"{next_of(future.text)} later"
 
 
+def played_on(algorithm: NLAC, turns: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> np.ndarray:
+    """Share of wins of so many games that go on after each turn; NaN where the turn was the last one. Shape (N,)."""
+    shares = np.full(len(turns), np.nan)
+    open_ = [i for i, (episode, t) in enumerate(turns) if t + 1 < len(episode)]
+    branches = algorithm.env_runner.branch([(turns[i][0], turns[i][1] + 1) for i in open_], count)
+    for i, own in zip(open_, branches, strict=True):
+        if own:
+            shares[i] = statistics.mean(map(episode_success, own))
+    return shares
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--k", type=int, default=24)
+    parser.add_argument("--branches", type=int, default=8, help="games that are played on from each turn; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
@@ -87,6 +104,13 @@ def main() -> None:
             ]
             line += f" named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""
         print(line, flush=True)
+    if arguments.branches:
+        shares = played_on(algorithm, [(episodes[e], t) for e, t in drawn], arguments.branches)
+        known = ~np.isnan(shares)
+        of_open, left = outcomes["success"][known], -np.array([t for _, t in drawn])[known]
+        spread = f"of {known.sum()} turns that are not the last; wins by {shares[known].mean():.3f} of the games"
+        print(f"played on success: AUC {auc(shares[known], of_open):.3f}  Brier {brier(shares[known], of_open):.3f}  {spread}")
+        print(f"turns left success: AUC {auc(left, of_open):.3f}")
     algorithm.stop()
     ray.shutdown()
 

@@ -120,7 +120,7 @@ class Learners:
         self.base, self.states = base, {}
         self._learner = SimpleNamespace(_learner_index=0, export_weights=self.export, sender=Sender(), device=CPU, outgoing={})
 
-    def export(self, copies=True, on_device=False):
+    def export(self, copies=True, on_device=False, of=(Weights.POLICY, Weights.TARGET)):
         return {which: dict(state) for which, state in self.states.items()}
 
     def learn(self, seed: int) -> None:

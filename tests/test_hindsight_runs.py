@@ -15,6 +15,7 @@ from rllib_nlac import algorithms
 from rllib_nlac.episode import task_seed_of
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.sync.sync import export_weights
+from rllib_nlac.types import Weights
 
 NAMES = ("SDPO", "ERL", "RLTF-SD", "NLAC_Hindsight")
 FIGURES = ("internalised_rate", "second_attempt_success", "taught_rate", "kl_to_teacher")  # those that an algorithm has
@@ -96,6 +97,9 @@ def test_sdpo_on_two_learners(ray_session, lent_engine):
     try:
         result = [algorithm.train() for _ in range(2)][-1]
         assert result["taught_rate"] == 1.0 and math.isfinite(result["kl_to_teacher"]) and result["logprob_gap"] < 1e-3
+        exported = export_weights(algorithm.learner_group)
+        assert result["sync"]["num_bytes"] == sum(t.numel() * 4 for t in exported[Weights.POLICY].values())  # no engine asks it
+        assert exported.keys() == {Weights.POLICY, Weights.TARGET}
         one, two = on_both_learners(algorithm)
         assert all(torch.equal(one[key], two[key]) for key in one)
     finally:

@@ -275,6 +275,10 @@ class TestGradientStep:
         gaps = [abs(one - other).max() for one, other in zip(*found.values(), strict=True)]
         assert min(gaps) > 1e-4  # each set speaks for itself
 
+    def test_one_set_is_given_where_one_is_asked_for(self, make_learner):
+        learner = make_learner(tau=0.5)
+        assert learner.export_weights(of=(Weights.POLICY,)).keys() == {Weights.POLICY}
+
     def test_a_target_in_another_precision_is_not_asked(self, make_learner):
         learner = make_learner(tau=0.5, learner_model={"dtype": "bfloat16"})
         assert learner.token_logprobs([(3, 10)], [(20, 1)]).keys() == {Weights.POLICY}

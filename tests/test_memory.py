@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from rllib_nlac import NLACConfig
+from rllib_nlac import NLACConfig, algorithms
 from rllib_nlac.algorithm.memory import GIB, advice, estimate
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
@@ -178,6 +178,14 @@ class TestTrials:
         (driver,) = found.processes
         assert size(driver.parts, "weight sets") == 3 * 4 * P and size(driver.parts, "optimizer") == 8 * P
         assert found.sync_bytes == 2 * 4 * P and found.trained == P
+
+    @pytest.mark.parametrize("name", ["SDPO", "ScalarCritic"])
+    def test_a_target_that_the_learner_alone_asks_is_in_no_engine(self, name):
+        config = algorithms.OURS[name].get_default_config().environment("TwentyQuestions").language(language_model="tiny")
+        found = estimate(config)
+        (driver,) = found.processes
+        assert size(driver.parts, "weight sets") == 4 * P and found.sync_bytes == 4 * P
+        assert size(driver.parts, "target weights") == 4 * P
 
     def test_processes_of_their_own(self):
         config = small().learners(num_learners=2).engines(num_engines=3).env_runners(num_env_runners=4)

@@ -29,8 +29,8 @@ class LocalLearners:
         _learner_index = 0
 
         @staticmethod
-        def export_weights(copies=True, on_device=False):
-            return {which: {name: t.clone() if copies else t for name, t in state.items()} for which, state in STATE.items()}
+        def export_weights(copies=True, on_device=False, of=tuple(STATE)):
+            return {which: {name: t.clone() if copies else t for name, t in STATE[which].items()} for which in of}
 
 
 class Engine:
@@ -47,6 +47,12 @@ def test_both_sets_reach_the_engine_and_the_policys_serve_next():
     report = push_weights(LocalLearners(), engine, 3)
     assert engine.taken == [(Weights.TARGET, 3), (Weights.POLICY, 3)]
     assert report.version == 3 and report.num_bytes == 32 and 0 < report.seconds <= time.perf_counter() - started
+
+
+def test_what_no_engine_answers_with_is_not_sent():
+    engine = Engine()
+    report = push_weights(LocalLearners(), engine, 3, of=(Weights.POLICY,))
+    assert engine.taken == [(Weights.POLICY, 3)] and report.num_bytes == 16
 
 
 class TestManyLearners:

@@ -278,10 +278,10 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         Raises:
             NotFiniteError: They are not finite, and none was sent.
         """
-        version = self.weight_version + 1
+        version, sets = self.weight_version + 1, self.config.learned_sets
         with stage(self.metrics, "sync", activity.now.stage if not self.weight_version else "giving the engine the weights"):
             try:
-                report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version))
+                report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version, sets))
             except NotFiniteError as error:
                 raise NotFiniteError(f"{error}. {self.way_back()}") from error
         self.weight_version, self._owes_sync = version, False

@@ -17,6 +17,7 @@ from rllib_nlac.algorithm.transfer import BROADCAST_S, Transfer, transfer_of
 from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.rl_module import CausalLMModule, LearnerModel
+from rllib_nlac.types import Weights
 
 # Keys of DeepSpeed's that would change what a gradient step is, or be ignored, and ours that do what they say.
 DEEPSPEED_KEYS_OF_OURS = {
@@ -33,6 +34,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
 
     runs_waves = False  # whether an iteration asks its critic in waves, so that they can run ahead
     stage_staleness = 0  # a key of those
+    serves_target = True  # whether an engine ever answers with the target weights, where there are any
     trains_by_imitation = False  # whether sequences are learned as they stand, so that rehearsed ones can stand beside them
     RANGES = {
         "minibatch_size": ranges.COUNT,
@@ -165,6 +167,11 @@ class LanguageAlgorithmConfig(LanguageConfig):
     def rehearsal_settings(self) -> RehearsalSettings:
         """What is rehearsed, and what is held out to see what is forgotten."""
         return RehearsalSettings(**self.rehearsal)
+
+    @property
+    def learned_sets(self) -> tuple[Weights, ...]:
+        """The sets of weights that every engine is given after each update."""
+        return (Weights.POLICY, Weights.TARGET) if self.tau is not None and self.serves_target else (Weights.POLICY,)
 
     @property
     def deepspeed_settings(self) -> dict[str, Any]:

@@ -238,9 +238,7 @@ def _sets(config: LanguageConfig) -> tuple[str, ...]:
     """Names of the weight sets that an engine is given."""
     if not config.trains:
         return ()
-    sets = [Weights.POLICY.value]
-    if isinstance(config, LanguageAlgorithmConfig) and config.tau is not None:
-        sets.append(Weights.TARGET.value)
+    sets = [which.value for which in getattr(config, "learned_sets", (Weights.POLICY,))]
     if getattr(config, "judge_weights", "") == Weights.INITIAL.value:
         sets.append(Weights.INITIAL.value)
     return tuple(sets)

@@ -34,6 +34,7 @@ from rllib_nlac.types import Generation, Request, Seen, Transition
 class ScalarCriticConfig(ReplayConfig):
     """Configures the scalar critic. ``minibatch_size`` counts transitions."""
 
+    serves_target = False  # the learner asks its own
     RANGES = {
         **ranges.POLICY_GRADIENT,
         "num_candidates": ranges.Range(2, whole=True, why="an advantage compares actions"),

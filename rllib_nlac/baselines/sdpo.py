@@ -42,6 +42,7 @@ from rllib_nlac.types import Transition
 class SDPOConfig(LanguageAlgorithmConfig):
     """Configures SDPO. ``minibatch_size`` counts turns, ``episodes_per_iteration`` all episodes of all tasks."""
 
+    serves_target = False  # the learner asks its own
     RANGES = {
         **ranges.POLICY_GRADIENT,
         "episodes_per_task": ranges.COUNT,

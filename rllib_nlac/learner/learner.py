@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -275,7 +275,9 @@ class LanguageLearner(TorchLearner):
             losses[group] = -(answers.logprobs * answers.mask).sum(-1).float().cpu()
         return losses.numpy()
 
-    def export_weights(self, copies: bool = True, on_device: bool = False) -> dict[Weights, dict[str, torch.Tensor]]:
+    def export_weights(
+        self, copies: bool = True, on_device: bool = False, of: Collection[Weights] = (Weights.POLICY, Weights.TARGET)
+    ) -> dict[Weights, dict[str, torch.Tensor]]:
         """θ and, where there is one, θ̄ by the names that engines know, in the model's own precision, in the host's memory.
 
         All learners must take part, and all but the first get nothing.
@@ -284,12 +286,14 @@ class LanguageLearner(TorchLearner):
             copies: Whether the tensors are copies. Else they may be the learner's own, for whoever is done with them before the
                 next gradient step.
             on_device: Whether they stay where they are, unless they are copies.
+            of: Which of them.
         """
         copies = copies or self.trainer.zero_stage == 3  # whose parameters are whole only while they are gathered
         served = served_names(self.lm)
         names = {id(parameter): served[name] for name, parameter in self.lm.named_parameters() if name in served}
+        target = self.target if Weights.TARGET in of else None
         states: dict[Weights, dict[str, torch.Tensor]] = {Weights.POLICY: {}}
-        if self.target is not None:
+        if target is not None:
             states[Weights.TARGET] = {}
         for part in self.trainer.parts():
             for own_name, parameter in part.items():
@@ -297,8 +301,8 @@ class LanguageLearner(TorchLearner):
                 if name is None:
                     continue  # a head is the learner's own
                 tensors = {Weights.POLICY: parameter.detach()}
-                if self.target is not None:
-                    tensors[Weights.TARGET] = self.target.whole(own_name, like=parameter)
+                if target is not None:
+                    tensors[Weights.TARGET] = target.whole(own_name, like=parameter)
                 if self._learner_index == 0:
                     for weights, tensor in tensors.items():
                         stays = on_device and not copies

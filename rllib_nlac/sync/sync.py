@@ -65,15 +65,23 @@ class Hands(StrEnum):
     KEEPS = "keeps them until they are broadcast"
 
 
-def push_weights(learner_group: LearnerGroup, engine: Engine, version: int) -> SyncReport:
+def push_weights(
+    learner_group: LearnerGroup, engine: Engine, version: int, of: Sequence[Weights] = (Weights.POLICY, Weights.TARGET)
+) -> SyncReport:
     """Copies θ and, where there is one, θ̄ from the learner to every engine, each set in one message.
+
+    Args:
+        learner_group: Who has them.
+        engine: Who gets them.
+        version: Of the weights.
+        of: Which sets the engine answers with.
 
     Raises:
         EngineError: An engine did not take the weights: its checksum of what it received differs from the learner's.
         NotFiniteError: Weights are not finite; nothing was sent.
     """
     started = time.perf_counter()
-    sets = _hand_over(learner_group, engine, version)
+    sets = _hand_over(learner_group, engine, version, of)
     # The policy's come last, so that they are what serves next without another swap.
     for which in sorted(sets, key=lambda weights: weights is Weights.POLICY):
         _push(learner_group, engine, which, version, sets[which])
@@ -97,9 +105,7 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
     return _of_first(on_every_learner(learner_group, _export_from_first))
 
 
-def _hand_over(
-    learner_group: LearnerGroup, engine: Engine, version: int, of: Sequence[Weights] = (Weights.POLICY, Weights.TARGET)
-) -> dict[Weights, Handed]:
+def _hand_over(learner_group: LearnerGroup, engine: Engine, version: int, of: Sequence[Weights]) -> dict[Weights, Handed]:
     """Has the first learner look at its weights, and do what the way to the engines begins with."""
     hands = Hands.COPIES if learner_group.is_local else Hands.PUTS
     on_device = False
@@ -146,10 +152,9 @@ def _hand_over_from_first(
     learner: Any, version: int, of: Sequence[Weights], hands: Hands, on_device: bool
 ) -> dict[Weights, Handed] | NotFiniteError | None:
     # What is put is copied by that, and what is broadcast is so before the next gradient step.
-    states = learner.export_weights(copies=hands is Hands.COPIES, on_device=on_device)
+    states = learner.export_weights(copies=hands is Hands.COPIES, on_device=on_device, of=of)
     if index_of(learner) != 0:
         return None
-    states = {which: state for which, state in states.items() if which in of}
     try:
         for which, state in states.items():
             require_finite(state, f"the {which} weights that version {version} would have")
