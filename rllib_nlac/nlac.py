@@ -259,6 +259,8 @@ class NLAC(RecordedAlgorithm):
             losses = self.learn(sequences, count=len(sample.transitions))
             with stage(self.metrics, "replay", "keeping the priorities"):
                 new = priorities(losses[CRITIC], self.policy_losses(losses[POLICY], refinements))
+                if not self.variant.trains_critic:  # who was not judged taught nothing, and keeps its priority
+                    new = np.where([r.reason == "not_judged" for r in refinements], np.nan, new)
                 self.prioritise(sample, new)
             self.end_record(Learned(losses[CRITIC], losses[POLICY], new, sample.weights))
             log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
@@ -288,10 +290,10 @@ class NLAC(RecordedAlgorithm):
             refinements: Of the same transitions.
 
         Returns:
-            Shape (N,). All are NaN where only part of the batch is judged: otherwise judged transitions would be drawn more
-            often by chance.
+            Shape (N,). All are NaN where only part of the batch is judged and the critic's loss tells of all: otherwise judged
+            transitions would be drawn more often by chance.
         """
-        if self.config.judged_fraction < 1:
+        if self.config.judged_fraction < 1 and self.variant.trains_critic:
             return np.full(len(losses), np.nan)
         nothing = np.array([r.generation is None and not r.is_unknown for r in refinements], bool)
         return np.where(nothing, 0.0, losses)

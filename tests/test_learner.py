@@ -69,6 +69,9 @@ class TestPriorities:
         np.testing.assert_allclose(result, np.minimum(both, np.quantile(both, 0.95)) + 1e-3, rtol=1e-6)
         np.testing.assert_allclose(priorities(np.array([2.0]), np.array([nan])), 2.001)
 
+    def test_where_none_is_known_all_stay_as_they_are(self):
+        assert np.isnan(priorities(np.full(3, np.nan), np.full(3, np.nan))).all()
+
 
 @settings(max_examples=80)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 1200))

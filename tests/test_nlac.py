@@ -175,6 +175,24 @@ def test_where_a_part_is_judged_the_priorities_are_the_critics(small, ray_sessio
     assert np.isnan(policy).all() and np.isfinite(critic).any()
 
 
+@pytest.mark.parametrize("name", ["NLAC_FrozenCritic", "NLAC_ConstantFutures"])
+def test_without_a_trained_critic_what_is_replayed_stays_in_replay(small, ray_session, lent_engine, name):
+    """Fails where a batch of which no critic's loss is known is hardly ever drawn again."""
+    small.training(judged_fraction=0.5)
+    algorithm = ABLATIONS[name](small)
+    found = []
+    keep = algorithm.prioritise
+    algorithm.prioritise = lambda sample, values: found.append(values) or keep(sample, values)
+    try:
+        algorithm.train()
+        kept = algorithm.local_replay_buffer.priorities
+    finally:
+        algorithm.stop()
+    (values,) = found
+    assert 0.4 < np.isnan(values).mean() < 0.6  # those that were not judged
+    assert np.nanmedian(values) > 0.01 and np.nanstd(values) > 0 and np.median(kept) > 0.01
+
+
 def test_each_epoch_trains_on_every_transition_once(algorithm):
     algorithm.train()
     sample = algorithm.local_replay_buffer.sample_transitions(50, beta=0.0)

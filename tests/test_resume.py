@@ -7,12 +7,15 @@ import json
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_runs import SMALL, iterations, kill_all, wait_for
+from typer.testing import CliRunner
 
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest
-from rllib_nlac.command.resume import make_resumable
+from rllib_nlac.command.experiment import Experiment, ExperimentError
+from rllib_nlac.command.resume import check_unchanged, how_to_go_on, make_resumable, those_begun
 
 
 def last_whole(folder: Path) -> int:
@@ -41,6 +44,89 @@ def test_killed_and_resumed(tmp_path, commands):
     assert last["env_runners"]["num_episodes_lifetime"] == 64 and last["logprob_gap"] < 1e-3
 
 
+def kept_in(folder: Path, **what) -> Experiment:
+    return Experiment(
+        folder.name, "NLAC", what.pop("config", {}), what.pop("stop", {}), {"storage_path": str(folder.parent), **what}
+    )
+
+
+class TestOfSeveral:
+    """Experiments of one file run one after the other, so that an interrupted file holds some that never began."""
+
+    def test_those_that_had_not_begun_are_told_apart(self, tmp_path):
+        experiments = [kept_in(tmp_path / name) for name in ("first", "second", "third")]
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "experiment_state-2026.json").write_text("{}")
+        assert those_begun(experiments) == ["first", "second"]
+        with pytest.raises(ExperimentError, match=r"nothing to resume: .*third holds no experiment"):
+            those_begun(experiments[2:])
+
+    def test_they_begin_by_the_command_that_goes_on(self, tmp_path, monkeypatch):
+        """The first one is at its end, the second had not begun."""
+        from rllib_nlac.command import cli
+
+        runs = []
+        monkeypatch.setattr(cli, "_run", lambda experiment, resume, *_: runs.append((experiment.name, resume)) or True)
+        (tmp_path / "results" / "first").mkdir(parents=True)
+        (tmp_path / "results" / "first" / "experiment_state-2026.json").write_text("{}")
+        (tmp_path / "two.yaml").write_text(json.dumps({"first": SMALL, "second": SMALL}))
+        command = ["train", "file", str(tmp_path / "two.yaml"), "--storage-path", str(tmp_path / "results"), "--resume"]
+        result = CliRunner().invoke(cli.app, command)
+        assert result.exit_code == 0 and runs == [("first", True), ("second", False)], result.output
+        assert "second: had not begun, and begins now" in result.output
+
+
+class TestRemote:
+    """A storage that is no folder of this machine."""
+
+    def test_what_tune_keeps_there_is_found(self, tmp_path):
+        experiment = kept_in(tmp_path / "run", storage_path=f"file://{tmp_path}")
+        with pytest.raises(ExperimentError, match=rf"nothing to resume: file://{tmp_path}/run holds"):
+            those_begun([experiment])
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "experiment_state-2026.json").write_text("{}")
+        assert those_begun([experiment]) == ["run"] and make_resumable(experiment) == []
+
+    def test_a_kind_that_only_ray_knows_is_left_to_it(self, tmp_path):
+        assert those_begun([kept_in(tmp_path, storage_path="odd://bucket/results")]) == [tmp_path.name]
+
+    def test_a_person_reads_its_address(self, tmp_path):
+        lines = how_to_go_on(kept_in(tmp_path / "run", storage_path="s3://bucket/results"))
+        assert lines[1].endswith("from the last checkpoint of each trial; all is in s3://bucket/results/run")
+
+
+class TestOtherSettings:
+    """Tune would go on with what a trial was begun with, and say nothing."""
+
+    def trial(self, config, stop, folder="/nowhere"):
+        return SimpleNamespace(config={"env": "TwentyQuestions", **config}, stopping_criterion=stop, path=str(folder))
+
+    def test_the_same_go_on(self, tmp_path):
+        experiment = kept_in(tmp_path, config={"lr": 0.1, "env_config": {"a": [1, 2]}}, stop={"training_iteration": 8})
+        check_unchanged(experiment, [self.trial({"lr": 0.1, "env_config": {"a": (1, 2)}}, {"training_iteration": 8})])
+
+    @pytest.mark.parametrize(
+        ("config", "stop", "said"),
+        [
+            ({"lr": 0.2}, {"training_iteration": 8}, r"config\.lr was 0\.1 and is 0\.2\."),
+            ({"lr": 0.1, "tau": 0.5}, {"training_iteration": 8}, r"config\.tau was not set and is 0\.5"),
+            ({}, {"training_iteration": 8}, r"config\.lr was 0\.1 and is not set"),
+            ({"lr": 0.1}, {"training_iteration": 16}, r"stop\.training_iteration was 8 and is 16"),
+        ],
+    )
+    def test_others_are_named(self, tmp_path, config, stop, said):
+        experiment = kept_in(tmp_path, config=config, stop=stop)
+        with pytest.raises(ExperimentError, match=rf"{said}.*--restore CHECKPOINT"):
+            check_unchanged(experiment, [self.trial({"lr": 0.1}, {"training_iteration": 8})])
+
+    def test_what_a_sweep_or_pbt_chose_is_no_change(self, tmp_path):
+        config = {"lr": {"grid_search": [0.1, 0.2]}, "env_config": {"depth": {"choice": [1, 2]}}, "tau": 0.1}
+        scheduler = {"type": "pbt", "hyperparam_mutations": {"tau": [0.1, 0.2]}}
+        chosen = {"lr": 0.2, "env_config": {"depth": 2}, "tau": 0.2}
+        check_unchanged(kept_in(tmp_path, config=config, scheduler=scheduler), [self.trial(chosen, None)])
+
+
 def test_nothing_to_resume_is_said(tmp_path, commands):
     resumed = commands.train(tmp_path, SMALL, "--resume")
     assert resumed.wait() == 2 and "nothing to resume" in resumed.stdout
@@ -58,22 +144,17 @@ def test_half_copies_go_and_what_tune_remembers_comes_back(tmp_path, monkeypatch
             checkpoint.write_manifest(folder, {"iteration": number})
     recorded = trial / "checkpoint_000001"
 
-    class Trial:
-        path = str(trial)
-
-        class checkpoint:
-            pass
-
-    Trial.checkpoint.path = str(recorded)
-    monkeypatch.setattr(resume, "ExperimentAnalysis", lambda folder: type("Analysis", (), {"trials": [Trial]}))
+    tune = SimpleNamespace(path=str(trial), checkpoint=SimpleNamespace(path=str(recorded)), config={}, stopping_criterion={})
+    monkeypatch.setattr(resume, "ExperimentAnalysis", lambda folder: SimpleNamespace(trials=[tune]))
+    experiment = kept_in(tmp_path)
     (tmp_path / "experiment_state-1.json").write_text("{}")
     if damage == "half":
         (trial / "checkpoint_000002" / "file").unlink()
-        assert len(make_resumable(tmp_path)) == 1
+        assert len(make_resumable(experiment)) == 1
         assert sorted(path.name for path in trial.iterdir()) == ["checkpoint_000000", "checkpoint_000001"]
     else:
         import shutil
 
         shutil.rmtree(recorded)
-        assert "checkpoint_000002 takes its place" in make_resumable(tmp_path)[0]
+        assert "checkpoint_000002 takes its place" in make_resumable(experiment)[0]
         assert (recorded / "file").read_text() == "2"

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_runs import SMALL, wait_for
@@ -19,6 +20,7 @@ from rllib_nlac.algorithm.record import Record, RecordSettings
 from rllib_nlac.checkpoints import checkpoint, scratch, storage
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest, render
 from rllib_nlac.checkpoints.storage import StorageError, check_storage
+from rllib_nlac.command.experiment import Experiment
 from rllib_nlac.command.resume import make_resumable
 from rllib_nlac.replay.dialogues import write_dialogues
 from rllib_nlac.replay.storage import EpisodeFiles
@@ -180,6 +182,10 @@ class TestLeftovers:
         assert process.wait() == 0 and visible(tmp_path) == ["it"]
 
 
+def kept_in(folder: Path) -> Experiment:
+    return Experiment(folder.name, "NLAC", {}, tune={"storage_path": str(folder.parent)})
+
+
 class TestResume:
     """What ``--resume`` removes, puts aside and leaves alone."""
 
@@ -189,14 +195,18 @@ class TestResume:
         for number in range(3):
             write(folder / f"checkpoint_00000{number}", str(number), iteration=number)
         recorded = type("Checkpoint", (), {"path": str(folder / "checkpoint_000002")})
-        found = type("Analysis", (), {"trials": [type("Trial", (), {"path": str(folder), "checkpoint": recorded})]})
+        found = type(
+            "Analysis",
+            (),
+            {"trials": [SimpleNamespace(path=str(folder), checkpoint=recorded, config={}, stopping_criterion={})]},
+        )
         monkeypatch.setattr("rllib_nlac.command.resume.ExperimentAnalysis", lambda folder: found)
         (tmp_path / "experiment_state-1.json").write_text("{}")
         return folder
 
     def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_takes_its_place(self, tmp_path, trial):
         (trial / "checkpoint_000002" / "file").write_text("X")
-        lines = make_resumable(tmp_path)
+        lines = make_resumable(kept_in(tmp_path))
         assert "file is not what was written" in lines[0] and "checkpoint_000001 takes its place" in lines[1]
         assert (trial / "checkpoint_000002" / "file").read_text() == "1"
         assert (trial / "damaged_checkpoint_000002" / "file").read_text() == "X"
@@ -205,14 +215,14 @@ class TestResume:
         for path in trial.iterdir():
             (path / checkpoint.MANIFEST).write_bytes(render({"format": 2, "rllib_nlac": "0.0.9"}))
         with pytest.raises(CheckpointError, match=r"0\.0\.9 in checkpoint format 2"):
-            make_resumable(tmp_path)
+            make_resumable(kept_in(tmp_path))
         assert len(visible(trial)) == 3
 
     def test_all_damaged(self, tmp_path, trial):
         for path in trial.iterdir():
             (path / "file").write_text("X")
         with pytest.raises(CheckpointError, match=r"no checkpoint in .*trial can be used"):
-            make_resumable(tmp_path)
+            make_resumable(kept_in(tmp_path))
         assert len(visible(trial)) == 3
 
 

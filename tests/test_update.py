@@ -157,6 +157,12 @@ class TestPriorities:
         _, _, refinements = items(4)
         assert np.isnan(make(judged_fraction=0.99).policy_losses(np.ones(4), refinements)).all()
 
+    def test_without_a_trained_critic_they_are_the_policys_even_so(self, make):
+        _, _, refinements = items(4)
+        algorithm = make(judged_fraction=0.5)
+        algorithm.variant = Frozen()
+        assert np.isfinite(algorithm.policy_losses(np.ones(4), refinements)).all()
+
     def test_dropping_a_loss_by_chance_makes_no_transition_rarer(self):
         """All lose alike, and a third did not parse: with 0 for what is not known it would be drawn 0.5^0.6 = 0.66 times as
         often as the others, with the batch's mean exactly as often."""

@@ -191,7 +191,7 @@ def _train(
 ) -> None:
     from rllib_nlac.command.experiment import describe, resolve, tune_arguments
     from rllib_nlac.command.interrupts import EXIT_CODE, Interrupts
-    from rllib_nlac.command.resume import how_to_go_on
+    from rllib_nlac.command.resume import how_to_go_on, those_begun
 
     overrides = {
         "stop": mapping(stop, "--stop") if stop else None,
@@ -209,11 +209,14 @@ def _train(
             for line in memory_lines(resolve(experiment), gpu_memory_gib):
                 terminal.say(f"# {line}".rstrip())  # a comment: what is printed stays YAML
         return
+    begun = those_begun(experiments) if resume else []
     failed = []
     with Interrupts(terminal) as interrupts:
         for experiment in experiments:
+            if resume and experiment.name not in begun:
+                terminal.say(f"{experiment.name}: had not begun, and begins now")
             try:
-                ended_well = _run(experiment, resume, restore, verbose, interrupts, waiting)
+                ended_well = _run(experiment, experiment.name in begun, restore, verbose, interrupts, waiting)
             except KeyboardInterrupt:
                 interrupts.received = True
             if interrupts.received:
@@ -252,7 +255,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.progress import ProgressLines
     from rllib_nlac.command.ray import start_ray
     from rllib_nlac.command.report import tell, tell_of_failure
-    from rllib_nlac.command.resume import folder_of, make_resumable
+    from rllib_nlac.command.resume import make_resumable
     from rllib_nlac.command.search import mutated
     from rllib_nlac.engine.places import nodes_of_cluster
 
@@ -264,7 +267,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     if restore is not None:
         check_lora(str(restore), read_manifest(restore), resolve(experiment))
     if resume:
-        for line in make_resumable(folder_of(experiment)):
+        for line in make_resumable(experiment):
             terminal.say(line)
     began = time.time()
     metrics = MetricCheck(experiment.metrics, experiment.name)

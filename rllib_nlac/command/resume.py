@@ -2,17 +2,85 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from pyarrow import ArrowException, fs
 from ray.tune import ExperimentAnalysis
 
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, DamagedCheckpoint, examine, last_whole, remove_unfinished
 from rllib_nlac.command.experiment import Experiment, ExperimentError
 from rllib_nlac.command.interrupts import command_to_resume
+from rllib_nlac.command.search import has_spaces, mutated
+
+STATE = "experiment_state-"  # begins the name of what Tune knows of an experiment
 
 
-def make_resumable(folder: Path) -> list[str]:
+def those_begun(experiments: Sequence[Experiment]) -> list[str]:
+    """Names of those that Tune can go on with; the others of a file never began.
+
+    Raises:
+        ExperimentError: There is none.
+    """
+    begun = [experiment.name for experiment in experiments if _has_state(experiment)]
+    if not begun:
+        where = " or ".join(map(place_of, experiments))
+        raise ExperimentError(
+            f"nothing to resume: {where} holds no experiment. Give the --storage-path of the interrupted run, or leave out "
+            "--resume to start anew"
+        )
+    return begun
+
+
+def _has_state(experiment: Experiment) -> bool:
+    if not is_remote(experiment):
+        return any(folder_of(experiment).glob(f"{STATE}*.json"))
+    try:
+        system, path = fs.FileSystem.from_uri(place_of(experiment))
+        found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    except (ArrowException, OSError):  # a storage that Ray may know all the same, and then says what is wrong
+        return True
+    return any(file.base_name.startswith(STATE) for file in found)
+
+
+def check_unchanged(experiment: Experiment, trials: Sequence[Any]) -> None:
+    """Tune goes on with what a trial was begun with, whatever the file says by now.
+
+    Args:
+        experiment: As the file has it.
+        trials: Tune's, as they were begun.
+
+    Raises:
+        ExperimentError: Something else is asked for.
+    """
+    searched = {key for key, value in experiment.config.items() if has_spaces(value)}
+    free = {"env", *searched, *mutated(experiment.tune.get("scheduler"))}
+    for trial in trials:
+        config, kept = ({key: of[key] for key in of.keys() - free} for of in (experiment.config, trial.config))
+        changes = [
+            *_differences(experiment.stop or {}, trial.stopping_criterion or {}, "stop"),
+            *_differences(config, kept, "config"),
+        ]
+        if changes:
+            found = last_whole(Path(trial.path))
+            raise ExperimentError(
+                f"{experiment.name}: --resume goes on with what the run was begun with, and now something else is asked for: "
+                f"{'; '.join(changes)}. Take that back, or begin another run with it from a checkpoint: --restore "
+                f"{found or 'CHECKPOINT'}, in place of --resume, with another --storage-path"
+            )
+
+
+def _differences(asked: Mapping[str, Any], kept: Mapping[str, Any], where: str) -> Iterator[str]:
+    for key in sorted({*asked, *kept}):
+        now, then = (json.dumps(values.get(key), sort_keys=True, default=str) for values in (asked, kept))
+        if now != then:
+            yield f"{where}.{key} was {then if key in kept else 'not set'} and is {now if key in asked else 'not set'}"
+
+
+def make_resumable(experiment: Experiment) -> list[str]:
     """Removes checkpoints whose writing was interrupted, and puts back those that Tune remembers and that are gone.
 
     Tune copies a checkpoint, deletes the oldest and writes down what it has one after the other, so a process that is killed
@@ -20,22 +88,21 @@ def make_resumable(folder: Path) -> list[str]:
     put aside, never removed.
 
     Args:
-        folder: The experiment's folder, with Tune's state and a folder for each trial.
+        experiment: One that was begun. In a storage that is no folder of this machine all is left as it is.
 
     Returns:
         A line for each thing that was put right.
 
     Raises:
-        ExperimentError: There is no experiment to go on with.
+        ExperimentError: It was begun with other settings.
         CheckpointError: A trial has checkpoints, and none of them can be used.
     """
-    if not any(folder.glob("experiment_state-*.json")):
-        raise ExperimentError(
-            f"nothing to resume: {folder} holds no experiment. Give the --storage-path of the interrupted run, or leave out "
-            "--resume to start anew"
-        )
+    if is_remote(experiment):
+        return []
     lines = []
-    for trial in ExperimentAnalysis(str(folder)).trials:
+    trials = ExperimentAnalysis(str(folder_of(experiment))).trials
+    check_unchanged(experiment, trials)
+    for trial in trials:
         recorded = Path(trial.checkpoint.path) if trial.checkpoint else None
         lines += _put_right(Path(trial.path), recorded)
     return lines
@@ -66,22 +133,35 @@ def _put_right(where: Path, recorded: Path | None) -> list[str]:
     return lines
 
 
+def is_remote(experiment: Experiment) -> bool:
+    """Whether an experiment is kept where only Ray reads and writes, such as s3://bucket/results."""
+    return "://" in (experiment.tune.get("storage_path") or "")
+
+
+def place_of(experiment: Experiment) -> str:
+    """Where an experiment is kept, for a person."""
+    if is_remote(experiment):
+        return f"{experiment.tune['storage_path'].rstrip('/')}/{experiment.name}"
+    return str(folder_of(experiment))
+
+
 def folder_of(experiment: Experiment) -> Path:
-    """Where an experiment's trials are."""
+    """Where an experiment's trials are, on this machine."""
     storage = experiment.tune.get("storage_path")
     return (Path(storage).expanduser().absolute() if storage else Path.home() / "ray_results") / experiment.name
 
 
 def how_to_go_on(experiment: Experiment) -> list[str]:
     """What a person should know who has interrupted an experiment."""
-    folder = folder_of(experiment)
-    storage = experiment.tune.get("storage_path") or ""
-    if "://" not in storage and not any(folder.glob("experiment_state-*.json")):
+    if not is_remote(experiment) and not _has_state(experiment):
         return ["Interrupted before anything was begun: there is nothing to go on with."]
-    has_whole = any(last_whole(trial) for trial in folder.glob("*/"))
+    has_whole = is_remote(experiment) or any(last_whole(trial) for trial in folder_of(experiment).glob("*/"))
     since = (
         "from the last checkpoint of each trial"
-        if has_whole or "://" in storage
-        else ("from the beginning, as no checkpoint was written yet (checkpoint_config: {checkpoint_frequency: 1})")
+        if has_whole
+        else "from the beginning, as no checkpoint was written yet (checkpoint_config: {checkpoint_frequency: 1})"
     )
-    return [f"Interrupted. Go on by: {command_to_resume()}", f"                       {since}; all is in {folder}"]
+    return [
+        f"Interrupted. Go on by: {command_to_resume()}",
+        f"                       {since}; all is in {place_of(experiment)}",
+    ]

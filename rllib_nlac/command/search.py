@@ -40,6 +40,11 @@ def _space_of(value: Any) -> str | None:
     return None
 
 
+def has_spaces(value: Any) -> bool:
+    """Whether a value is a search space, or holds one."""
+    return _space_of(value) is not None or (isinstance(value, Mapping) and any(map(has_spaces, value.values())))
+
+
 def variants(config: Mapping[str, Any], where: str = "config") -> Iterator[dict[str, Any]]:
     """The configuration with each search space replaced by one of its values, the others at their first.
 

@@ -151,10 +151,11 @@ def priorities(critic_loss: np.ndarray, policy_loss: np.ndarray) -> np.ndarray:
 
     Returns:
         Shape (N,). A loss that is not known counts as the mean of those that are: as 0 it would make a transition rarer only
-        because a text about it did not parse. NaN where an update was stopped: what it says counts for nothing.
+        because a text about it did not parse. NaN where an update was stopped: what it says counts for nothing. All are NaN
+        where no loss at all is known.
     """
     stopped = np.isinf(critic_loss) | np.isinf(policy_loss)
-    if stopped.all():
+    if stopped.all() or not (np.isfinite(critic_loss) | np.isfinite(policy_loss)).any():
         return np.full(len(stopped), np.nan)
     both = _filled(critic_loss) + _filled(policy_loss)
     return np.where(stopped, np.nan, np.minimum(both, np.quantile(both[~stopped], 0.95)) + 1e-3)
