@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import types
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -66,6 +67,31 @@ class TestTextArena:
                     break
             games.append(texts)
         assert games[0] == games[1] and len(games[0]) > 2
+
+    def test_a_game_that_waits_for_an_endpoint_keeps_no_other_waiting(self, monkeypatch):
+        """Fails where the lock of the global random states is held while somebody is asked."""
+        config = {"kind": "endpoint", "base_url": "http://127.0.0.1:9", "model": "m"}
+        waiting, other, asked = TextArena("TicTacToe-v0", 2, opponents=config), TextArena(), threading.Event()
+        answer = threading.Event()
+
+        def ask(messages):
+            asked.set()
+            assert answer.wait(60)
+            return SimpleNamespace(text="[0]")
+
+        waiting.reset(seed=0)
+        monkeypatch.setattr(waiting._opponent, "_endpoint", SimpleNamespace(ask=ask))
+        thread = threading.Thread(target=waiting.step, args=("[4]",))
+        thread.start()
+        try:
+            assert asked.wait(60)
+            played = threading.Thread(target=lambda: other.reset(seed=1), daemon=True)
+            played.start()
+            played.join(30)
+            assert not played.is_alive()
+        finally:
+            answer.set()
+            thread.join(60)
 
     def test_an_endpoint_plays_the_others(self):
         server = ChatServer(say="[0]")
@@ -270,6 +296,15 @@ class TestGymnasiumText:
         assert env.step("left or right?")[0] == "Say one of: go left, go right."
         observation, reward, terminated, _, info = env.step("I will go right")
         assert (observation, reward, terminated, info["success"]) == ("You are at 2.", 1.0, True, True)
+
+    def test_its_own_limit_of_turns_says_what_the_return_came_to(self):
+        """The last turn names no action, so that the inner environment is not asked."""
+        for success_return in (0.0, 1.0):
+            env = GymnasiumText(**self.CONFIG, max_turns=2, success_return=success_return)
+            env.reset(seed=0)
+            assert "success" not in env.step("hm")[4]
+            _, _, _, truncated, info = env.step("hm")
+            assert truncated and info["success"] is (success_return == 0.0)
 
     def test_it_keeps_the_contract(self):
         findings = list(contract.check_environment(lambda: GymnasiumText(**self.CONFIG)))

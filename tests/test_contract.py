@@ -81,6 +81,7 @@ BROKEN = {
     "instances do not": SharedState,
     "global random states": type("Disturbs", (Good,), {"reply": lambda self, a: str(random.random() and 1)}),
     "no text crashes": type("Crashes", (Good,), {"reply": lambda self, a: a.split()[0]}),
+    "what it returns can be": type("SaysNothingInTheEnd", (Good,), {"reply": lambda self, a: "x" if self.turn < 5 else None}),
     "episodes end": type("Endless", (Good,), {"step": lambda self, a: ("x", 0.0, False, False, {"success": False})}),
     "what is hidden": type("Tells", (Good,), {"first": lambda self: f"Not number {self.number}, honestly."}),
     "the scripted expert": type("Fails", (Good,), {"expert_action": lambda self: "I give up."}),

@@ -143,6 +143,28 @@ def test_an_environment_that_always_raises_ends_with_its_own_error(make):
         runner.sample(num_episodes=2)
 
 
+@pytest.mark.parametrize("last", ["raises", "is no text"])
+def test_an_environment_that_fails_at_every_end_ends_with_its_own_error(make, last):
+    """Fails where a step that goes well makes up for all episodes that were lost."""
+
+    class FailsAtTheEnd(Faulty):
+        def step(self, action):
+            self.number += 1
+            if self.number == 3 and last == "raises":
+                raise LookupError("no score")
+            return ("Hm." if self.number < 3 else None), 0.0, self.number == 3, False, {}
+
+        def reset(self, *, seed=None, options=None):
+            self.number = 0
+            return super().reset(seed=seed)
+
+    runner = make(lambda *_: "x", env_creator=lambda context: FailsAtTheEnd(fails=10**9))
+    with pytest.raises(
+        RuntimeError, match=r"lost 2\d\d episodes in a row and brought none to its end.*(no score|must be a str)"
+    ):
+        runner.sample(num_episodes=2)
+
+
 def test_what_ends_a_rollout_leaves_nothing_with_the_engine(make, monkeypatch):
     runner = make(num_envs_per_env_runner=4)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

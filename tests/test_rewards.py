@@ -24,6 +24,8 @@ QUICK = Limits(seconds=1)
         ("rule-openai/gsm8k", "so\n#### 1,234", "1234", 1.0),
         ("rule-openai/gsm8k", "it is 7 and then 42.", "x\n#### 42", 1.0),
         ("rule-openai/gsm8k", "#### 43", "42", 0.0),
+        ("rule-openai/gsm8k", "The answer is 42, I think.", "42", 1.0),
+        ("rule-openai/gsm8k", "It is 1,234,567, or so.", "1234567", 1.0),
         ("rule-openai/gsm8k", "none", "42", 0.0),
         ("rule-openai/gsm8k", "#### ", "", 0.0),
         ("rule-lighteval/MATH", r"\boxed{\frac12}", "0.5", 1.0),
@@ -92,8 +94,22 @@ class TestPrograms:
             with pytest.raises(ValueError, match="tests must be"):
                 reward("code-sandbox", "x", truth)
 
-    def test_the_last_block_is_the_program(self):
-        assert program_of("```python\na\n```\ntext\n```py\nb\n```") == "b\n" and program_of("plain") == "plain"
+    @pytest.mark.parametrize(
+        ("answer", "program"),
+        [
+            ("```python\na\n```\ntext\n```py\nb\n```", "b\n"),
+            ("plain", "plain"),
+            ("First:\n```text\nabc\n```\nProgram:\n```python\nprint(1)\n```\n", "print(1)\n"),
+            ("```python\na\n```\nIt prints\n```output\n1\n```", "a\n"),
+            ("```python3\na\n```", "a\n"),
+            ("```Python\nx = '''\n```'''\n```", "x = '''\n```'''\n"),
+            ("1. So:\n   ```py\n   if a:\n     b\n   ```", "if a:\n  b\n"),
+            ("```python\nprint(4)```", "print(4)"),
+            ("```json\n{}\n```", "{}\n"),
+        ],
+    )
+    def test_the_last_block_of_pythons_is_the_program(self, answer, program):
+        assert program_of(answer) == program
 
 
 @pytest.mark.process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ import pytest
 from rllib_nlac.envs import official
 from rllib_nlac.envs.official import BaseEnvironment, make_env, parse_env_str, register_env
 from rllib_nlac.envs.task_set import TaskSet
+from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.rewards.sandbox import why_unavailable
 
 
@@ -145,6 +147,29 @@ class TestTaskSet:
             assert (reward, terminated, info["success"]) == (1.0, True, True), row
             env.reset(seed=0, options={"task_id": str(number)})
             assert env.step("#### 7 \\boxed{7}")[1] == 0.0
+
+    def ended(self, folder: Path, env_str: str, actions: list[str]) -> tuple[float, bool]:
+        """Return and success of a row's episode."""
+        path = folder / f"{env_str.partition('@')[0]}.jsonl"
+        path.write_text(json.dumps({"env_str": env_str}) + "\n")
+        env = TaskSet(train_files=str(path))
+        env.reset(seed=0)
+        *_, (_, _, terminated, truncated, info) = steps = [env.step(action) for action in actions]
+        assert terminated or truncated
+        return sum(reward for _, reward, *_ in steps), info["success"]
+
+    def test_whether_it_was_a_success_is_the_environments_own_word(self, tmp_path):
+        """Fails where a return of 1 is taken for it."""
+        game = 'TwentyQuestions@{"num_objects": 16, "task_id": "dog", "reward": "per_question"}'
+        paid, success = self.ended(tmp_path, game, ["Is it big?", "Is it a dog?"])
+        assert success is True and paid < 1
+        house, actions = TextHouse(depth=1, house=1), []
+        house.reset(seed=0)
+        while not house.position.keys:
+            actions.append(house.expert_action())
+            house.step(actions[-1])
+        row = {"depth": 1, "house": 1, "max_turns": len(actions), "key_bonus": 1}
+        assert self.ended(tmp_path, f"TextHouse@{json.dumps(row)}", actions) == (1.0, False)
 
     def test_prompts_and_system_prompts(self, files):
         env = TaskSet(train_files=files[0])

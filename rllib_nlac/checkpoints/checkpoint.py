@@ -357,7 +357,9 @@ def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
     """
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: name a new folder to export to")
-    if not (is_ours(str(checkpoint)) or (checkpoint / CONSTRUCTOR).is_file()):
+    if not is_ours(str(checkpoint)):
+        if (checkpoint / CONSTRUCTOR).is_file():
+            raise CheckpointError(f"{checkpoint} is of an algorithm of RLlib's own, without a language model of this package")
         raise FileNotFoundError(f"{checkpoint} is no checkpoint: it has no {MANIFEST}")
     with opened(checkpoint) as verified:
         with verified.open(verified.folder / CONSTRUCTOR) as file:
@@ -365,8 +367,6 @@ def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
         with verified.open(verified.folder / MODULE_STATE) as file:
             state = {re.sub(r"^(model\.)?lm\.", "", name): tensor for name, tensor in pickle.load(file).items()}
     config = info["class"].get_default_config().update_from_dict(info["ctor_args_and_kwargs"][0][0])
-    if not hasattr(config, "model_path"):
-        raise CheckpointError(f"{checkpoint} is of {info['class'].__name__} without a language model")
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.model_settings["dtype"])
     if (lora := config.lora_settings) is not None:
         add_adapter(model, lora)

@@ -248,7 +248,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     import ray
     from ray import tune
 
-    from rllib_nlac.checkpoints.checkpoint import check_lora, read_manifest
+    from rllib_nlac.checkpoints.checkpoint import check_lora, examine, is_ours, read_manifest
     from rllib_nlac.checkpoints.storage import StorageError, check_storage, watched
     from rllib_nlac.command.experiment import ExperimentError, check_resources, resolve, trainable_of, tune_arguments
     from rllib_nlac.command.metric_check import MetricCheck
@@ -265,7 +265,9 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     if folder is not None:
         check_storage(folder)
     if restore is not None:
-        check_lora(str(restore), read_manifest(restore), resolve(experiment))
+        examine(restore)
+        if is_ours(str(restore)):
+            check_lora(str(restore), read_manifest(restore), resolve(experiment))
     if resume:
         for line in make_resumable(experiment):
             terminal.say(line)

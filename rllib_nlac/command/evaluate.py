@@ -60,7 +60,11 @@ def evaluate_checkpoint(
             if isinstance(runner, TextEnvRunner):
                 played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined, algorithm.instructions)
             else:
+                if getattr(runner, "env", None) is None:  # RLlib's algorithms make none here where they have remote runners
+                    runner.make_env()
                 played = runner.sample(num_episodes=episodes, explore=False)
+            if not played:
+                raise RuntimeError("every episode was lost to its environment; the warnings (--verbose) say why")
         if render:
             for episode in played[:MAX_RENDERED]:
                 terminal.say(dialogue(episode))

@@ -269,6 +269,9 @@ def _steps(env: gym.Env, seed: int, use_expert: bool = True) -> Iterator[Any]:
             except NotImplementedError:
                 expert = None
         observation, reward, terminated, truncated, info = _checked(checked_step, env.step(action))
+        if not isinstance(observation, str):
+            place = "the last observation" if terminated or truncated else "an observation"
+            raise Broken(f"{place} is of type {type(observation).__name__}, and it must be a str. A run would lose the episode")
         episode.observations.append(observation)
         episode.rewards.append(reward)
         episode.infos.append(info)

@@ -83,6 +83,11 @@ class BaseEnvironment(abc.ABC):
     def finished(self) -> bool:
         """Whether the episode is over."""
 
+    @property
+    def success(self) -> bool:
+        """Whether an episode that is over was a success: by default where its reward is 1 or more."""
+        return self.reward >= 1.0
+
 
 Environment = TypeVar("Environment", bound=type[BaseEnvironment])
 PREFIXES: dict[str, type[BaseEnvironment]] = {}
@@ -224,6 +229,12 @@ class GymTask(BaseEnvironment):
     @property
     def finished(self) -> bool:
         return self._finished
+
+    @property
+    def success(self) -> bool:
+        """The environment's own word, where it has one."""
+        said = self.info.get("success")
+        return super().success if said is None else bool(said)
 
 
 def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False, **_: Any) -> float:

@@ -151,7 +151,7 @@ class TaskSet(TextEnv[TaskRow]):
         before = self._inner.reward
         _, output = self._inner.step(action)
         value = self._inner.reward
-        return Reply(output, value - before, success=value >= 1.0 if self._inner.finished else None)
+        return Reply(output, value - before, success=self._inner.success if self._inner.finished else None)
 
     def _settings_of(self, task: TaskRow) -> dict[str, Any]:
         settings = {**self._settings, **task.settings}

@@ -47,7 +47,8 @@ def normal_form(answer: str) -> str:
     text = _TEXT.sub(r"\1", answer)
     text = _DROPPED.sub("", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(\D|$))", "", text)  # 1,234 but not (1,2)
-    return re.sub(r"\s+", "", text).rstrip(".").lower()
+    text = re.sub(r"(?<=\d)\s+(?=\d+\s*/\s*\d)", "+", text.strip())  # a mixed number, 2 3/4
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).rstrip(".").lower()  # 1 2 are two numbers
 
 
 def as_number(answer: str) -> Fraction | None:
@@ -57,7 +58,7 @@ def as_number(answer: str) -> Fraction | None:
         return None
     sign = -1 if text.startswith("-") else 1
     unsigned = text.lstrip("+-")
-    mixed = re.fullmatch(r"(\d+)(\\[dt]?frac.+)", unsigned)
+    mixed = re.fullmatch(r"(\d+)(?:\+(?=\d+/)|(?=\\[dt]?frac))(.+)", unsigned)
     if mixed and (part := as_number(mixed[2])) is not None and 0 <= part < 1:
         return sign * (int(mixed[1]) + part)
     fraction = _FRACTION.fullmatch(unsigned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import time
 import urllib.error
 import urllib.request
@@ -25,7 +26,7 @@ def gsm8k(answer: str, truth: Any, *, strict: bool = False, **_: Any) -> float:
     """1 where the number after ``####`` is right; without that mark, and unless ``strict``, the last number of the text."""
     said = after_hashes(answer)
     if said is None and not strict:
-        numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", answer[-2000:])
+        numbers = re.findall(r"-?\d+(?:,\d{3})*(?:\.\d+)?", answer[-2000:])
         said = numbers[-1] if numbers else None
     right = after_hashes(str(truth)) or str(truth)
     if said is None or len(said) > MAX_ANSWER or as_number(said) is None:
@@ -74,9 +75,10 @@ def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool
 
 
 def program_of(answer: str) -> str:
-    """The last fenced block of a text, or the text itself where it has none."""
-    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
-    return blocks[-1] if blocks else answer
+    """The last fenced block of Python's in a text, else the last block of any kind, or the text itself where it has none."""
+    blocks = re.findall(r"^[ \t]*```([^\n`]*)\n(.*?)```[ \t]*$", answer, re.DOTALL | re.MULTILINE)
+    pythons = [program for tag, program in blocks if not tag.strip() or tag.strip().lower().startswith("py")]
+    return textwrap.dedent((pythons or [program for _, program in blocks] or [answer])[-1])
 
 
 def _same_value(output: str, wanted: Any) -> bool:

@@ -65,6 +65,7 @@ class TextPlayer:
 
     #: An environment that fails this often without one step in between is broken, not unlucky.
     MAX_FAILURES_IN_A_ROW = 20
+    MAX_LOST_IN_A_ROW = 200  # episodes that failed somewhere, with none that came to its end among them
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class TextPlayer:
         self.speaker: Engine | RefiningPolicy | None = None
         self.unparsed_turn: str | None = None
         self.stop_reason = MetricNames()
-        self._failures_in_a_row = self._discarded_in_a_row = 0
+        self._failures_in_a_row = self._lost_in_a_row = self._discarded_in_a_row = 0
         self._counts: Counter[str] = Counter()
         count, limit = config.env_threads, config.env_step_timeout_s
         self.threads = EnvThreads(max(count, 1), limit) if count or limit is not None else None
@@ -265,7 +266,7 @@ class TextPlayer:
         )
         self._tell("on_episode_step", slot)
         if terminated or truncated:
-            self._discarded_in_a_row = 0
+            self._lost_in_a_row = self._discarded_in_a_row = 0
             self._tell("on_episode_end", slot, prev_episode_chunks=[])
         return not (terminated or truncated)
 
@@ -283,12 +284,18 @@ class TextPlayer:
     def _replace_env(self, slot: Slot, call: str, error: BaseException) -> None:
         """Counts a failure of a user's environment and puts a new one in its place."""
         self._failures_in_a_row += 1
+        self._lost_in_a_row += 1
         self.count("env_failures", 1)
         logger.warning("%s.%s() raised %s: %s; its episode is dropped", self._config.env, call, type(error).__name__, error)
         if self._failures_in_a_row >= self.MAX_FAILURES_IN_A_ROW:
             raise RuntimeError(
                 f"the environment {self._config.env!r} failed {self._failures_in_a_row} times in a row, the last time in "
                 f"{call}(): {type(error).__name__}: {error}. Try it alone, by reset() and step() in a Python shell"
+            ) from error
+        if self._lost_in_a_row >= self.MAX_LOST_IN_A_ROW + len(self.slots):
+            raise RuntimeError(
+                f"the environment {self._config.env!r} lost {self._lost_in_a_row} episodes in a row and brought none to its "
+                f"end, the last time in {call}(): {type(error).__name__}: {error}. Play it to the end alone: rllib env play"
             ) from error
         slot.env = self.make_env(self.slots.index(slot))
 

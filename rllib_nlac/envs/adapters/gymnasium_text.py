@@ -77,7 +77,9 @@ class GymnasiumText(gym.Env[str, str]):
         if self._actions:
             named = [name for name in self._actions if _names(action.lower(), name)]
             if len(named) != 1:
-                return f"Say one of: {', '.join(self._actions)}.", 0.0, False, late, {"system_prompt": self._prompt}
+                info = {"success": self._return >= self._success_return} if late else {}
+                told = {"system_prompt": self._prompt, **info}
+                return f"Say one of: {', '.join(self._actions)}.", 0.0, False, late, told
             chosen = self._actions[named[0]]
         observation, reward, terminated, truncated, info = self.inner.step(chosen)
         self._return += float(reward)

@@ -91,33 +91,44 @@ class TextArena(TextEnv[int]):
         self._states = (random.Random(task).getstate(), np.random.RandomState(task % 2**32).get_state())
         with self._own_random_states():
             self._game.reset(num_players=self.num_players, seed=task)
-            done = self._let_opponents_move()
-            if done:
-                raise RuntimeError(f"{self.game_id} was over before the agent's first move")
-            return self._observe()
+        if self._let_opponents_move():
+            raise RuntimeError(f"{self.game_id} was over before the agent's first move")
+        return self._observe()
 
     def reply(self, task: int, action: str) -> Reply:
+        if not (self._move(action) or self._let_opponents_move()):
+            return Reply(self._observe())
+        with self._own_random_states():
+            rewards, infos = self._game.close()
+        reward = float((rewards or {}).get(self.player, 0.0))
+        reason = str((infos or {}).get(self.player, {}).get("reason") or "The game is over.")
+        return Reply(reason, reward, success=reward >= 1.0)
+
+    def _move(self, action: str) -> bool:
+        """Whoever's turn it is moves; whether the game is over then."""
         with self._own_random_states():
             done, _ = self._game.step(action)
-            if not (done or self._let_opponents_move()):
-                return Reply(self._observe())
-            rewards, infos = self._game.close()
-            reward = float((rewards or {}).get(self.player, 0.0))
-            reason = str((infos or {}).get(self.player, {}).get("reason") or "The game is over.")
-        return Reply(reason, reward, success=reward >= 1.0)
+        return bool(done)
 
     def _let_opponents_move(self) -> bool:
         """The others move until it is the agent's turn; whether the game is over then."""
         for _ in range(MAX_OPPONENT_MOVES):
             if self._game.state.current_player_id == self.player:
                 return False
-            done, _ = self._game.step(self._opponent(self._observe()))
-            if done:
+            if self._move(self._answer_to(self._observe())):
                 return True
         raise RuntimeError(f"{self.game_id}: the agent did not get its turn within {MAX_OPPONENT_MOVES} moves of the others")
 
+    def _answer_to(self, observation: str) -> str:
+        """What an opponent says. Nobody waits for one behind an endpoint but this game; others may draw random numbers."""
+        if isinstance(self._opponent, _EndpointOpponent):
+            return self._opponent(observation)
+        with self._own_random_states():
+            return self._opponent(observation)
+
     def _observe(self) -> str:
-        player, messages = self._game.get_observation()
+        with self._own_random_states():
+            player, messages = self._game.get_observation()
         texts = [str(text).strip() for sender, text, *_ in messages if sender != player]
         return "\n".join(text for text in texts if text)
 
