@@ -127,7 +127,7 @@ class Hindsight(Ablation):
     @override(Ablation)
     def get_default_config(cls) -> NLACConfig:
         # Nothing is predicted, so there is nothing that evaluation could compare with how games end.
-        return super().get_default_config().training(n_step=1000).evaluation(evaluation_critic={"states": 0})
+        return super().get_default_config().training(n_step=1000).evaluation(evaluation_critic={"states": 0, "fixed_states": 0})
 
 
 class FreshActions(Ablation):

@@ -251,6 +251,8 @@ class TestAlgorithm:
         algorithm.restore_from_path(f"{saved}/{attacks.COMPONENT}", component=attacks.COMPONENT)
         after = export_weights(algorithm.learner_group)[Weights.POLICY]
         assert all(torch.equal(before[name], after[name]) for name in before) and algorithm.iteration == 1
+        target = export_weights(algorithm.learner_group)[Weights.TARGET]
+        assert all(torch.equal(before[name], target[name]) for name in before)
 
     def test_a_learner_that_was_not_restored_is_no_silent_loss(self, config, ray_session, lent_engine, tmp_path, monkeypatch):
         """RLlib does not look at what learners in other processes say of a restore."""

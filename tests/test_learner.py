@@ -372,6 +372,37 @@ class TestGradientStep:
             expected = torch.lerp(before[Weights.TARGET][name], after[Weights.POLICY][name], 0.25)
             torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)
 
+    def test_a_schedule_of_deepspeeds_goes_on_where_it_was(self, make_learner):
+        """Fails where the first step after a restore is made with the configured rate."""
+        decay = {"type": "WarmupDecayLR", "params": {"total_num_steps": 40, "warmup_num_steps": 2, "warmup_max_lr": 1e-3}}
+        first, second = (make_learner(deepspeed_config={"scheduler": decay}) for _ in range(2))
+        for _ in range(4):
+            update(first)
+        second.set_state(pickle.loads(pickle.dumps(first.get_state())))
+        rates = [learner.trainer.engine.optimizer.param_groups[0]["lr"] for learner in (first, second)]
+        assert rates[0] == rates[1] < 1e-3
+
+    @pytest.mark.parametrize(
+        ("stage", "dtype"), [(0, "float32"), (0, "bfloat16"), (1, "float32"), (2, "bfloat16"), (3, "bfloat16")]
+    )
+    def test_weights_that_were_put_into_the_module_are_what_is_trained_on(self, make_learner, stage, dtype):
+        """Fails where DeepSpeed's own copies bring the former ones back with the next step."""
+        learner = make_learner(lr=1e-2, tau=0.0, learner_model={"dtype": dtype}, **zero(stage))
+        module = learner.module[DEFAULT_MODULE_ID]
+        learner.prepare_for_saving()
+        wanted, saved = weights_of(learner), pickle.loads(pickle.dumps(learner.get_state()))["rl_module"][DEFAULT_MODULE_ID]
+        for _ in range(5):
+            update(learner)
+        module.set_state(saved)
+        learner.take_over()
+        for state in learner.export_weights().values():  # θ and θ̄
+            assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
+        group = learner.trainer.engine.optimizer.param_groups[0]
+        group["lr"] = 1e-5
+        update(learner)
+        moved = max(float((tensor.float() - wanted[name].float()).abs().max()) for name, tensor in weights_of(learner).items())
+        assert moved < 2e-3
+
 
 def test_a_schedule_begins_with_its_first_rate():
     assert LanguageLearner._first_lr(2e-3) == LanguageLearner._first_lr([[0, 2e-3], [100, 1e-3]]) == 2e-3

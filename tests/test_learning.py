@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_runs import ROOT
+from ray.rllib.algorithms.ppo import PPOConfig
 
 BASE_AT_MOST = 0.25  # the model card's figure lies below; the issue of luck is left to the interval
 QUICK_START = ROOT / "tuned_examples" / "twenty_questions_nlac.yaml"
@@ -157,7 +158,19 @@ def test_a_failing_trial_exits_1_with_the_cause(rllib, tmp_path):
     assert result.returncode == 1 and "exceeds the context of 512" in result.stdout
 
 
-def test_rllibs_own_algorithms_train_too(rllib, tmp_path):
+@pytest.fixture(scope="module")
+def stock_checkpoint(ray_session, tmp_path_factory) -> Path:
+    """Of RLlib's PPO after an iteration, with a remote EnvRunner as it has by default."""
+    config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=1)
+    algorithm = config.training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=1).build_algo()
+    try:
+        algorithm.train()
+        return Path(algorithm.save_to_path(str(tmp_path_factory.mktemp("stock") / "checkpoint_000000")))
+    finally:
+        algorithm.stop()
+
+
+def test_rllibs_own_algorithms_train_too(rllib, stock_checkpoint, tmp_path):
     result = rllib(
         "train",
         "--algo",
@@ -165,14 +178,22 @@ def test_rllibs_own_algorithms_train_too(rllib, tmp_path):
         "--env",
         "CartPole-v1",
         "--stop",
-        "{training_iteration: 1}",
+        "{training_iteration: 2}",
         "--storage-path",
         tmp_path,
         "--config",
         "{num_env_runners: 0, train_batch_size_per_learner: 200, minibatch_size: 50, num_epochs: 1}",
+        "--restore",
+        stock_checkpoint,
     )
     assert result.returncode == 0, result.stdout[-2000:]
-    assert re.search(r"^\s*1\s", result.stdout, re.MULTILINE)
+    assert re.findall(r"^\s*(\d)\s", result.stdout, re.MULTILINE) == ["2"]  # the first one is the checkpoint's
+
+
+def test_rllibs_own_checkpoints_are_evaluated(rllib, stock_checkpoint):
+    """Where RLlib plays on remote runners its algorithm has no environment of its own."""
+    result = rllib("evaluate", stock_checkpoint, "--episodes", "3")
+    assert result.returncode == 0 and "PPO on CartPole-v1" in result.stdout, result.stdout[-2000:]
 
 
 def test_ppo_plays_text_by_the_command_and_its_checkpoint_is_evaluated(rllib, tmp_path):

@@ -117,7 +117,10 @@ class TestLearner:
         parts = learner_parts(SHAPE, LearnerPlan("bfloat16", 64, 64, deepspeed=settings, num_learners=4))
         found = {what: size(parts, what) / P for what in ("weights", "gradients", "optimizer", "target weights", "buckets")}
         assert found == {"weights": 2, "gradients": (2 + 4) / 4, "optimizer": 12 / 4, "target weights": 1, "buckets": 2}
-        assert size(learner_parts(SHAPE, LearnerPlan("float32", 64, 64, num_learners=4)), "optimizer") == 8 * P
+        for dtype, numbers in (("float32", 8), ("bfloat16", 12)):  # without ZeRO nothing is divided
+            plan = LearnerPlan(dtype, 64, 64, deepspeed={"bf16": {"enabled": dtype == "bfloat16"}}, num_learners=4)
+            found = {what: size(learner_parts(SHAPE, plan), what) for what in ("optimizer", "target weights")}
+            assert found == {"optimizer": numbers * P, "target weights": 4 * P}
 
     def test_an_optimizer_that_is_offloaded_lies_in_the_hosts_memory(self):
         settings = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
@@ -178,6 +181,12 @@ class TestTrials:
         (driver,) = found.processes
         assert size(driver.parts, "weight sets") == 3 * 4 * P and size(driver.parts, "optimizer") == 8 * P
         assert found.sync_bytes == 2 * 4 * P and found.trained == P
+
+    def test_initial_weights_that_predict_are_counted(self):
+        config = algorithms.OURS["NLAC_FrozenCritic"].get_default_config().environment("TwentyQuestions")
+        config.language(language_model="tiny").training(judge_weights="target")
+        (driver,) = estimate(config).processes
+        assert size(driver.parts, "weight sets") == 3 * 4 * P
 
     @pytest.mark.parametrize("name", ["SDPO", "ScalarCritic"])
     def test_a_target_that_the_learner_alone_asks_is_in_no_engine(self, name):

@@ -265,7 +265,7 @@ class TestRemote:
             TrainingSequence((3, *range(10, 12 + i)), (20, 21 + i, 1), i % 2 if i < 5 else 0, i, i // 5, 0.1 * (i + 1))
             for i in range(9)
         ]
-        updated, norms = [], []
+        updated, norms, steps = [], [], []
         for learners in (0, 2):
             config = small.copy(copy_frozen=False).learners(num_learners=learners)
             config.language(max_tokens_per_micro_batch=16, lora=lora).deepspeed(
@@ -277,6 +277,7 @@ class TestRemote:
             batch = to_multi_agent_batch(shard_evenly(sequences, max(learners, 1)), env_steps=9)
             results = group.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0})
             norms += [float(result["default_policy"]["gradient_norm"].peek()) for result in results]
+            steps += [int(result["default_policy"]["num_gradient_steps"].peek()) for result in results]
             updated.append(export_weights(group))
             shares = on_every_learner(group, lambda learner: sum(share.numel() for share in learner.target.state.values()))
             total = sum(tensor.numel() for tensor in before.values())
@@ -285,6 +286,7 @@ class TestRemote:
             )
             group.shutdown()
         assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
+        assert steps == [2, 2, 0]  # of all learners together those of one
         for weights in (Weights.POLICY, Weights.TARGET):
             one, two = updated[0][weights], updated[1][weights]
             difference = sum(((one[name] - two[name]) ** 2).sum() for name in before)

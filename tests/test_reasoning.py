@@ -19,7 +19,7 @@ from rllib_nlac.language.settings import Sampling
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.types import BellmanTarget, Generation, Message
 
-THINKING = SETTINGS.__class__(*[Sampling(24)] * 5, reasoning=Sampling(24))
+THINKING = SETTINGS.__class__(*[Sampling(128)] * 5, reasoning=Sampling(24))
 CRITIQUE = "Optimal: No\nReason: it was asked before and nothing new would follow.\nFix: Can it fly?"
 
 
@@ -102,6 +102,16 @@ class TestActions:
         made = chat.decode(reasoning.with_reasoning(leaking, "Birds can.", chat).token_ids)
         assert made == "Thought: Birds can.\nAction: Can it fly?" and parse_action(made, "react") == "Can it fly?"
 
+    @pytest.mark.parametrize("leaks", [True, False])
+    def test_a_thought_behind_the_block_that_leaks_goes(self, chat, compact, leaks):
+        """Fails where only the block of a thinking model that answers in ReAct's form is looked at."""
+        critique = reasoning.Critique(CRITIQUE, False, "", "Can it fly?")
+        thought = "It was asked before and nothing new would follow." if leaks else "Birds can."
+        text = f"<think>Hm.</think>Thought: {thought}\nAction: Can it fly?"
+        found = reasoning.action_thought(compact, transition().state, (generation(chat, text), text), (critique,), chat)
+        made = chat.decode(reasoning.with_reasoning(found, "Fine.", chat).token_ids)
+        assert (thought in made) is not leaks and parse_action(made, "react") == "Can it fly?"
+
     def test_without_a_critique_there_is_nothing_to_withhold(self, chat, compact):
         text = "<think>x</think>y"
         assert reasoning.action_thought(compact, (), (generation(chat, text), text), (), chat) is None
@@ -131,6 +141,15 @@ class TestStages:
         assert chat.decode(r.generation.token_ids) == "<think>\nSome animals fly.\n</think>\n\nCan it fly?"
         assert t.future.text == "No. few left. FAILURE" and parse_action(r.action, "plain") == "Can it fly?"
         assert report.calls == 4 and len(engine.calls[3][1]) == 2 and report.counts["reasoning_rewritten"] == 2
+
+    def test_what_is_longer_than_its_role_may_speak_is_emptied(self, chat, compact):
+        """Fails where a role learns texts that it is cut off in when it writes them."""
+        long = "Some animals fly, and others do not, as far as anybody knows, and so on and on and on."
+        limit = len(chat.encode(f"<think>\n{long}\n</think>\n\nCan it fly?")) - 1
+        settings = dataclasses.replace(THINKING, action=dataclasses.replace(THINKING.action, max_tokens=limit))
+        _, _, (r,), report = self.run(chat, compact, settings, **{**self.ROLES, "action": long})
+        assert chat.decode(r.generation.token_ids) == "<think>\n\n</think>\n\nCan it fly?"
+        assert report.counts["reasoning_emptied"] == report.counts["reasoning_rewritten"] == 1
 
     def test_switched_off_the_sampled_ids_are_trained_on(self, chat, compact):
         _, (t,), (r,), report = self.run(chat, compact, SETTINGS, **self.ROLES)

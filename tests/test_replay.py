@@ -86,6 +86,19 @@ def test_new_transitions_get_the_largest_priority():
     assert len(new) == 4 and new <= set(top)
 
 
+@pytest.mark.parametrize("change", [{"capacity": 1000}, {"alpha": 0.9}])
+def test_what_a_large_buffer_held_is_kept_by_one_with_other_settings(monkeypatch, change):
+    """Fails where the limit of bytes on the way is the default."""
+    settings = {"capacity": 400, "alpha": 0.6}
+    first = TextReplayBuffer(env="E", max_bytes=1 << 40, **settings)
+    first.add([episode(number) for number in range(20)])
+    state = first.get_state()
+    monkeypatch.setitem(TextReplayBuffer.__init__.__kwdefaults__, "max_bytes", 1)
+    second = TextReplayBuffer(env="E", max_bytes=1 << 40, **{**settings, **change})
+    second.set_state(state)
+    assert [e.id_ for e in second.episodes] == [e.id_ for e in first.episodes]
+
+
 def test_capacity_evicts_the_oldest_episodes_whole():
     buffer = filled(10, capacity=20)
     numbers = {t.action[1:].split(".")[0] for t in buffer.sample_transitions(1000, beta=0.0).transitions}

@@ -83,14 +83,14 @@ def table(chat, compact) -> dict[str, dict[str, set[str]]]:
         config.update_from_dict({key: value for key, value in settings.items() if key != "variant"})
         rows[name] = asked_by(run(chat, compact, config, variant=variant))
     rows["run: NLQL"] = asked_by(run(chat, compact, NLQLConfig().roles(max_reasoning_tokens=64)))
-    engine = ScriptedEngine(chat, lambda prompt, w: answers(prompt, w))
-    refining = RefiningPolicy(
-        engine, chat, compact, "TwentyQuestions", NLACConfig().roles(max_reasoning_tokens=64).stage_settings
-    )
     prompt = (Message("user", "Guess my object."),)
-    refining.submit([Request(chat.prompt_ids(prompt), 24, messages=prompt)])
-    refining.poll()
-    rows["`evaluate_refined`, the defaults"] = asked_by(engine)
+    for name, variant in (("the defaults", NLAC_AS_IT_IS), ("run: NLAC_FrozenCritic", FrozenCritic.variant)):
+        engine = ScriptedEngine(chat, lambda prompt, w: answers(prompt, w))
+        settings = NLACConfig().roles(max_reasoning_tokens=64).stage_settings
+        refining = RefiningPolicy(engine, chat, compact, "TwentyQuestions", settings, variant)
+        refining.submit([Request(chat.prompt_ids(prompt), 24, messages=prompt)])
+        refining.poll()
+        rows[f"`evaluate_refined`, {name}"] = asked_by(engine)
     for name, variant in (("the defaults", NLAC_AS_IT_IS), ("run: NLAC_FrozenCritic", FrozenCritic.variant)):
         engine = ScriptedEngine(chat, answers)
         settings = NLACConfig().roles(max_reasoning_tokens=64).stage_settings

@@ -224,6 +224,17 @@ class TestWhatThePolicyLearns:
         assert self.run(make, script(refine="Is it alive?"), action_format="react").reason == "unparsed_action"
         assert self.run(make, script(refine="Thought: x\nAction: y"), action_format="react").reason == "refined"
 
+    @pytest.mark.parametrize("variant", [NLAC_AS_IT_IS, Imitating()])
+    def test_a_stored_turn_that_the_environment_could_not_read_is_not_learned(self, make, variant):
+        """Fails where the evaluator's yes, or a won game, is enough."""
+        item = replace(transition(action="Is it alive?"), episode_success=True)
+        future = "Future: No. SUCCESS" if variant is NLAC_AS_IT_IS else "Future: No. FAILURE"
+        for action_format, reason in (("react", "unparsed_action"), ("plain", None)):
+            _, stages = make(script(verdict=YES, future=future), variant, action_format=action_format, train_on_yes="always")
+            _, (refinement,), _ = stages.run([item])
+            assert (refinement.generation is None) is (action_format == "react")
+            assert reason is None or refinement.reason == reason
+
 
 class TestSelfImitation:
     def test_what_won_unforeseen_is_imitated_whatever_its_critique_says(self, make):

@@ -14,7 +14,7 @@ import numpy as np
 import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -82,6 +82,7 @@ ROLES = {
     "critique": ("the critic's critiques", "max_critique_tokens"),
     "refinement": ("the refined actions", "max_action_tokens"),
 }
+WEIGHTS = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"  # alone, in a checkpoint
 MAX_LEARNER_RESTARTS = 3  # in a row; more have a cause that a restart does not cure
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
@@ -432,7 +433,10 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         def restore() -> None:
             with watched(self.learner_group):
                 super(LanguageAlgorithm, self).restore_from_path(path, **kwargs)
-                whole = kwargs.get("component") is None
+                component = kwargs.get("component")
+                whole = component is None
+                if component is not None and component.startswith(WEIGHTS):
+                    on_every_learner(self.learner_group, lambda learner: learner.take_over())
                 if whole and None in on_every_learner(self.learner_group, lambda learner: learner.restored_from):
                     raise LearnerLost("a learner has not read it")
                 self._updates_since_snapshot = 0

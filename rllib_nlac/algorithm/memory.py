@@ -239,7 +239,10 @@ def _sets(config: LanguageConfig) -> tuple[str, ...]:
     if not config.trains:
         return ()
     sets = [which.value for which in getattr(config, "learned_sets", (Weights.POLICY,))]
-    if getattr(config, "judge_weights", "") == Weights.INITIAL.value:
+    asked = {getattr(config, "judge_weights", "")}
+    if (variant := getattr(config.algo_class, "variant", None)) is not None:
+        asked |= {variant.future_weights, variant.next_future_weights}
+    if Weights.INITIAL in asked:
         sets.append(Weights.INITIAL.value)
     return tuple(sets)
 

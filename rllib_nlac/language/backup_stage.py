@@ -45,7 +45,9 @@ def backup_stage(
         report.note("target", answers, [targets[i].future for i in due], [transitions[i].id for i in due])
     if settings.reasoning is not None:
         thoughts = [reasoning.target_thought(p, target, chat) for p, target in zip(prompts, targets, strict=True)]
-        generations = yield from reasoning.correction_stage(thoughts, settings.reasoning, chat, report)
+        generations = yield from reasoning.correction_stage(
+            thoughts, settings.reasoning, settings.future.max_tokens, chat, report
+        )
         targets = [replace(t, generation=g or t.generation) for t, g in zip(targets, generations, strict=True)]
     targets = _with_prompts(prompts, targets, chat, report)
     report.counts["unparsed_target"] += sum(target.generation is None for target in targets)

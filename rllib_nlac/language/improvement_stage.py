@@ -99,9 +99,9 @@ def improvement_stage(
             attempt.rejected = attempt.open_action is not None and not (verdict and verdict.optimal)
     if settings.reasoning is not None:
         thoughts = [reasoning.action_thought(a.prompts, a.transition.state, a.refined, a.advice, chat) for a in attempts]
-        for attempt, g in zip(
-            attempts, (yield from reasoning.correction_stage(thoughts, settings.reasoning, chat, report)), strict=True
-        ):
+        limit = settings.action.max_tokens
+        corrected = yield from reasoning.correction_stage(thoughts, settings.reasoning, limit, chat, report)
+        for attempt, g in zip(attempts, corrected, strict=True):
             attempt.refined = (g, chat.decode(g.token_ids)) if g is not None else attempt.refined
     refinements = [
         refine.decide(
@@ -114,6 +114,7 @@ def improvement_stage(
             rejected=a.rejected,
             rejected_weight=settings.rejected_weight,
             imitated=a.imitated,
+            action_format=settings.action_format,
         )
         for a in attempts
     ]

@@ -89,6 +89,8 @@ def action_thought(
     if match is None or (react and not leaks(match["reasoning"], withheld, chat)):
         return None
     final = match["final"].strip()
+    if not react and (spoken := _REACT.match(final)) and leaks(spoken["reasoning"], withheld, chat):
+        final = spoken["final"].strip()  # the thought behind the block leaks, too, and the action needs none
     prompt = prompts.rethink_action_messages(state, final, match["reasoning"].strip())
     return Thought(generation, final, withheld, prompt, react)
 
@@ -131,9 +133,17 @@ def with_reasoning(thought: Thought, reasoning: str, chat: Chat) -> Generation:
 
 
 def correction_stage(
-    thoughts: Sequence[Thought | None], sampling: Sampling, chat: Chat, report: StageReport
+    thoughts: Sequence[Thought | None], sampling: Sampling, limit: int, chat: Chat, report: StageReport
 ) -> Stage[list[Generation | None]]:
-    """Each generation with its reasoning rewritten, or emptied if it still leaks; None where there is no reasoning."""
+    """Each generation with its reasoning rewritten, or emptied if it still leaks; None where there is no reasoning.
+
+    Args:
+        thoughts: What is rewritten.
+        sampling: Of the rewritten reasoning.
+        limit: Tokens that the role may speak. What would teach it to speak longer is emptied, too.
+        chat: Turns messages into tokens and back.
+        report: Counts what came of them.
+    """
     if not any(thoughts):
         return [None] * len(thoughts)
     prompts, seen = [t.prompt if t else None for t in thoughts], [t.seen if t else None for t in thoughts]
@@ -144,6 +154,9 @@ def correction_stage(
             generations.append(None)
             continue
         rewritten = accepted(thought, answer, chat)
+        generation = with_reasoning(thought, rewritten, chat)
+        if rewritten and len(generation.token_ids) > limit:
+            rewritten, generation = "", with_reasoning(thought, "", chat)
         report.counts["reasoning_rewritten" if rewritten else "reasoning_emptied"] += 1
-        generations.append(with_reasoning(thought, rewritten, chat))
+        generations.append(generation)
     return generations

@@ -173,6 +173,12 @@ class DeepSpeedTrainer:
             self.engine.lr_scheduler.load_state_dict(state["scheduler"])
         self.engine.global_steps = state["global_steps"]
 
+    def take_over(self) -> None:
+        """Parameters that were set from outside are what is trained from now on: copies of them that are kept follow."""
+        refresh = getattr(self.engine.optimizer, "refresh_fp32_params", None)
+        if refresh is not None:
+            refresh()
+
 
 def read_shard(content: bytes) -> dict[str, Any]:
     """What ``torch.save`` wrote of a learner's state. Of all classes that a file can name, only these are ever built."""

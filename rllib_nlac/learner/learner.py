@@ -79,11 +79,20 @@ class LanguageLearner(TorchLearner):
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=None if own_schedule else config.lr
         )
-        self.target: TargetWeights | None = None
-        if config.tau is not None:
-            num_shares = self.trainer.world_size if self.trainer.is_sharded and self.divides_target else 1
-            # With an adapter θ̄ averages A and B, whose product is not the average of the products.
-            self.target = TargetWeights(self.trainer.parts(), config.tau, num_shares, self.trainer.rank)
+        self.target = self._target_of_today()
+
+    def _target_of_today(self) -> TargetWeights | None:
+        """θ̄ as a copy of θ; None where the algorithm has none."""
+        if self.config.tau is None:
+            return None
+        num_shares = self.trainer.world_size if self.trainer.is_sharded and self.divides_target else 1
+        # With an adapter θ̄ averages A and B, whose product is not the average of the products.
+        return TargetWeights(self.trainer.parts(), self.config.tau, num_shares, self.trainer.rank)
+
+    def take_over(self) -> None:
+        """Goes on from weights that were put into the module alone: DeepSpeed's own copies and θ̄ become theirs."""
+        self.trainer.take_over()
+        self.target = self._target_of_today()
 
     @staticmethod
     def _first_lr(lr: Any) -> float:
@@ -344,8 +353,9 @@ class LanguageLearner(TorchLearner):
                 self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, window=1)
         done = [norm for norm in steps if math.isfinite(norm)]
         self.metrics.log_value((DEFAULT_MODULE_ID, "gradient_norm"), float(np.mean(done)) if done else math.nan, window=1)
-        self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), len(done), reduce="sum")
-        self.metrics.log_value((DEFAULT_MODULE_ID, "num_stopped_steps"), len(steps) - len(done), reduce="sum")
+        counts = self._learner_index == 0  # all learners make the same steps, and their sums are added up
+        self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), counts * len(done), reduce="sum")
+        self.metrics.log_value((DEFAULT_MODULE_ID, "num_stopped_steps"), counts * (len(steps) - len(done)), reduce="sum")
         sizes = {name: rows[name].cpu()[real] for name in ("length", "prompt_length", "role")}
         tokens = int(sizes["length"].sum())
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_tokens_trained"), tokens, reduce="sum")
@@ -415,7 +425,7 @@ class LanguageLearner(TorchLearner):
         for group in self.get_optimizer(DEFAULT_MODULE_ID).param_groups:
             # What the configuration says now is in force, not what it said when the checkpoint was written.
             group.update(_adam(self.config))
-            if not isinstance(self.config.lr, (list, tuple)):
+            if not isinstance(self.config.lr, (list, tuple)) and "scheduler" not in self.config.deepspeed_settings:
                 group["lr"] = self.config.lr
         if self.target is not None:
             self.target.load(state["target"])

@@ -57,9 +57,8 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
     """What one learner holds at the worst moment of a gradient step."""
     zero = dict(plan.deepspeed.get("zero_optimization", {}))
     stage, size = int(zero.get("stage", 0)), BYTES[plan.dtype]
-    # In bfloat16 DeepSpeed divides the optimizer among the learners, whatever the stage.
     has_master = bool(plan.deepspeed) and (stage > 0 or size == 2)
-    share = plan.num_learners if has_master else 1
+    share = plan.num_learners if stage > 0 else 1  # without ZeRO each learner has all of the optimizer
     numbers = trained_parameters(shape, plan.lora)
     off_weights, off_optimizer = (
         (zero.get(key) or {}).get("device", "none") != "none" for key in ("offload_param", "offload_optimizer")

@@ -203,7 +203,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
 
     def _refill(self, state: dict[str, Any]) -> None:
         """Adds the episodes of a buffer with another capacity or α, with the priorities that they had there."""
-        former = TextReplayBuffer(env=self.env, capacity=state["capacity"], alpha=state["alpha"])
+        former = TextReplayBuffer(env=self.env, capacity=state["capacity"], alpha=state["alpha"], max_bytes=self.max_bytes)
         former.set_state(state)
         priorities = np.full(len(former._indices), former._max_priority)
         if former.alpha:  # uniform replay kept none: all are as important as new ones

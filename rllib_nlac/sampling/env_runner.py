@@ -36,6 +36,7 @@ from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.envs.spaces import check_text_env
 from rllib_nlac.episode import TASK, episode_success, generations_of, task_seed_of
+from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.sampling.env_watch import watched
 from rllib_nlac.sampling.player import TextPlayer
 from rllib_nlac.sampling.refining import RefiningPolicy
@@ -268,7 +269,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _refining(self, engine: Engine) -> RefiningPolicy:
         if not self.config.criticises_in_words:
             raise ValueError(f"{type(self.config).__name__} has no critic in words, so its policy cannot be refined")
-        return RefiningPolicy(engine, self.chat, self.prompts, str(self.config.env), self.config.stage_settings)
+        variant = getattr(self.config.algo_class, "variant", NLAC_AS_IT_IS)
+        return RefiningPolicy(engine, self.chat, self.prompts, str(self.config.env), self.config.stage_settings, variant)
 
     def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float, are_branches: bool) -> None:
         """Counts what was played. Branches start in the middle of an episode, so their returns are not the policy's."""

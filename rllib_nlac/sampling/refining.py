@@ -10,6 +10,7 @@ from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.types import Generation, Request, Transition
 
 
@@ -26,14 +27,24 @@ class RefiningPolicy:
         settings: Sampling and weights of the roles. How training decides what to learn does not matter here: there is one
             round, the turn that was sampled is what is judged, and the refined one is played whether it would be verified
             or not.
+        variant: What the algorithm does otherwise than NLAC.
     """
 
-    def __init__(self, engine: Engine, chat: Chat, prompts: PromptSet, env: str, settings: StageSettings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        prompts: PromptSet,
+        env: str,
+        settings: StageSettings,
+        variant: Variant = NLAC_AS_IT_IS,
+    ) -> None:
         self._engine = engine
         self._chat = chat
         self._env = env
         settings = replace(settings, num_refinements=1, rejected_weight=1.0)
-        self._stages = LanguageStages(engine, chat, lambda name: prompts, settings)
+        variant = NLAC_AS_IT_IS if variant.judges_new_actions else variant  # a turn that is played is today's
+        self._stages = LanguageStages(engine, chat, lambda name: prompts, settings, variant=variant)
         self._stages.purpose = "evaluation"  # as the turns
         self._queue: list[tuple[int, Request]] = []
         self._next_ticket = 0
