@@ -41,7 +41,7 @@ from rllib_nlac.tiny.worlds import CROSSING, TEXT_HOUSE
 LOGS = ("apart", "joined")
 DIALOGUES = 256  # from each entrance
 SKILL = 0.5  # share of a logged dialogue's doors that lead on, beside those that do by chance
-ITERATIONS, EVERY = 36, 3
+ITERATIONS, EVERY = 24, 3
 FUTURES = 24  # of each door that the critic is asked about
 # The base model goes on from the text house's, which has learned to copy and to count.
 MODEL = {"steps": 160, "batch_size": 32, "peak_lr": 2e-3, "seed": 90, "init": TEXT_HOUSE.folder}
