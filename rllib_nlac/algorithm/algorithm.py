@@ -51,7 +51,7 @@ from rllib_nlac.engine.make import make_engine
 from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.stages import LanguageStages
-from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant, answered_by
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
 from rllib_nlac.learner.deepspeed import read_shard
 from rllib_nlac.learner.group import (
@@ -169,8 +169,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         are the base, which the engine has.
         """
         settings = self.config.stage_settings
-        asked = (settings.judge_weights, settings.backup_weights, variant.future_weights, variant.next_future_weights)
-        if Weights.INITIAL in asked and self.config.lora is None:
+        if Weights.INITIAL in answered_by(settings, variant).values() and self.config.lora is None:
             self._with_learners(lambda: push_initial_weights(self.learner_group, self.engine))
         return kind(self.engine, self.chat, self.prompts_for, settings, self.config.seed or 0, variant)
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
+from rllib_nlac.algorithm.roles import RolesConfig
 from rllib_nlac.engine.memory import BYTES, Cache, EnginePlan, Part, engine_parts, plan_of
 from rllib_nlac.engine.shapes import ModelShape, shape_of
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, answered_by
 from rllib_nlac.learner.memory import LearnerPlan, learner_parts, trained_parameters
 from rllib_nlac.learner.rl_module import LearnerModel
 from rllib_nlac.types import Weights
@@ -239,11 +241,10 @@ def _sets(config: LanguageConfig) -> tuple[str, ...]:
     if not config.trains:
         return ()
     sets = [which.value for which in getattr(config, "learned_sets", (Weights.POLICY,))]
-    asked = {getattr(config, "judge_weights", "")}
-    if (variant := getattr(config.algo_class, "variant", None)) is not None:
-        asked |= {variant.future_weights, variant.next_future_weights}
-    if Weights.INITIAL in asked:
-        sets.append(Weights.INITIAL.value)
+    if isinstance(config, RolesConfig):
+        variant = getattr(config.algo_class, "variant", NLAC_AS_IT_IS)
+        if Weights.INITIAL in answered_by(config.stage_settings, variant).values():
+            sets.append(Weights.INITIAL.value)
     return tuple(sets)
 
 

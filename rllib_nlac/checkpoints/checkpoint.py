@@ -359,7 +359,10 @@ def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
         raise FileExistsError(f"{folder} is not empty: name a new folder to export to")
     if not is_ours(str(checkpoint)):
         if (checkpoint / CONSTRUCTOR).is_file():
-            raise CheckpointError(f"{checkpoint} is of an algorithm of RLlib's own, without a language model of this package")
+            raise CheckpointError(
+                f"{checkpoint} has no {MANIFEST}: it is of one of RLlib's own algorithms, which have no language model to "
+                "export, or its writing was interrupted. Name a whole checkpoint of this package's"
+            )
         raise FileNotFoundError(f"{checkpoint} is no checkpoint: it has no {MANIFEST}")
     with opened(checkpoint) as verified:
         with verified.open(verified.folder / CONSTRUCTOR) as file:

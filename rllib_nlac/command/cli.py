@@ -255,19 +255,19 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.progress import ProgressLines
     from rllib_nlac.command.ray import start_ray
     from rllib_nlac.command.report import tell, tell_of_failure
-    from rllib_nlac.command.resume import make_resumable
+    from rllib_nlac.command.resume import folder_of, is_remote, make_resumable
     from rllib_nlac.command.search import mutated
     from rllib_nlac.engine.places import nodes_of_cluster
 
     options = tune_arguments(experiment)
-    storage = options["storage_path"] or str(Path.home() / "ray_results")
-    folder = Path(storage) / experiment.name if "://" not in storage else None
+    folder = None if is_remote(experiment) else folder_of(experiment)
     if folder is not None:
         check_storage(folder)
     if restore is not None:
-        examine(restore)
         if is_ours(str(restore)):
             check_lora(str(restore), read_manifest(restore), resolve(experiment))
+        else:
+            examine(restore)
     if resume:
         for line in make_resumable(experiment):
             terminal.say(line)

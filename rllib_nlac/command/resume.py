@@ -153,7 +153,7 @@ def folder_of(experiment: Experiment) -> Path:
 
 def how_to_go_on(experiment: Experiment) -> list[str]:
     """What a person should know who has interrupted an experiment."""
-    if not is_remote(experiment) and not _has_state(experiment):
+    if not (is_remote(experiment) or _has_state(experiment)):
         return ["Interrupted before anything was begun: there is nothing to go on with."]
     has_whole = is_remote(experiment) or any(last_whole(trial) for trial in folder_of(experiment).glob("*/"))
     since = (

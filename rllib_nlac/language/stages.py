@@ -30,7 +30,7 @@ from rllib_nlac.language.improvement_stage import improvement_stage
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import StageSettings
-from rllib_nlac.language.variant import NLAC_AS_IT_IS, Answer, Ask, Stage, Variant
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Answer, Ask, Stage, Variant, answered_by
 from rllib_nlac.types import BellmanTarget, Future, Refinement, Request, Transition, Weights, hash_seed
 
 Greedy = tuple[Weights, tuple[int, ...], int]  # by whom, prompt and limit: all that a greedy answer depends on
@@ -114,14 +114,7 @@ class LanguageStages:
     @property
     def answered_by(self) -> dict[str, Weights]:
         """Which weights answer each role."""
-        return {
-            "next_action": Weights.POLICY,
-            "next_future": self.variant.next_future_weights,
-            "target": self.settings.backup_weights,
-            "future": self.variant.future_weights,
-            "critique": self.settings.judge_weights,
-            "refinement": self.settings.judge_weights,
-        }
+        return answered_by(self.settings, self.variant)
 
     def predict_ids(self, transition: Transition) -> tuple[int, ...]:
         """Prompt of M(.|s, a), under which the successor model is trained."""

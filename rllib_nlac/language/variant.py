@@ -74,3 +74,15 @@ class Variant:
 
 
 NLAC_AS_IT_IS = Variant()
+
+
+def answered_by(settings: StageSettings, variant: Variant) -> dict[str, Weights]:
+    """Which weights answer each role."""
+    return {
+        "next_action": Weights.POLICY,
+        "next_future": variant.next_future_weights,
+        "target": settings.backup_weights,
+        "future": variant.future_weights,
+        "critique": settings.judge_weights,
+        "refinement": settings.judge_weights,
+    }

@@ -353,9 +353,10 @@ class LanguageLearner(TorchLearner):
                 self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, window=1)
         done = [norm for norm in steps if math.isfinite(norm)]
         self.metrics.log_value((DEFAULT_MODULE_ID, "gradient_norm"), float(np.mean(done)) if done else math.nan, window=1)
-        counts = self._learner_index == 0  # all learners make the same steps, and their sums are added up
-        self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), counts * len(done), reduce="sum")
-        self.metrics.log_value((DEFAULT_MODULE_ID, "num_stopped_steps"), counts * (len(steps) - len(done)), reduce="sum")
+        # All learners make the same steps, and what they log is added up: the first one counts.
+        made, stopped = (len(done), len(steps) - len(done)) if self._learner_index == 0 else (0, 0)
+        self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), made, reduce="sum")
+        self.metrics.log_value((DEFAULT_MODULE_ID, "num_stopped_steps"), stopped, reduce="sum")
         sizes = {name: rows[name].cpu()[real] for name in ("length", "prompt_length", "role")}
         tokens = int(sizes["length"].sum())
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_tokens_trained"), tokens, reduce="sum")
