@@ -369,7 +369,7 @@ def check_no_leak(world: World) -> None:
     thinking = f"<think>\nSince {observation}, the user is content.\n</think>\n\nFuture: the user is content. SUCCESS"
     for rewritten, kept in (("Maybe a good reply, maybe a bad one.", True), (f"Perhaps {observation}.", False)):
         replies = {"END": thinking, "Somebody": f"<think>hm</think>{rewritten}"}
-        engine, language = world.stages(solve(UNIFORM), reasoning=Sampling(1))
+        engine, language = world.stages(solve(UNIFORM), future=Sampling(99), reasoning=Sampling(1))
         exact = engine.answer
         engine.answer = lambda prompt, w, r=replies, e=exact: (
             next((a for word, a in r.items() if word in last_message(prompt)), None) or e(prompt, w)
