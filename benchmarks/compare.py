@@ -187,11 +187,11 @@ class Plan:
 
 def build(plan: Plan, world: str) -> None:
     """The model of a world that asks for one of its own, unless it is there."""
-    recipe, out = plan.worlds[world].get("build"), plan.models / world
-    if recipe and not (out / "built").exists():
+    wanted, out = plan.worlds[world].get("build"), plan.models / world
+    if wanted and not (out / "built").exists():
         print(f"{world}: building its model, a few minutes, once", flush=True)
-        options = [f"--{key}={value}" for key, value in recipe.items()]
-        subprocess.run([sys.executable, "-m", "rllib_nlac.tiny.build", *options, f"--out={out}"], check=True, cwd=HERE.parent)
+        command = ["rllib_nlac.tiny.build", f"--world={wanted}", f"--out={out}"]
+        subprocess.run([sys.executable, "-m", *command], check=True, cwd=HERE.parent)
         (out / "built").touch()
 
 

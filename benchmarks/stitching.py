@@ -36,15 +36,13 @@ from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.replay.dialogues import DialogueData
 from rllib_nlac.reporting.svg import Chart, Line
 from rllib_nlac.tiny.build import build
-from rllib_nlac.tiny.worlds import CROSSING, TEXT_HOUSE
+from rllib_nlac.tiny.worlds import CROSSING
 
 LOGS = ("apart", "joined")
 DIALOGUES = 256  # from each entrance
 SKILL = 0.5  # share of a logged dialogue's doors that lead on, beside those that do by chance
 ITERATIONS, EVERY = 24, 3
 FUTURES = 24  # of each door that the critic is asked about
-# The base model goes on from the text house's, which has learned to copy and to count.
-MODEL = {"steps": 160, "batch_size": 32, "peak_lr": 2e-3, "seed": 90, "init": TEXT_HOUSE.folder}
 FOUND = ("success", "crossing", "right", "wrong", "seconds")
 KINDS = {"log": str, "method": str, "seed": int, "iteration": int, **dict.fromkeys(FOUND, float)}
 PICTURED = ("NLAC, one step", "NLAC, three steps", "NLAC, Monte Carlo", "RFT", "scalar critic")
@@ -307,7 +305,7 @@ def main() -> None:
 
         folder = arguments.out.absolute()
         if not (folder / "model" / "built").exists():
-            build(folder / "model", CROSSING, **MODEL)
+            build(folder / "model", CROSSING)
             (folder / "model" / "built").touch()
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         wanted = [  # the methods in turn, so that whatever else the machine does meets all of them

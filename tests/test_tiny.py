@@ -6,17 +6,22 @@ import itertools
 import re
 import statistics
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllib_nlac.envs.text_house import ROOMS
 from rllib_nlac.envs.twenty_questions import candidates_after
 from rllib_nlac.language.parsing import parse_critique, parse_future
+from rllib_nlac.tiny import build as build_module
+from rllib_nlac.tiny.build import build
 from rllib_nlac.tiny.card import HELD_OUT_SEED, Player, measure_roles
 from rllib_nlac.tiny.text_house import HORIZON, SENSE, HousesByHeart, TextHouseCorpus, distance, head, one_later, progress_of
 from rllib_nlac.tiny.twenty_questions import State, TwentyQuestionsCorpus
@@ -204,7 +209,7 @@ class TestHouse:
     def test_houses_by_heart_stay_for_a_while_and_come_anew_at_last(self, monkeypatch):
         monkeypatch.setattr(HousesByHeart, "STATES_PER_HOUSE", 10)
         monkeypatch.setattr(HousesByHeart, "STATES_BY_HEART", 30)
-        corpus = WORLDS["text_house_by_heart"].corpus(0)
+        corpus = TEXT_HOUSE.corpus(0, TEXT_HOUSE.lessons[-1])
         houses = [corpus.state().task.house for _ in range(60)]
         assert [len(set(houses[start : start + 10])) for start in range(0, 30, 10)] == [1, 1, 1]
         assert len(set(houses[:30])) == 3 and len(set(houses[31:])) == 29
@@ -228,6 +233,36 @@ class TestHouse:
         empty = [e for e in examples["evaluate"] if ": nothing. keys none." in e.prompt[-3].content and len(e.prompt) > 3]
         fixes = Counter(fix for e in empty if (fix := parse_critique(e.answer).fix))
         assert set(fixes) <= {f"go {room}" for room in ROOMS} and max(fixes.values()) / sum(fixes.values()) < 0.3
+
+
+class TestBuild:
+    @pytest.fixture
+    def world(self, monkeypatch):
+        """Two lessons of a few steps, of which the second is about houses that are learned by heart."""
+        monkeypatch.setattr(build_module, "train_tokenizer", partial(build_module.train_tokenizer, examples=50))
+        lessons = [replace(lesson, steps=3, batch_size=8) for lesson in TEXT_HOUSE.lessons]
+        return replace(TEXT_HOUSE, lessons=tuple(lessons))
+
+    def test_the_same_command_gives_the_same_weights_and_another_seed_gives_others(self, world, tmp_path):
+        for name, seed in (("once", None), ("again", None), ("other", 1)):
+            build(tmp_path / name, world, seed)
+        once, again, other = (load_file(tmp_path / name / "model.safetensors") for name in ("once", "again", "other"))
+        assert all(torch.equal(once[name], again[name]) for name in once)
+        assert not all(torch.equal(once[name], other[name]) for name in once)
+
+    def test_each_lesson_goes_on_with_its_own_examples(self, world, tmp_path, monkeypatch):
+        taught = []
+        monkeypatch.setattr(build_module, "batches", lambda corpus, *rest: type(corpus))
+        monkeypatch.setattr(build_module, "train", lambda model, data, *rest: taught.append((id(model), data, *rest)))
+        build(tmp_path, world)
+        (model, *first), (same, *second) = taught
+        assert model == same and first == [TextHouseCorpus, 3, 0.003] and second == [HousesByHeart, 3, 0.0015]
+
+    def test_a_world_that_goes_on_from_another_ones_model_begins_with_it(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(build_module, "train", lambda *rest: None)
+        build(tmp_path, WORLDS["crossing"])
+        found, shipped = (load_file(folder / "model.safetensors") for folder in (tmp_path, TEXT_HOUSE.folder))
+        assert found.keys() == shipped.keys() and all(torch.equal(found[name], shipped[name]) for name in found)
 
 
 def test_words_of_the_world_are_single_tokens(chat):

@@ -1,4 +1,4 @@
-"""Builds the small base model from scratch: ``python -m rllib_nlac.tiny.build --out FOLDER``.
+"""Builds the small base model of a world: ``python -m rllib_nlac.tiny.build --world WORLD --out FOLDER``.
 
 Tokenizer (byte-level BPE, in which every word of the little world is one token), chat template and a Qwen2 causal LM,
 all in the Hugging Face format. It runs on a laptop's CPU; how long, and how well the model then does each role, stands
@@ -27,6 +27,7 @@ CHAT_TEMPLATE = (
 )
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CONTEXT = 512
+THREADS = 2  # a sum over threads depends on how many there are, and so do the weights
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -150,7 +151,7 @@ def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak
         torch.optim.Muon(inside, lr=peak_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=peak_lr, betas=(0.9, 0.98), weight_decay=0.01),
     ]
-    warmup = min(200, steps // 10)
+    warmup = min(200, max(1, steps // 10))
 
     def share_of_peak(step: int) -> float:
         return min((step + 1) / warmup, 0.5 * (1 + math.cos(math.pi * min(step / steps, 1.0))) + 1e-3)
@@ -180,51 +181,47 @@ def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak
     return sum(recent) / len(recent)
 
 
-def build(
-    out: Path, world: World, steps: int, batch_size: int = 64, peak_lr: float = 3e-3, seed: int = 0, init: Path | None = None
-) -> None:
-    """Trains tokenizer and model and writes them to ``out`` in the Hugging Face format.
+def build(out: Path, world: World, seed: int | None = None) -> None:
+    """Trains tokenizer and model, lesson by lesson, and writes them to ``out`` in the Hugging Face format.
 
     Args:
         out: The folder to write.
-        world: What it is about.
-        steps: Optimizer steps.
-        batch_size: Examples per step.
-        peak_lr: Of both optimizers.
-        seed: Of the initial weights and of the corpus.
-        init: A folder to go on from, with its tokenizer, instead of starting from scratch.
+        world: What it is about, with its lessons.
+        seed: Of the first weights and of the examples, in place of the world's.
     """
-    if init is None:
+    seed = world.seed if seed is None else seed
+    if world.init is None:
         tokenizer = train_tokenizer(world.corpus(seed))
         model = make_model(tokenizer, seed)
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
     else:
-        model = Qwen2ForCausalLM.from_pretrained(init, dtype=torch.float32)
-        AutoTokenizer.from_pretrained(init).save_pretrained(out)
+        model = Qwen2ForCausalLM.from_pretrained(world.init, dtype=torch.float32)
+        AutoTokenizer.from_pretrained(world.init).save_pretrained(out)
     # Train with the tokenizer as every user will load it: for a Qwen2 model Transformers puts Qwen2's own splitting rule
     # in place of the saved one, and a model trained with the other never saw its users' tokens for a number.
-    tokenizer = AutoTokenizer.from_pretrained(out) if init is None else AutoTokenizer.from_pretrained(init)
+    tokenizer = AutoTokenizer.from_pretrained(world.init or out)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
-    data = batches(world.corpus(seed + 1), Encoder(tokenizer), batch_size, tokenizer.pad_token_id)
-    train(model, data, steps, peak_lr)
-    model.save_pretrained(out)
+    for number, lesson in enumerate(world.lessons, start=1):
+        print(f"lesson {number} of {len(world.lessons)}", flush=True)
+        corpus = world.corpus(seed + number, lesson)
+        data = batches(corpus, Encoder(tokenizer), lesson.batch_size, tokenizer.pad_token_id)
+        train(model, data, lesson.steps, lesson.lr)
+        model.save_pretrained(out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=sorted(WORLDS), default="twenty_questions")
     parser.add_argument("--out", type=Path, help="the folder to write; the shipped model's own, where it is not given")
-    parser.add_argument("--init", type=Path, help="go on from this model instead of starting from scratch")
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="of the first weights and of the examples, in place of the world's")
     arguments = parser.parse_args()
     world = WORLDS[arguments.world]
     out = arguments.out or world.folder
     if out is None:
         parser.error(f"--out is needed: no model of {world.name} is shipped")
-    build(out, world, arguments.steps, peak_lr=arguments.lr, seed=arguments.seed, init=arguments.init)
+    torch.set_num_threads(THREADS)
+    build(out, world, arguments.seed)
 
 
 if __name__ == "__main__":
