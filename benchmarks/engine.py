@@ -78,8 +78,8 @@ class Recorder:
         self.requests += requests
         return self.engine.submit(requests)
 
-    def poll(self) -> list[tuple[int, Generation]]:
-        return self.engine.poll()
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
+        return self.engine.poll(patience_s)
 
     def withdraw(self) -> None:
         self.engine.withdraw()

@@ -37,7 +37,7 @@ class FreeEngine:
         self._queue.extend(tickets)
         return tickets
 
-    def poll(self) -> list[tuple[int, Generation]]:
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
         tickets = list(self._queue)
         self._queue.clear()
         return [(ticket, self._generation) for ticket in tickets]

@@ -49,7 +49,7 @@ class PlainEngine:
         self.queue += zip(tickets, requests, strict=True)
         return tickets
 
-    def poll(self) -> list[tuple[int, Generation]]:
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
         queue, self.queue = self.queue, []
         return [(ticket, self._answer(request)) for ticket, request in queue]
 

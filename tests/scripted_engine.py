@@ -36,7 +36,7 @@ class ScriptedEngine:
         self._queue += zip(tickets, requests, strict=True)
         return tickets
 
-    def poll(self) -> list[tuple[int, Generation]]:
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
         if not self._queue:
             return []
         ticket, request = self._queue.pop()  # the last first: nobody may rely on an order

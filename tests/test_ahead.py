@@ -115,7 +115,7 @@ class TestIdle:
             def submit(self, requests):
                 return [0]
 
-            def poll(self):
+            def poll(self, patience_s=None):
                 time.sleep(0.3)
                 return [(0, "answer")]
 

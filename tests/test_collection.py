@@ -153,6 +153,35 @@ def test_the_engine_goes_on_while_an_environment_takes_its_time(make):
     assert len(episodes) == 12 and waited and all(waited)
 
 
+def test_an_environment_that_is_ready_need_not_wait_for_anothers_long_turn(make):
+    """The first turn ends when all others have, and the engine waits for it only while no environment is at work."""
+
+    class Unhurried(Countdown):
+        def step(self, action):
+            time.sleep(0.05)
+            return super().step(action)
+
+    runner, held, in_vain = make(env=Unhurried, env_threads=3), [], []
+    poll, submit, asked = runner.engine.poll, runner.engine.submit, []
+
+    def slow_poll(patience_s=None):
+        while some := poll():
+            held.extend(answer for answer in some if answer[0] == 0)
+            if others := [answer for answer in some if answer[0] != 0]:
+                return others
+        if patience_s is not None and len(asked) < 8:
+            time.sleep(patience_s)
+            return []
+        in_vain.append(len(asked) < 8)
+        released, held[:] = held[:], []
+        return released
+
+    runner.engine.poll = slow_poll
+    runner.engine.submit = lambda requests: asked.extend(requests) or submit(requests)
+    assert len(runner.sample(num_episodes=6)) == 6
+    assert not any(in_vain)
+
+
 @pytest.mark.parametrize("steps", [1, 7, 20])
 def test_by_steps_whole_episodes_are_played_until_there_are_enough(make, steps):
     runner = make(num_envs_per_env_runner=1)

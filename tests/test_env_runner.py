@@ -104,7 +104,7 @@ def test_turns_that_end_together_are_encoded_and_asked_for_together(make, chat):
     submit, poll = runner.engine.submit, runner.engine.poll
     runner.engine.submit = lambda requests: asked.append(len(requests)) or submit(requests)
 
-    def poll_all():
+    def poll_all(patience_s=None):
         finished = []
         while some := poll():
             finished += some

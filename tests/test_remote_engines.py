@@ -39,7 +39,7 @@ def simple_engine() -> type:
                     raise ValueError("this prompt is refused")
             return tickets
 
-        def poll(self):
+        def poll(self, patience_s=None):
             if any(request.prompt_ids[0] == 8 for request in self.pending.values()):
                 raise ValueError("it breaks")
             done, self.pending = self.pending, {}

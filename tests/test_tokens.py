@@ -155,7 +155,7 @@ class TestSpending:
                 self.done = list(enumerate(answered(request, 2) for request in requests))
                 return [ticket for ticket, _ in self.done]
 
-            def poll(self):
+            def poll(self, patience_s=None):
                 return self.done
 
         actor = EngineActor(Engine)

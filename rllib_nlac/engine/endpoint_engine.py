@@ -58,10 +58,10 @@ class EndpointEngine:
         self._waiting.update({self._threads.submit(self._ask, r): t for r, t in zip(requests, tickets, strict=True)})
         return tickets
 
-    def poll(self) -> list[tuple[int, Generation]]:
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
         if not self._waiting:
             return []
-        done, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
+        done, _ = wait(self._waiting, patience_s, return_when=FIRST_COMPLETED)
         return [(self._waiting.pop(future), future.result()) for future in done]
 
     def withdraw(self) -> None:

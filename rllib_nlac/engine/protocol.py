@@ -36,10 +36,11 @@ class Engine(Protocol):
     def submit(self, requests: Sequence[Request]) -> list[int]:
         """Queues requests for the policy's weights and returns their tickets."""
 
-    def poll(self) -> list[tuple[int, Generation]]:
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
         """Works on what is queued and returns the requests that have finished since the last call.
 
-        Blocks until at least one has, unless nothing is queued.
+        Args:
+            patience_s: Return after about so long even if none has finished; None waits for the first one.
         """
 
     def withdraw(self) -> None:

@@ -208,6 +208,7 @@ class RemoteEngines:
         self._announced = dict(announced or {})
         self._pids = dict(pids or {})
         self._waiting: dict[Any, tuple[int, int, Request]] = {}  # by the call: ticket, engine, request
+        self._silent_since = time.monotonic()  # since an engine has answered, or was asked after a pause
         self._next_ticket = self._refusals = 0
         self._last_number = max((known.number for known in self._announced.values()), default=0)
         self.broadcasts = broadcasts
@@ -231,6 +232,8 @@ class RemoteEngines:
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
         tickets = []
+        if not self._waiting:
+            self._silent_since = time.monotonic()
         for request in requests:
             engine = self._next_ticket % len(self._actors)
             self._waiting[self._ask(engine, [request])] = (self._next_ticket, engine, request)
@@ -238,11 +241,16 @@ class RemoteEngines:
             self._next_ticket += 1
         return tickets
 
-    def poll(self) -> list[tuple[int, Generation]]:
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
         finished: list[tuple[int, Generation]] = []
         while self._waiting and not finished:
             references = list(self._waiting)
-            first, _ = ray.wait(references, num_returns=1, timeout=self._timeout_s)
+            silence = self._silent_since + self._timeout_s - time.monotonic()
+            limit = max(0.0, silence if patience_s is None else min(patience_s, silence))
+            first, _ = ray.wait(references, num_returns=1, timeout=limit)
+            if not first and limit < silence:
+                return []
+            self._silent_since = time.monotonic()
             if not first:
                 names = self._names(engine for _, engine, _ in self._waiting.values())
                 raise EngineError(

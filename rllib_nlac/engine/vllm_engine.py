@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -169,12 +171,13 @@ class VLLMEngine:
             self._serve(weights)
         return self._enqueue(requests)
 
-    def poll(self) -> list[tuple[int, Generation]]:
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
+        until = math.inf if patience_s is None else time.monotonic() + patience_s
         while self._pending:
             with _uncompiled():
                 outputs = self._llm.step()
             finished = [self._read(output) for output in outputs if output.finished]
-            if finished:
+            if finished or time.monotonic() > until:
                 return finished
         return []
 

@@ -180,10 +180,10 @@ class TextPlayer:
             role=slot.role,
         )
 
-    def answers(self) -> Sequence[tuple[int, Generation]]:
-        """The tickets that the engine has answered since the last call, at least one."""
+    def answers(self, patience_s: float | None = None) -> Sequence[tuple[int, Generation]]:
+        """The tickets that the engine has answered since the last call; after ``patience_s`` perhaps none."""
         assert self.speaker is not None
-        return self.speaker.poll()
+        return self.speaker.poll(patience_s)
 
     def withdraw(self) -> None:
         """Gives up what was asked."""

@@ -60,8 +60,8 @@ class RefiningPolicy:
         """Gives up what is queued."""
         self._queue.clear()
 
-    def poll(self) -> list[tuple[int, Generation]]:
-        """Answers everything that is queued, in four calls of the engine."""
+    def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
+        """Answers everything that is queued, in four calls of the engine, whatever the patience."""
         if not self._queue:
             return []
         (tickets, requests), self._queue = zip(*self._queue, strict=True), []

@@ -12,6 +12,8 @@ from rllib_nlac.sampling.env_threads import EnvThreads, Job
 from rllib_nlac.sampling.slot import Outcome, Played, Slot, Start
 from rllib_nlac.types import Generation
 
+LOOK_S = 0.005  # between two looks at what the environments' threads have finished
+
 
 class Player(Protocol):
     """What the loop asks of the runner."""
@@ -22,8 +24,8 @@ class Player(Protocol):
     def ask(self, slots: Sequence[Slot]) -> list[int]:
         """Asks the engine for the next turn of several slots; returns the tickets."""
 
-    def answers(self) -> Sequence[tuple[int, Generation]]:
-        """The tickets that the engine has answered since the last call, at least one."""
+    def answers(self, patience_s: float | None = None) -> Sequence[tuple[int, Generation]]:
+        """The tickets that the engine has answered since the last call; after ``patience_s`` perhaps none."""
 
     def withdraw(self) -> None:
         """Gives up what was asked."""
@@ -74,7 +76,9 @@ class Rollout:
                 self._begin(slot)
             self._ask()
             while self._waiting or self._busy:
-                answers = self._player.answers() if self._waiting else ()
+                # An environment that is ready while others' turns are being sampled joins them at once.
+                patience = LOOK_S if self._busy else None
+                answers = self._player.answers(patience) if self._waiting else ()
                 played = [self._act(self._waiting.pop(ticket), generation) for ticket, generation in answers]
                 self._record([step for step in played if step is not None] + self._settled())
                 self._ask()
