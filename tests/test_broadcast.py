@@ -19,6 +19,7 @@ from ray import cloudpickle
 from transformers import AutoModelForCausalLM
 
 from benchmarks.faults import processes, small_config
+from rllib_nlac.engine import broadcasts
 from rllib_nlac.engine.buckets import Bucket, Plan
 from rllib_nlac.engine.channel import ChannelError, Gathering, Sender
 from rllib_nlac.engine.make import make_engine
@@ -244,6 +245,28 @@ class TestActors:
             push_weights(learners, engines, 13)
         learners.states = served
         self.assert_serve(engines, learners, chat, model_path, 12)
+
+    def test_where_no_store_can_be_opened_the_object_store_carries_all_and_is_named(
+        self, engines, learners, chat, model_path, monkeypatch, caplog
+    ):
+        def refuse(*arguments):
+            raise RuntimeError("no route to 10.9.9.9")
+
+        before = engines.broadcasts.num_broken
+        engines.broadcasts.give_up("so that a new group is needed")
+        with monkeypatch.context() as patch:
+            patch.setattr(broadcasts, "Gathering", refuse)
+            self.push(learners, engines, 20)
+            self.assert_serve(engines, learners, chat, model_path, 20)
+            self.push(learners, engines, 21)
+            assert engines.broadcasts.num_broken == before + broadcasts.MAX_BROKEN_IN_A_ROW
+            assert "no route to 10.9.9.9" in caplog.text and "weight_transfer: object_store" in caplog.text
+        self.push(learners, engines, 22)  # nothing is tried any more
+        assert engines.broadcasts.num_broken == before + broadcasts.MAX_BROKEN_IN_A_ROW
+        self.assert_serve(engines, learners, chat, model_path, 22)
+        engines.broadcasts.went_well()
+        self.push(learners, engines, 23)
+        assert engines.broadcasts._group is not None
 
 
 def spoil(learner, victim: int) -> None:

@@ -310,6 +310,8 @@ class RemoteEngines:
         self._last_number += 1
         number, patience = self._last_number, self._timeout_s
         invitation = self.broadcasts.invite(patience)
+        if invitation is None:
+            return self.set_shared_weights(weights, version, send(None).state, lent)
         each = (invitation.size - 1) // len(self._actors)
         asked = {
             actor.receive_weights.remote(weights, version, number, plan, invitation, 1 + engine * each): engine
@@ -333,6 +335,8 @@ class RemoteEngines:
         checksums = [self._note(engine, answer) for engine, answer in answers.items() if engine not in lost]
         if fault := next((str(answers[engine]) for engine in lost), fault or sent.fault):
             self.broadcasts.give_up(fault)
+        else:
+            self.broadcasts.went_well()
         return self._agreed(weights, checksums + self._give(lost, weights))
 
     def seconds_rested(self) -> list[float] | None:
