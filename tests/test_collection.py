@@ -89,6 +89,8 @@ def test_branches_count_as_steps_and_not_as_the_policys_success(make):
     branches = [branch for own in runner.branch([(episode, 1) for episode in episodes], 2) for branch in own]
     metrics = runner.get_metrics()
     assert float(metrics["num_env_steps_sampled"]) == sum(map(len, branches)) and float(metrics["num_episodes"]) == 4
+    sampled = [branch.get_extra_model_outputs(GENERATION, turn) for branch in branches for turn in range(1, len(branch))]
+    assert int(metrics["num_generated_tokens"]) == sum(len(generation.token_ids) for generation in sampled)  # not the prefixes
     assert math.isnan(float(metrics["success_rate"])) and math.isnan(float(metrics["episode_return_mean"]))
 
 

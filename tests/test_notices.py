@@ -20,6 +20,7 @@ from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
 from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.engine.template import ChatTemplate
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.reporting.advice import advise
 from rllib_nlac.reporting.report import markdown
@@ -180,7 +181,10 @@ class TestRuns:
         finally:
             algorithm.stop()
 
-    def test_turns_without_an_action_and_nothing_to_imitate(self, ray_session, lent_engine):
+    def test_turns_without_an_action_nothing_to_imitate_and_a_template_that_cannot_be_bridged(
+        self, ray_session, lent_engine, monkeypatch
+    ):
+        monkeypatch.setattr(ChatTemplate, "_find_opening", lambda template: (None, "it drops the thoughts of earlier turns"))
         algorithm = small(RFTConfig()).language(action_format="react").build_algo()
         try:
             notices = algorithm.train()[NOTICES].splitlines()
@@ -188,6 +192,7 @@ class TestRuns:
             algorithm.stop()
         assert any("of the policy's turns (100%) do not parse" in text and "One of them: '" in text for text in notices)
         assert any("nothing was learned in iteration 1: no episode was accepted" in text for text in notices)
+        assert any("encoded from its text" in text and "drops the thoughts of earlier turns" in text for text in notices)
 
     def test_under_rllibs_own_algorithms_too(self, ray_session, engine, monkeypatch):
         monkeypatch.setattr("rllib_nlac.baselines.stock_runner.local_engine", lambda config, chat: engine)

@@ -49,6 +49,16 @@ def test_d_prime_and_y_come_from_the_target_and_d_and_the_next_action_from_the_p
     }
 
 
+def test_next_actions_whose_prompts_leave_old_turns_out_are_counted_as_encoded_again(make, chat):
+    """Nothing of such a prompt is known from what was sampled, so that all of it comes from its text."""
+    t = transition()
+    generation = replace(t.generation, prompt_ids=chat.prompt_ids(t.state), token_ids=chat.encode(t.action))
+    whole = replace(t, generation=generation)
+    moved_on = replace(whole, next_messages=(Message("user", "No."),))
+    counted = [make(script(), num_next_actions=3)[1].run([t])[2].counts["retokenised"] for t in (whole, moved_on)]
+    assert counted == [0, 3]
+
+
 def test_the_backup_follows_the_policys_next_action(make):
     """Fails on a backup that follows the behaviour policy: there is no stored next action to be found in its prompts."""
     engine, stages = make(script(policy="Is it found in water?"))

@@ -287,6 +287,7 @@ def test_the_documents_ppo_runs_as_it_stands(ray_session, lent_local_engine, cap
         ("action_temperature", 0.0, "a greedy policy has no gradient"),
         ("action_top_p", 0.9, "must be 1"),
         ("num_engines", 1, "each EnvRunner has its engine"),
+        ("engine_config", {"weight_transfer": "collective"}, "get weights by RLlib's own sync"),
         ("language_model", "./missing", "does not exist"),
     ],
 )

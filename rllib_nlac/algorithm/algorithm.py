@@ -111,6 +111,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             check_storage(Path(self.config.output))  # later, a record that cannot be written is not worth the run
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
+        if obstacle := self.chat.template.obstacle:
+            self.notices.heed("template", f"Every prompt is encoded from its text, not continued from sampled ids: {obstacle}.")
         self.prompts_for = functools.cache(self.config.prompts_for)
         activity.turn_to("starting the engine")
         self.engine = make_engine(self.config.engine_spec, self.chat)

@@ -20,6 +20,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
+from rllib_nlac.algorithm.transfer import AUTO
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
@@ -80,6 +81,11 @@ class StockConfig(LanguageConfig):
             self.num_engines == 0,
             "num_engines",
             "must be 0: under RLlib's own algorithms each EnvRunner has its engine; raise num_env_runners",
+        )
+        self._check(
+            self.engine_config.get("weight_transfer", AUTO) == AUTO,
+            "engine_config",
+            "has weight_transfer, which RLlib's own algorithms do not use: their EnvRunners get weights by RLlib's own sync",
         )
 
 

@@ -7,7 +7,6 @@ sampled is never encoded again. Writing costs a hundredth of what encoding does.
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,6 @@ from transformers import PreTrainedTokenizerBase
 
 from rllib_nlac.engine.control_tokens import ControlTokens, Span
 from rllib_nlac.types import Message
-
-logger = logging.getLogger(__name__)
 
 MOST_CHARACTERS_KEPT = 4_000_000  # of dialogues written last: the next turn's begins with one of them, or several roles' do
 
@@ -59,8 +56,6 @@ class ChatTemplate:
         self._num_characters = 0
         self._mark = f"\ue000{secrets.token_hex(16)}:"  # of a placeholder; no text can know it, and no ids depend on it
         self.opening, self.obstacle = self._find_opening()
-        if self.obstacle:
-            logger.info("%s: every turn's prompt is written and encoded anew: %s", tokenizer.name_or_path, self.obstacle)
 
     def write(self, messages: Sequence[Message], num_harmless: int = 0) -> Written:
         """The text of a prompt, of whose messages the first so many are known to hold no part of a control token.

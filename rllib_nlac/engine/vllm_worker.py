@@ -6,6 +6,7 @@ model.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from rllib_nlac.engine.buckets import Plan
 from rllib_nlac.engine.channel import Channel, Invitation
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.engine.slices import Slices
+
+logger = logging.getLogger(__name__)
 
 if not torch.cuda.is_available():
     # oneDNN packs each matrix into a copy of its own. A reload of weights never reaches the copy of an output layer that is
@@ -191,11 +194,18 @@ class WorkerExtension:
     def _learn_slices(self, state: Mapping[str, torch.Tensor]) -> Slices | None:
         """Loads a state into the model as it serves; None where that does not go, and then nothing is known of the model."""
         model = self.model_runner.get_model()
+        obstacle: object = "its loader does more than to copy"
         try:
             with torch.no_grad():
-                return Slices.learned(lambda given: model.load_weights(iter(given.items())), self._parameters(), state)
-        except Exception:
-            return None
+                slices = Slices.learned(lambda given: model.load_weights(iter(given.items())), self._parameters(), state)
+        except Exception as error:
+            slices, obstacle = None, error
+        if slices is None:
+            logger.warning(
+                "%s: vLLM loads the whole model at every sync of weights, which takes longer than to copy them: %s",
+                *(type(model).__name__, obstacle),
+            )
+        return slices
 
     def _reload(self, state: Mapping[str, torch.Tensor]) -> None:
         """As when the model was first loaded."""

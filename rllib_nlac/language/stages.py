@@ -181,7 +181,8 @@ class LanguageStages:
             if isinstance(prompt, PromptTooLong):
                 report.counts["prompt_too_long"] += 1
                 continue
-            report.counts["retokenised"] += prompt.retokenised
+            seen = asks[part].seen
+            report.counts["retokenised"] += prompt.retokenised or (bool(seen) and seen[place] is None)
             if item_seeds is None:
                 seed = int(self.rng.integers(1 << 31))
             else:  # a stage asks equally many prompts, k futures for example, of each of its items in turn

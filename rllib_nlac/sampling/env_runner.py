@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -217,7 +217,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 name = f"{episode.id_}/{steps}/{branch}"
                 starts.append(Start(name, task_seed_of(episode), seed, (episode, steps), role="branches"))
         self._next_episode += 1
-        played = self._play(iter(starts).__next__, len(starts), 0, are_branches=True)
+        played = self._play_branches(starts)
         by_name = {episode.id_: episode for episode in played}
         found = [by_name.get(start.name) for start in starts]
         return [[e for e in found[i : i + count] if e is not None] for i in range(0, len(found), count)]
@@ -231,14 +231,18 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             The episodes in the order of their names, without those that were lost or whose prefix was answered otherwise.
         """
         self.prepare()
-        return self._play(iter(starts).__next__, len(starts), 0, are_branches=True)
+        return self._play_branches(starts)
+
+    def _play_branches(self, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
+        repeated = {start.name: start.prefix[1] for start in starts if start.prefix is not None}
+        return self._play(iter(starts).__next__, len(starts), 0, repeated=repeated)
 
     def _play(
         self,
         next_start: Callable[[], Start],
         num_episodes: int | None,
         num_timesteps: int,
-        are_branches: bool = False,
+        repeated: Mapping[str, int] | None = None,
         replace_lost: bool = True,
         refined: bool = False,
     ) -> list[SingleAgentEpisode]:
@@ -246,11 +250,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             raise RuntimeError("this EnvRunner has no engine yet: call attach(engine) before sample()")
         self.player.speaker = self._refining(self.engine) if refined else self.engine
         started = time.perf_counter()
-        replaced = replace_lost and not are_branches
+        replaced = replace_lost and repeated is None
         player = self.player
         with watched(player.slots, str(self.config.env)):
             done = Rollout(player, player.slots, next_start, num_episodes, num_timesteps, replaced, player.threads).run()
-        self._log_episodes(done, time.perf_counter() - started, are_branches)
+        self._log_episodes(done, time.perf_counter() - started, repeated)
         self._call_back("on_sample_end", samples=done)
         return done
 
@@ -272,16 +276,24 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         variant = getattr(self.config.algo_class, "variant", NLAC_AS_IT_IS)
         return RefiningPolicy(engine, self.chat, self.prompts, str(self.config.env), self.config.stage_settings, variant)
 
-    def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float, are_branches: bool) -> None:
-        """Counts what was played. Branches start in the middle of an episode, so their returns are not the policy's."""
+    def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float, repeated: Mapping[str, int] | None) -> None:
+        """Counts what was played.
+
+        Args:
+            episodes: Whole ones.
+            seconds: How long it took.
+            repeated: Of branches the turns that were played again and not sampled, by the branch's name. They start in the
+                middle of an episode, so their returns are not the policy's.
+        """
         generated = prompted = cached = 0
         for episode in episodes:
             info = episode.get_infos(-1)
-            generations: Sequence[Generation] = generations_of(episode)
+            start = 0 if repeated is None else repeated.get(episode.id_, 0)
+            generations: Sequence[Generation] = generations_of(episode)[start:]
             generated += sum(len(generation.token_ids) for generation in generations)
             prompted += sum(len(generation.prompt_ids) for generation in generations)
             cached += sum(generation.cached_tokens for generation in generations)
-            if are_branches:
+            if repeated is not None:
                 continue
             self._mean(EPISODE_RETURN_MEAN, episode.get_return())
             self._mean(EPISODE_LEN_MEAN, len(episode))

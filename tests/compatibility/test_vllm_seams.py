@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.engine.vllm_worker import WorkerExtension
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights
 
@@ -128,6 +131,26 @@ def _twice(numbers: torch.Tensor) -> torch.Tensor:
     return 2 * numbers
 
 
+@pytest.mark.parametrize(("fault", "said"), [(None, "does more than to copy"), (ValueError("no such layer"), "no such layer")])
+def test_a_model_whose_weights_cannot_be_copied_into_place_is_told(fault, said, caplog):
+    class Worker(WorkerExtension):
+        weight = torch.zeros(2)
+        model_runner = SimpleNamespace(get_model=lambda: Model())
+
+        def _parameters(self):
+            return [self.weight]
+
+    class Model:
+        def load_weights(self, given):
+            if fault:
+                raise fault
+            for _, tensor in given:
+                Worker.weight.copy_(tensor + 1)
+
+    assert Worker()._learn_slices({"weight": torch.ones(2)}) is None
+    assert "loads the whole model at every sync" in caplog.text and said in caplog.text
+
+
 def test_adapters_are_built_from_tensors_and_put_into_numbered_slots(engine):
     """Without an adapter's manager in this engine: names and signatures that ``vllm_worker`` relies on."""
     from vllm.lora.lora_model import LoRAModel
@@ -148,8 +171,6 @@ def test_adapters_are_built_from_tensors_and_put_into_numbered_slots(engine):
 
 def test_the_prefix_cache_knows_an_adapter_by_name_and_path():
     """So a new version must have a new name."""
-    from types import SimpleNamespace
-
     from vllm.lora.request import LoRARequest
     from vllm.v1.core.kv_cache_utils import _gen_lora_extra_hash_keys
 
