@@ -19,6 +19,7 @@ class Goal(NamedTuple):
 ENV_RUNNER = Goal(0.9, at_least=True)  # of the speed of bare vLLM that holds as many sequences
 SYNC = Goal(3.0, at_least=False)  # copies of the model's bytes in memory, for both weight sets across processes
 LEARNER = Goal(1.35, at_least=True)  # times plain torch, with 2,048 tokens a micro-batch
+TRL = Goal(2.0, at_least=True)  # times its SFTTrainer, as many tokens a micro-batch; where TRL is installed
 EPISODE_MS = Goal(50.0, at_least=False)  # of a scripted episode
 ENV_STEPS = Goal(1000.0, at_least=True)  # a second of one core, with an engine that costs nothing
 BROWSER_STEPS = Goal(20.0, at_least=True)  # a second, on four browsers

@@ -4,21 +4,24 @@ All sides make as many gradient steps on the same sequences, turn about in one p
 depends on what else the machine is doing. Plain torch is what a loop for supervised fine-tuning does: Transformers' own forward
 pass over a padded batch with its attention mask, logits at every position, cross-entropy, clipping, AdamW; no target weights,
 no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``. All batches are made before the clock
-starts. Prints a table; nothing is asserted.
+starts. Where TRL is installed (``pip install --no-deps trl accelerate datasets multiprocess dill xxhash``), its SFTTrainer makes
+as many steps on the same sequences, by its own clock. Prints a table; nothing is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.figures import LEARNER, Figure, add_option, hand_over
+from benchmarks.figures import LEARNER, TRL, Figure, add_option, hand_over
 from rllib_nlac import NLACConfig
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches, to_multi_agent_batch
@@ -94,10 +97,47 @@ class PlainTorch:
             self.optimizer.zero_grad()
 
 
+class SFT:
+    """TRL's SFTTrainer on the same sequences, a batch of so many a step."""
+
+    def __init__(self, model: str, sequences: list[TrainingSequence], steps: int, size: int, folder: str) -> None:
+        from datasets import Dataset
+        from trl import SFTConfig, SFTTrainer
+
+        rows = [
+            {"input_ids": [*s.prompt_ids, *s.answer_ids], "labels": [-100] * len(s.prompt_ids) + list(s.answer_ids)}
+            for s in sequences
+        ]
+        settings = SFTConfig(
+            folder,
+            max_steps=steps,
+            per_device_train_batch_size=size,
+            learning_rate=LR,
+            lr_scheduler_type="constant",
+            weight_decay=0.0,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataset_kwargs={"skip_prepare_dataset": True},
+        )
+        own = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        self.trainer = SFTTrainer(own, settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+
+    def seconds(self) -> float:
+        """Of one round, as the trainer measures it, without what it prepares beforehand."""
+        return self.trainer.train().metrics["train_runtime"]
+
+
 def seconds(work: Callable[[], object]) -> float:
+    """Of one round; work that has a clock of its own says so."""
     started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    told = work()
+    return told if isinstance(told, float) else time.perf_counter() - started
 
 
 def options() -> argparse.ArgumentParser:
@@ -119,8 +159,12 @@ def main() -> None:
     batch = to_multi_agent_batch(sequences, env_steps=len(sequences))
     tokens = sum(len(s.prompt_ids) + len(s.answer_ids) for s in sequences)
 
-    plain = PlainTorch(NLACConfig().language(language_model=arguments.model).model_path, sequences)
+    model_path = NLACConfig().language(language_model=arguments.model).model_path
+    plain = PlainTorch(model_path, sequences)
     sides: dict[str, Callable[[], object]] = {"plain torch": plain.train}
+    if importlib.util.find_spec("trl"):
+        with tempfile.TemporaryDirectory() as folder:  # nothing is saved in it
+            sides["TRL"] = SFT(model_path, sequences, arguments.steps, arguments.size, folder).seconds
     for budget in arguments.budgets:
         learner = make_learner(arguments.model, budget)
         sides[f"learner, {budget}"] = lambda learner=learner: learner.update(
@@ -138,10 +182,15 @@ def main() -> None:
         ratios = [other / mine for mine, other in zip(took, spent["plain torch"], strict=True)]
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"  {name:14s} {tokens / statistics.median(took):7.0f}   ratio to plain torch {spread}")
-        if name != "plain torch":
+        if name.startswith("learner"):
             label = f"{name} tokens a micro-batch, beside plain torch"
             goal = LEARNER if name == f"learner, {BUDGET}" else ()
             hand_over(arguments.figures, Figure(label, statistics.median(ratios), "", *goal))
+    if "TRL" in sides and BUDGET in arguments.budgets:
+        ratios = [trl / mine for mine, trl in zip(spent[f"learner, {BUDGET}"], spent["TRL"], strict=True)]
+        print(f"learner, {BUDGET}, beside TRL: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        label = f"learner, {BUDGET} tokens a micro-batch, beside TRL"
+        hand_over(arguments.figures, Figure(label, statistics.median(ratios), "", *TRL))
 
 
 if __name__ == "__main__":
