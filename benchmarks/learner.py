@@ -4,8 +4,8 @@ All sides make as many gradient steps on the same sequences, turn about in one p
 depends on what else the machine is doing. Plain torch is what a loop for supervised fine-tuning does: Transformers' own forward
 pass over a padded batch with its attention mask, logits at every position, cross-entropy, clipping, AdamW; no target weights,
 no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``. All batches are made before the clock
-starts. Where TRL is installed (``pip install --no-deps trl accelerate datasets multiprocess dill xxhash``), its SFTTrainer makes
-as many steps on the same sequences, by its own clock. Prints a table; nothing is asserted.
+starts. Where TRL is installed (``pip install --no-deps trl accelerate datasets multiprocess dill xxhash``), its SFTTrainer
+makes as many steps on the same sequences, by its own clock. Prints a table; nothing is asserted.
 """
 
 from __future__ import annotations
