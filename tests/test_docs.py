@@ -156,6 +156,8 @@ def test_commands_and_their_options_exist(code):
                 assert re.search(rf'^ +"{extra}": ', (ROOT / "setup.py").read_text(), re.MULTILINE), words
         elif words[:2] == ["pip", "uninstall"]:  # what the Makefile takes away, too
             assert f"uninstall $(QUIET) {' '.join(words[2:])}\n" in makefile, words
+        elif words[0] == "source":  # the environment that the Makefile makes
+            assert re.search(rf"^VENV \?= {words[1].removesuffix('/bin/activate')}$", makefile, re.MULTILINE), words
         else:
             assert words[0] in ("tensorboard", "apt-get"), f"no check knows {words}"
 
