@@ -263,7 +263,7 @@ def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
 
 def test_the_finding_about_refinement_is_that_of_its_rows():
     table = refinement.table(refinement.read_rows(DOCS / "rows" / "refinement.csv"))
-    assert table in (DOCS / "reading_a_run.md").read_text(encoding="utf-8")
+    assert table in (DOCS / "ablations.md").read_text(encoding="utf-8")
 
 
 def test_the_knobs_are_few(config_reference):
