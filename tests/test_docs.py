@@ -227,7 +227,7 @@ def test_the_ablations_have_a_row_for_each_key_of_the_preset_and_for_each_algori
 
 
 def test_the_rooms_stand_on_the_floors_that_the_architecture_has():
-    table = (DOCS / "developing.md").read_text().partition("| floor | room |")[2].partition("\n\n")[0]
+    table = (DOCS / "developing.md").read_text().partition("| layer | module |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (\d*) ?\| `(\w+)(?:/|\.py)` \|", table, re.MULTILINE)
     rooms = [room.replace("__init__", "") for _, room in rows]
     floors = list(itertools.accumulate((int(floor or 0) for floor, _ in rows), max))
