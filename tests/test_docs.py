@@ -156,6 +156,8 @@ def test_commands_and_their_options_exist(code):
                 assert re.search(rf'^ +"{extra}": ', (ROOT / "setup.py").read_text(), re.MULTILINE), words
         elif words[:2] == ["pip", "uninstall"]:  # what the Makefile takes away, too
             assert f"uninstall $(QUIET) {' '.join(words[2:])}\n" in makefile, words
+        elif words[0] == "source":  # the environment that the Makefile makes
+            assert re.search(rf"^VENV \?= {words[1].removesuffix('/bin/activate')}$", makefile, re.MULTILINE), words
         else:
             assert words[0] in ("tensorboard", "apt-get"), f"no check knows {words}"
 
@@ -225,7 +227,7 @@ def test_the_ablations_have_a_row_for_each_key_of_the_preset_and_for_each_algori
 
 
 def test_the_rooms_stand_on_the_floors_that_the_architecture_has():
-    table = (DOCS / "developing.md").read_text().partition("| floor | room |")[2].partition("\n\n")[0]
+    table = (DOCS / "developing.md").read_text().partition("| layer | module |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (\d*) ?\| `(\w+)(?:/|\.py)` \|", table, re.MULTILINE)
     rooms = [room.replace("__init__", "") for _, room in rows]
     floors = list(itertools.accumulate((int(floor or 0) for floor, _ in rows), max))
@@ -261,7 +263,7 @@ def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
 
 def test_the_finding_about_refinement_is_that_of_its_rows():
     table = refinement.table(refinement.read_rows(DOCS / "rows" / "refinement.csv"))
-    assert table in (DOCS / "reading_a_run.md").read_text(encoding="utf-8")
+    assert table in (DOCS / "ablations.md").read_text(encoding="utf-8")
 
 
 def test_the_knobs_are_few(config_reference):
