@@ -38,6 +38,7 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "tuned_examples"
 SEARCH_SEED = 1000  # never among the reported ones
 COLUMNS = ("world", "method", "seed", "episodes", "success", "evaluation", "subgoals", "generated_tokens", "seconds")
+PASS = "pass_at_4"  # a column that rows from before it was kept do not have
 Row = dict[str, Any]
 
 
@@ -248,6 +249,7 @@ def rows_of(cell: Cell, folder: Path) -> list[Row]:
                 "subgoals": [subgoals[name] for name in sorted(subgoals)] if subgoals else None,
                 "generated_tokens": int(tokens),
                 "seconds": result["time_total_s"],
+                PASS: lookup(result, f"evaluation/repeated/{PASS}"),
             }
         )
     return rows
@@ -291,7 +293,7 @@ def read_rows(path: Path) -> list[Row]:
         rows = []
         for row in reader:
             try:
-                rows.append({key: kinds.get(key, float)(row[key]) if row[key] else None for key in COLUMNS})
+                rows.append({key: kinds.get(key, float)(row[key]) if row.get(key) else None for key in (*COLUMNS, PASS)})
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
     if not rows:
@@ -331,11 +333,14 @@ def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
     """One world as Markdown.
 
     Episodes to the goal are the first evaluation's that reaches it, seed by seed. What is kept of the best is the mean over
-    runs that ever won. Sub-goals are the share of episodes that reached the first, the second, and so on, mean over seeds.
+    runs that ever won. Sub-goals are the share of episodes that reached the first, the second, and so on, mean over seeds, and
+    pass@4 is the share of tasks won in one of four attempts.
     """
     place = plan.worlds[world]
-    goal, has_subgoals = place["goal"], any(row["subgoals"] for row in rows if row["world"] == world)
+    own = [row for row in rows if row["world"] == world]
+    goal, has_subgoals, has_pass = place["goal"], any(row["subgoals"] for row in own), any(row.get(PASS) for row in own)
     head = ["method", f"episodes to {goal}", "episodes", "success, each seed", "mean", "kept of best"]
+    head += ["pass@4"] if has_pass else []
     head += ["sub-goals"] if has_subgoals else []
     head += ["generated tokens", "seconds"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -354,6 +359,9 @@ def table(rows: Sequence[Row], plan: Plan, world: str) -> str:
             f"{statistics.mean(row['evaluation'] for row in last):.3f}",
             f"{statistics.mean(kept):.2f}" if kept else "-",
         ]
+        if has_pass:
+            known = [row[PASS] for row in last if row.get(PASS) is not None]
+            fields.append(f"{statistics.mean(known):.3f}" if known else "-")
         if has_subgoals:
             shares = zip(*(row["subgoals"] for row in last if row["subgoals"]), strict=True)
             fields.append(" / ".join(f"{statistics.mean(share):.3f}" for share in shares))
@@ -409,7 +417,7 @@ def report(cells: Sequence[Cell], plan: Plan, folder: Path) -> None:
     """CSV, pictures and tables of all that has been run."""
     rows = [row for cell in cells for row in rows_of(cell, folder)]
     with (folder / "compare.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, (*COLUMNS, PASS))
         writer.writeheader()
         writer.writerows(rows)
     for world in dict.fromkeys(row["world"] for row in rows):

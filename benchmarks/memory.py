@@ -162,7 +162,7 @@ def all_parse(engine: Any) -> None:
     """From now on whatever an engine sampled reads, in this process, as an answer that parses in every role, and has ended."""
     Chat.decode = lambda chat, ids: ANSWER  # type: ignore[method-assign]
     poll = engine.poll
-    engine.poll = lambda: [(ticket, replace(answer, finished=True)) for ticket, answer in poll()]
+    engine.poll = lambda *patience: [(ticket, replace(answer, finished=True)) for ticket, answer in poll(*patience)]
 
 
 def iteration(config: NLACConfig) -> dict[str, Any]:

@@ -193,6 +193,20 @@ def test_the_table_says_when_each_seed_reached_the_goal_and_what_is_left_of_the_
     assert rft.startswith("| RFT | - | 128 | 0.000 | 0.000 | - | 0.000 / 0.000 |")
 
 
+def test_attempts_stand_beside_success_and_what_was_kept_without_them_has_none(plan, tmp_path):
+    rows = []
+    for seed, attempts in enumerate((0.5, 0.75, None)):
+        cell = Cell("twenty_questions", "NLAC" if attempts else "RFT", seed, EXPERIMENT)
+        last = result(2, 64, 0.4)
+        if attempts:
+            last["evaluation"]["repeated"] = {"pass_at_4": attempts, "pass_at_2": 0.1}
+        write(tmp_path, cell, [last])
+        rows += rows_of(cell, tmp_path)
+    head, _, nlac, rft = table(rows, plan, "twenty_questions").splitlines()
+    assert "| kept of best | pass@4 |" in head and "| 1.00 | 0.625 |" in nlac and "| 1.00 | - |" in rft
+    assert "pass@4" not in table(rows[2:], plan, "twenty_questions")
+
+
 def test_the_table_of_all_worlds_holds_the_main_methods_and_the_range_of_their_seeds(plan, tmp_path):
     runs = [("house_1", "NLAC", 0, 0.8), ("house_1", "NLAC", 1, 0.4), ("house_1", "RFT", 0, 0.5), ("house_2", "NLAC", 0, 0.6)]
     runs += [("house_1", "NLAC, verify on", 0, 0.1)]  # none of the main methods
