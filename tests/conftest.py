@@ -54,6 +54,7 @@ LONGEST = (
     "test_interrupts.py",
     "test_faults.py",
     "test_cluster.py",
+    "test_gpu_benchmark.py",
     "test_the_7b_examples",
     "test_ones_own_environment",
     "test_killed_and_resumed",
