@@ -176,18 +176,19 @@ to learn for a model that has learned such things before. What is gained over th
 }
 ORIGIN = {
     "twenty_questions": """## How these weights came about
-In two lessons, by earlier versions of the script: 5,000 steps (19 minutes on two busy cores) with a tokenizer that kept the space
-before a number, and 700 more at a learning rate of 0.0015 and seed 76 with the tokenizer as Transformers loads it (2 minutes).
-`python -m rllib_nlac.tiny.build` trains 5,000 steps with the loaded tokenizer from the start; a model that was built that way has not
-been measured. One of 2,400 steps (428 s) wins .178 by its policy and .920 by its suggestions, with backup .902 and refine .986
-exact.
+In two lessons, by earlier versions of the script: 5,000 steps (19 minutes on two busy cores) with a tokenizer that kept the
+space before a number, and 700 more at a learning rate of 0.0015 and seed 76 with the tokenizer as Transformers loads it (2
+minutes). `python -m rllib_nlac.tiny.build` trains 5,000 steps with the loaded tokenizer from the start; a model that was
+built that way has not been measured. One of 2,400 steps (428 s) wins .178 by its policy and .920 by its suggestions, with
+backup .902 and refine .986 exact.
 """,
     "text_house": """## How these weights came about
-In five lessons, by earlier versions of the script, each begun when a rule of the world had changed: 2,200 steps (12 minutes on two
-cores) and 600 at a learning rate of 0.0015, seed 50, with episodes of 20 commands instead of 30; 700 at 0.002, seed 60, when
-observations had come to name open chests; 800 at 0.002, seed 70, when play and advice had come to take and try more readily than
-they walk; and 900 in houses that are learned by heart, at 0.0015, seed 71: 43 minutes in all. `python -m rllib_nlac.tiny.build
---world text_house` trains 2,200 steps and the 900 by heart; a model that was built that way has not been measured.
+In five lessons, by earlier versions of the script, each begun when a rule of the world had changed: 2,200 steps (12 minutes
+on two cores) and 600 at a learning rate of 0.0015, seed 50, with episodes of 20 commands instead of 30; 700 at 0.002, seed
+60, when observations had come to name open chests; 800 at 0.002, seed 70, when play and advice had come to take and try more
+readily than they walk; and 900 in houses that are learned by heart, at 0.0015, seed 71: 43 minutes in all. `python -m
+rllib_nlac.tiny.build --world text_house` trains 2,200 steps and the 900 by heart; a model that was built that way has not
+been measured.
 """,
 }
 
