@@ -15,6 +15,7 @@ import time
 import gymnasium as gym
 import psutil
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
@@ -359,3 +360,28 @@ def test_nothing_is_left_behind_after_ctrl_c_or_a_kill(chromium):
         child.wait(60)
         assert not psutil.wait_procs(below, timeout=30)[1], sent
         child.stdout.close()
+
+
+def test_nothing_is_left_behind_by_a_worker_of_ray_that_is_killed_or_let_go(chromium, ray_session):
+    """Ray kills what a worker has started before the worker ends: fails where that alone is who sees to the browser."""
+
+    class Player:
+        def __init__(self):
+            self.env = MiniWoB("click-test", page_timeout_s=60.0)
+            self.env.reset(seed=0)
+
+        def process(self) -> int:
+            return os.getpid()
+
+    for kill in (True, False):
+        actor = ray.remote(num_cpus=0)(Player).remote()
+        below = psutil.Process(ray.get(actor.process.remote())).children(recursive=True)
+        (folder,) = {process.environ()["TMPDIR"] for process in below if process.name() == "chromedriver"}
+        assert any("chromium" in process.name() for process in below) and os.path.isdir(folder)
+        if kill:
+            ray.kill(actor)
+        del actor
+        left = psutil.wait_procs(below, timeout=30)[1]
+        for process in left:
+            process.kill()
+        assert not left and not os.path.exists(folder)

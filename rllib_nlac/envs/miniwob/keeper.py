@@ -4,6 +4,8 @@ It prints the driver's port and then waits until something comes by its standard
 gone, or until the driver is. All three end in the same way: every process that descends from the driver is killed, those too
 that left their group or their parent, and the folder that they wrote to is removed. A signal could not do this: none is sent
 when a process is killed, and a browser's processes do not stay in one group.
+
+A worker of Ray kills its children, and no others, before it ends. So its child is but a stub, and who keeps is a grandchild.
 """
 
 from __future__ import annotations
@@ -25,8 +27,24 @@ POLL_S = 0.5
 
 
 def main(command: list[str]) -> None:
-    """Keeps ``command``, a driver that says on which port it listens."""
-    parent = os.getppid()
+    """Keeps ``command``, a driver that says on which port it listens; returns when nothing of it is left."""
+    parent, stub = os.getppid(), os.getpid()
+    keeper = os.fork()
+    if keeper:
+        wait_for(keeper, parent)
+    else:
+        keep(command, stub)
+
+
+def wait_for(keeper: int, parent: int) -> None:
+    """Waits until the keeper or the parent is gone; the keeper sees the end of this process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while os.getppid() == parent and not os.waitpid(keeper, os.WNOHANG)[0]:
+        signal.sigtimedwait({signal.SIGCHLD}, POLL_S)
+
+
+def keep(command: list[str], parent: int) -> None:
+    """Runs the driver until something ends it, and then all that came of it."""
     for sent in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(sent, lambda *_: sys.exit())
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
