@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from micro import played
-from scripted_engine import ScriptedEngine, last_message
+from scripted_engine import CutOff, ScriptedEngine, last_message
 
+from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.erl import ERL, ERLConfig, baselines
 from rllib_nlac.engine.chat import Prompt
 from rllib_nlac.envs.twenty_questions import load_table
@@ -56,6 +57,7 @@ def algorithm(chat):
         )
         a.env_runner_group = SimpleNamespace(local_env_runner=runner, num_remote_env_runners=lambda: 0)
         a.prompts_for = functools.cache(config.prompts_for)
+        a.notices, a._iteration = Notices(), 4
         a.first = runner.sample(num_episodes=4)
         engine.requests.clear()
         return a
@@ -80,6 +82,28 @@ def test_the_model_reflects_on_its_whole_attempt_with_the_replies_and_the_outcom
 def test_a_note_that_is_empty_teaches_nothing_and_is_not_played(algorithm):
     a = algorithm(lambda prompt, w: "" if last_message(prompt).startswith("Evaluate.") else answer(prompt, w))
     assert a.reflect(a.first) == [] and a.attempt_again([]) == []
+
+
+def test_reflections_that_come_to_nothing_are_counted_and_a_person_is_told(algorithm):
+    """Fails where a limit cannot be set, where what is cut off or does not fit vanishes, and where an empty one is blamed."""
+
+    def reflecting(note):
+        return lambda prompt, w: note if last_message(prompt).startswith("Evaluate.") else answer(prompt, w)
+
+    a = algorithm(max_reflection_tokens=50)
+    assert len(a.reflect(a.first)) == 4 and {r.max_tokens for _, r in a.engine.requests} == {50}
+    assert a.logged["reflected_rate"] == 1.0 and a.notices.take() == []
+    b = algorithm(reflecting(CutOff(NOTE)))
+    assert b.reflect(b.first) == [] and b.logged["reflected_rate"] == 0.0
+    assert b.notices.take() == [
+        "most reflections of iteration 5 came to nothing: of 4 4 were cut off (max_reflection_tokens is 32), and 0 did not fit "
+        "the context (max_context is 512); raise what is too small"
+    ]
+    c = algorithm(max_reflection_tokens=500)
+    assert c.reflect(c.first) == [] and c.logged["reflected_rate"] == 0.0 and not c.engine.requests
+    assert "of 4 0 were cut off (max_reflection_tokens is 500), and 4 did not fit" in c.notices.take()[0]
+    d = algorithm(reflecting(""))
+    assert d.reflect(d.first) == [] and d.logged["reflected_rate"] == 0.0 and d.notices.take() == []
 
 
 def test_a_second_attempt_plays_the_same_task_with_the_note_in_view_and_is_recorded_without(algorithm):
@@ -223,3 +247,5 @@ def test_settings():
     assert ERLConfig().internalise == "success" and ERLConfig().episodes_per_task == 8
     with pytest.raises(ValueError, match="internalise is 'all' and must be one of success, advantage"):
         config.training(internalise="all").validate()
+    with pytest.raises(ValueError, match="max_reflection_tokens is 0"):
+        config_of(max_reflection_tokens=0).validate()

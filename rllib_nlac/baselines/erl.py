@@ -30,6 +30,7 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.algorithm.metrics import stage
+from rllib_nlac.algorithm.watch import MANY
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.episode import episode_success, generations_of, messages_at, task_seed_of
 from rllib_nlac.language.critique import transcript
@@ -47,16 +48,22 @@ class ERLConfig(LanguageAlgorithmConfig):
     """Configures ERL. ``minibatch_size`` counts turns, ``episodes_per_iteration`` first attempts."""
 
     trains_by_imitation = True
-    RANGES = {"episodes_per_task": ranges.COUNT}
+    RANGES = {"episodes_per_task": ranges.COUNT, "max_reflection_tokens": ranges.COUNT_OR_NONE}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ERL)
         self.episodes_per_task = 8
         self.internalise = "success"
+        self.max_reflection_tokens: int | None = None
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
-        self, *, episodes_per_task: int | None = NotProvided, internalise: str | None = NotProvided, **kwargs: Any
+        self,
+        *,
+        episodes_per_task: int | None = NotProvided,
+        internalise: str | None = NotProvided,
+        max_reflection_tokens: int | None = NotProvided,
+        **kwargs: Any,
     ) -> Self:
         """Sets ERL's hyper-parameters.
 
@@ -64,6 +71,8 @@ class ERLConfig(LanguageAlgorithmConfig):
             episodes_per_task: First attempts at each task, whose mean return is the baseline of ``internalise: advantage``.
             internalise: "success": attempts that were won, all alike (ERL). "advantage": those above the task's first attempts,
                 by how much they are (RLTF-SD).
+            max_reflection_tokens: The most tokens of a reflection, thought included; None is as many as the shipped model's
+                critiques have, or 192.
 
         Returns:
             This updated config.
@@ -116,7 +125,7 @@ class ERL(LanguageAlgorithm):
 
     def reflect(self, lost: Sequence[SingleAgentEpisode]) -> list[tuple[SingleAgentEpisode, str]]:
         """What the model would do otherwise after each attempt, without those whose note is empty or was cut off."""
-        sampling = replace(self.config.action_sampling, max_tokens=self.config.manners.max_critique_tokens)
+        sampling = replace(self.config.action_sampling, max_tokens=self.max_reflection_tokens)
         wanted = []
         for episode in lost:
             last = transition_at(str(self.config.env), episode, len(episode) - 1)
@@ -131,7 +140,27 @@ class ERL(LanguageAlgorithm):
             answers = self.engine.generate(requests) if requests else []
         self.metrics.log_value("num_reflection_tokens", sum(len(g.token_ids) for g in answers), reduce="sum")
         notes = [without_thinking(self.chat.decode(g.token_ids)) if g.finished else "" for g in answers]
-        return [(episode, note) for (episode, _), note in zip(asked, notes, strict=True) if note]
+        reflected = [(episode, note) for (episode, _), note in zip(asked, notes, strict=True) if note]
+        if lost:
+            self.metrics.log_value("reflected_rate", len(reflected) / len(lost), window=1)
+            self.heed_reflections(len(lost), sum(not g.finished for g in answers), len(lost) - len(asked))
+        return reflected
+
+    def heed_reflections(self, wanted: int, cut_off: int, too_long: int) -> None:
+        """Tells a person where most reflections of an iteration came to nothing for a reason that can be removed."""
+        text = None
+        if cut_off + too_long > MANY * wanted:
+            text = (
+                f"most reflections of iteration {self.iteration + 1} came to nothing: of {wanted} {cut_off} were cut off "
+                f"(max_reflection_tokens is {self.max_reflection_tokens}), and {too_long} did not fit the context "
+                f"(max_context is {self.chat.max_context}); raise what is too small"
+            )
+        self.notices.heed("reflections", text)
+
+    @property
+    def max_reflection_tokens(self) -> int:
+        """The most tokens of a reflection."""
+        return self.config.max_reflection_tokens or self.config.manners.max_critique_tokens
 
     def attempt_again(self, notes: Sequence[tuple[SingleAgentEpisode, str]]) -> list[SingleAgentEpisode]:
         """Plays each episode's task once more, with the note in view. They count as episodes, and not in ``success_rate``."""
