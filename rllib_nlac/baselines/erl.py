@@ -8,8 +8,9 @@ mean return of the task's first attempts.
 
 Simplified: imitation stands where both papers reinforce first attempts (and ERL reflections and second attempts, too) by a
 policy gradient, so that a first attempt that was good is imitated like a second, and reflecting itself is not trained. What
-was worse teaches nothing: RLTF-SD's negative advantages are left out. One reflection and one second attempt; no memory of
-reflections over tasks. RLTF's feedback is a judge's words, here it is the environment's.
+was worse teaches nothing: RLTF-SD's negative advantages are left out. Weights count relative to each other within a minibatch,
+so that an advantage of 0.01 that stands alone makes as large a step as one of 1. One reflection and one second attempt; no
+memory of reflections over tasks. RLTF's feedback is a judge's words, here it is the environment's.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.algorithm.metrics import stage
 from rllib_nlac.algorithm.watch import MANY
+from rllib_nlac.baselines.grpo import has_spread
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.episode import episode_success, generations_of, messages_at, task_seed_of
 from rllib_nlac.language.critique import transcript
@@ -118,10 +120,14 @@ class ERL(LanguageAlgorithm):
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
 
     def weight(self, episode: SingleAgentEpisode, baseline: float) -> float:
-        """How much an attempt counts, beside the mean return of its task's first attempts; not at all at 0."""
+        """How much an attempt counts, beside the mean return of its task's first attempts; not at all at 0.
+
+        Relative to the others of its minibatch, whose weights are made to sum to 1.
+        """
         if self.config.internalise == "success":
             return float(episode_success(episode))
-        return max(episode.get_return() - baseline, 0.0)
+        pair = np.array([episode.get_return(), baseline])
+        return float(pair[0] - pair[1]) if pair[0] > pair[1] and has_spread(pair) else 0.0
 
     def reflect(self, lost: Sequence[SingleAgentEpisode]) -> list[tuple[SingleAgentEpisode, str]]:
         """What the model would do otherwise after each attempt, without those whose note is empty or was cut off."""
