@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from scripted_engine import ScriptedEngine
 from benchmarks.browser import main_process
 from rllib_nlac.envs import contract, registry
 from rllib_nlac.envs.miniwob import browser, pages, pool
+from rllib_nlac.envs.miniwob import env as miniwob
 from rllib_nlac.envs.miniwob.actions import KEYS, Action, Malformed, parse
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.envs.miniwob.experts import EXPERTS
@@ -287,6 +289,25 @@ def test_a_page_that_hangs_costs_an_episode_and_no_more(chromium):
     assert not psutil.wait_procs(left, timeout=20)[1]
     assert "Click Me!" in env.reset(seed=0)[0]
     env.close()
+
+
+def test_a_page_that_hangs_while_it_loads_costs_an_episode_too(chromium, config, chat, tmp_path, monkeypatch):
+    monkeypatch.setattr(miniwob, "ATTEMPTS", 1)
+    shutil.copytree(pages.folder(), tmp_path / "html")
+    (tmp_path / "html" / "miniwob" / "click-test.html").write_text("<script>for (;;);</script>")
+
+    def make(context) -> MiniWoB:
+        env = chromium("click-test", "login-user", page_timeout_s=4.0)
+        env._html = tmp_path / "html"
+        return env
+
+    runner = TextEnvRunner(config=config.copy(copy_frozen=False), worker_index=0, env_creator=make)
+    runner.attach(ScriptedEngine(chat, lambda prompt, weights: "click(3)"))
+    episodes = runner.sample(num_episodes=3)
+    metrics = runner.get_metrics()
+    assert {episode.get_infos(0)["task_id"].split("/")[0] for episode in episodes} == {"login-user"}
+    assert int(metrics["stop_reason_page_timeout"].peek()) > 0 and "env_failures" not in metrics
+    runner.stop()
 
 
 class Disturbed(gym.Wrapper):
