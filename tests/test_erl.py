@@ -18,6 +18,7 @@ from rllib_nlac.episode import episode_success, generation_at, generations_of, m
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.learner.batch import POLICY
 from rllib_nlac.sampling.env_runner import TextEnvRunner
+from rllib_nlac.sampling.slot import Start
 from rllib_nlac.types import Message
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 3}
@@ -121,6 +122,15 @@ def test_a_second_attempt_plays_the_same_task_with_the_note_in_view_and_is_recor
             assert last_message(seen) == f"{dialogue[-1].content}\n\nRefine.\n{NOTE}" and seen.count(NOTE) == 1
             assert not any(NOTE in message.content for message in dialogue)
     assert not any(NOTE in text for text in a.env_runner_group.local_env_runner.sample(num_episodes=2)[0].get_actions())
+
+
+def test_a_note_beyond_the_context_is_left_out_and_counted(algorithm):
+    a = algorithm()
+    runner = a.env_runner_group.local_env_runner
+    runner.get_metrics()
+    (again,) = runner.play_forks([Start("x/again", task_seed_of(a.first[0]), 0, note="word " * 600)])
+    metrics = runner.get_metrics()
+    assert len(again) == int(metrics["notes_left_out"]) > 0 and "episodes_discarded" not in metrics
 
 
 def test_what_is_internalised_is_trained_under_prompts_without_the_note(algorithm):

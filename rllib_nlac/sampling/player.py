@@ -174,6 +174,7 @@ class TextPlayer:
                 prompt_ids = noted.ids
             else:  # beyond the context the note is left out
                 messages = slot.messages
+                self.count("notes_left_out", 1)
         return Request(
             prompt_ids=prompt_ids,
             max_tokens=self._max_tokens,
