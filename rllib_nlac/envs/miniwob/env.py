@@ -88,10 +88,7 @@ class MiniWoB(TextEnv[PageTask]):
 
     @property
     def system_prompt(self) -> str:
-        return (
-            "You use web pages. What can be acted on has a number in brackets. Answer with one action a turn and nothing else. "
-            + DESCRIPTION
-        )
+        return "You use web pages. What can be acted on has a number in brackets. Take one action a turn. " + DESCRIPTION
 
     def sample_task(self, spec: str | None) -> TaskId[PageTask]:
         if spec is None:
