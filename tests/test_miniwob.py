@@ -123,6 +123,22 @@ class TestWithoutABrowser:
         with pytest.raises(ValueError, match=r"needs the package selenium: pip install 'rllib_nlac\[web\]'"):
             registry.make("MiniWoB")
 
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("does", "complaint"),
+        [
+            ("echo So; echo no libnss3.so >&2; exit 127", r"ended at once \(try '.*/driver --version'; .*\): no libnss3.so$"),
+            ("exit 1", r"ended at once .*chromium-driver\): it said nothing$"),
+            ("exec sleep 60", "did not say within 1 s on which port it listens"),
+        ],
+    )
+    def test_a_driver_that_does_not_start_says_why(self, does, complaint, tmp_path, monkeypatch):
+        (tmp_path / "driver").write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "driver").chmod(0o755)
+        monkeypatch.setattr(browser, "START_S", 1.0 if "sleep" in does else 60.0)
+        with pytest.raises(browser.BrowserGone, match=complaint):
+            browser.Browser(browser.Programs("/usr/bin/chromium", str(tmp_path / "driver"), 5.0))
+
     def test_arguments(self):
         for config, complaint in (
             ({"split": "test"}, "'train' and 'eval'"),

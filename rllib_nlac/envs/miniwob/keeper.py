@@ -1,9 +1,9 @@
 """Runs a browser's driver, and sees to it that nothing of it outlives whoever asked for it. A program, not to be imported.
 
-It prints the driver's port and then waits until something comes by its standard input, be it the end, until its parent is
-gone, or until the driver is. All three end in the same way: every process that descends from the driver is killed, those too
-that left their group or their parent, and the folder that they wrote to is removed. A signal could not do this: none is sent
-when a process is killed, and a browser's processes do not stay in one group.
+It prints the driver's port, or the last line of a driver that ended without one. Then it waits until something comes by its
+standard input, be it the end, until its parent is gone, or until the driver is. All three end in the same way: every process
+that descends from the driver is killed, those too that left their group or their parent, and the folder that they wrote to is
+removed. A signal could not do this: none is sent when a process is killed, and a browser's processes do not stay in one group.
 
 A worker of Ray kills its children, and no others, before it ends. So its child is but a stub, and who keeps is a grandchild.
 """
@@ -24,6 +24,7 @@ import time
 
 PR_SET_CHILD_SUBREAPER = 36  # of prctl: orphans below this process become its children instead of init's
 POLL_S = 0.5
+MAX_CAUSE = 150  # bytes of what a driver says before it ends
 
 
 def main(command: list[str]) -> None:
@@ -53,7 +54,7 @@ def keep(command: list[str], parent: int) -> None:
     environment = {**os.environ, "TMPDIR": folder, "HOME": folder, "TZ": "UTC", "LANG": "en_US.UTF-8", "LANGUAGE": "en_US"}
     try:
         driver = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
         )
         assert driver.stdout is not None
         output = driver.stdout.fileno()
@@ -65,6 +66,8 @@ def keep(command: list[str], parent: int) -> None:
             if output in readable:
                 said = os.read(output, 65536)  # all of it, so that the driver never waits
                 if not said:
+                    if told is not None:
+                        os.write(1, told.strip().rpartition(b"\n")[2][:MAX_CAUSE] + b"\n")
                     break
                 if told is not None and (match := re.search(rb"successfully on port (\d+)", told := told + said)):
                     os.write(1, match[1] + b"\n")
