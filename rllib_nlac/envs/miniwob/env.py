@@ -38,8 +38,8 @@ class MiniWoB(TextEnv[PageTask]):
     stands still while an agent thinks. 1 is a success.
 
     The environments of a process share its browsers, each with a window of its own. A browser that dies, or is killed because a
-    page hangs, loses its episodes: they are left out, counted (``stop_reason_browser_lost``, ``stop_reason_page_timeout``) and
-    replaced. Pickled in mid-episode, an environment plays its actions again.
+    page hangs, loses its episodes: they are left out and counted (``stop_reason_browser_lost``, ``stop_reason_page_timeout``),
+    and in training others are played. Pickled in mid-episode, an environment plays its actions again.
 
     Args:
         tasks: Names of tasks and groups, such as ``[click, login-user]``; None is all.
