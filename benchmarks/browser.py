@@ -95,7 +95,8 @@ def main_process(env: MiniWoB) -> psutil.Process:
     """The browser's own process: the driver's child; those that it starts are of some type."""
     assert env._window is not None
     below = psutil.Process(env._window.browser.process).children(recursive=True)
-    own = [each for each in below if "driver" not in each.name() and "crashpad" not in each.name()]
+    (driver,) = [each for each in below if "driver" in each.name()]
+    own = [each for each in driver.children(recursive=True) if "crashpad" not in each.name()]
     (browser,) = [each for each in own if not any(part.startswith("--type=") for part in each.cmdline())]
     return browser
 

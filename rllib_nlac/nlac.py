@@ -181,6 +181,12 @@ class NLACConfig(ReplayConfig, RecordedConfig):
             "evaluate_refined",
             "needs predictions, and this algorithm reads what really came, which nobody knows while a game is played",
         )
+        asked = self.examination
+        self._check(
+            predicts or not (asked.states or asked.fixed_states),
+            "evaluation_critic",
+            "asks for predictions, and this algorithm reads what came: leave it out, or set states and fixed_states to 0",
+        )
 
 
 class NLAC(RecordedAlgorithm):

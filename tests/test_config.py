@@ -111,6 +111,10 @@ def test_hindsight_reads_whole_episodes_and_cannot_refine_at_play():
     assert (config.n_step, config.examination.states, config.algo_class) == (1000, 0, Hindsight)
     with pytest.raises(ValueError, match="evaluate_refined is True and needs predictions, and this algorithm reads"):
         config.evaluation(evaluate_refined=True).validate()
+    for asked in ({"branches": 4}, {"states": 0}, {"states": 8, "fixed_states": 0}):
+        config = Hindsight.get_default_config().environment("TwentyQuestions").evaluation(evaluation_critic=asked)
+        with pytest.raises(ValueError, match=r"evaluation_critic is .* and asks for predictions, and this algorithm reads"):
+            config.validate()
     NLACConfig().environment("TwentyQuestions").evaluation(evaluate_refined=True).validate()
 
 

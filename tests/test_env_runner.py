@@ -11,6 +11,7 @@ import pytest
 from faulty import Faulty
 from scripted_engine import ScriptedEngine, dialogue_of
 
+from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.twenty_questions import TwentyQuestions, oracle_action
 from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay.buffer import transition_at
@@ -172,6 +173,29 @@ def test_what_ends_a_rollout_leaves_nothing_with_the_engine(make, monkeypatch):
         runner.sample(num_episodes=8)
     assert runner.engine.poll() == []
     assert len(runner.sample(num_episodes=8)) == 8
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_episode_that_is_lost_in_its_reset_is_left_out_and_its_environment_kept(make, threads):
+    """Fails where the same start is tried again in new environments until the run ends."""
+    made, lost = [], set()
+
+    class LosesSome(Faulty):
+        def __init__(self):
+            super().__init__(fails=10**9)
+            made.append(self)
+
+        def reset(self, *, seed=None, options=None):
+            if seed % 2 == 0:
+                lost.add(seed)
+                raise EpisodeLost("page_timeout", "the page hangs")
+            return super().reset(seed=seed)
+
+    runner = make(lambda *_: "x", env_creator=lambda context: LosesSome(), num_envs_per_env_runner=2, env_threads=threads)
+    episodes = runner.sample(num_episodes=10)
+    metrics = runner.get_metrics()
+    assert len(episodes) == 10 and len(made) == 2 and "env_failures" not in metrics
+    assert int(metrics["episodes_discarded"]) == int(metrics["stop_reason_page_timeout"]) == len(lost) > 0
 
 
 def test_an_observation_that_is_no_text_counts_as_a_failure(make):

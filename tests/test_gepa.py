@@ -318,8 +318,28 @@ class TestHostileReflections:
         better = SimpleNamespace(get_return=lambda: -1.0)
         adapter = Adapter(lambda tasks, text: [better, None, episode], lambda prompts: None, None, "")
         assert adapter.evaluate([Start(str(i), i, i) for i in range(3)], {"instructions": ""}).scores == [-1.0, -3.0, -3.0]
+        better.get_return = lambda: -2.0
+        for made, expected in (([None, None, None], [-3.0] * 3), ([better, None, better], [-2.0] * 3)):
+            adapter._play = lambda tasks, text, made=made: made
+            assert adapter.evaluate([Start(str(i), i, i) for i in range(3)], {"instructions": ""}).scores == expected
         adapter = Adapter(lambda tasks, text: [None], lambda prompts: None, None, "")
-        assert adapter.evaluate([Start("x", 0, 0)], {"instructions": ""}).scores == [0.0]
+        with pytest.raises(RuntimeError, match="all 1 episodes with which the search begins were lost"):
+            adapter.evaluate([Start("x", 0, 0)], {"instructions": ""})
+
+    def test_new_instructions_whose_episodes_are_all_lost_are_refused(self, algorithm):
+        """Fails where such a batch has a return that no episode had, and beats those that cost something."""
+
+        class Costly(Passwords):
+            def step(self, action):
+                text, reward, *rest = super().step(action)
+                return text, reward - 1.0, *rest
+
+        a = algorithm(env=Costly)
+        play = a.play
+        a.play = lambda tasks, text: [None] * len(tasks) if text else play(tasks, text)
+        train(a, 3)
+        assert a.search.candidates == ("",) and a.search.returns == (-1.0,) and a.search.worst == -1.0
+        assert a.logged["proposed_rate"] == 1.0
 
 
 @needs_gepa

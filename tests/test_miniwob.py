@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 import gymnasium as gym
 import psutil
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
@@ -22,6 +24,7 @@ from scripted_engine import ScriptedEngine
 from benchmarks.browser import main_process
 from rllib_nlac.envs import contract, registry
 from rllib_nlac.envs.miniwob import browser, pages, pool
+from rllib_nlac.envs.miniwob import env as miniwob
 from rllib_nlac.envs.miniwob.actions import KEYS, Action, Malformed, parse
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.envs.miniwob.experts import EXPERTS
@@ -119,6 +122,22 @@ class TestWithoutABrowser:
         monkeypatch.setattr(browser, "find_spec", lambda name: None)
         with pytest.raises(ValueError, match=r"needs the package selenium: pip install 'rllib_nlac\[web\]'"):
             registry.make("MiniWoB")
+
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("does", "complaint"),
+        [
+            ("echo So; echo no libnss3.so >&2; exit 127", r"ended at once \(try '.*/driver --version'; .*\): no libnss3.so$"),
+            ("exit 1", r"ended at once .*chromium-driver\): it said nothing$"),
+            ("exec sleep 60", "did not say within 1 s on which port it listens"),
+        ],
+    )
+    def test_a_driver_that_does_not_start_says_why(self, does, complaint, tmp_path, monkeypatch):
+        (tmp_path / "driver").write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "driver").chmod(0o755)
+        monkeypatch.setattr(browser, "START_S", 1.0 if "sleep" in does else 60.0)
+        with pytest.raises(browser.BrowserGone, match=complaint):
+            browser.Browser(browser.Programs("/usr/bin/chromium", str(tmp_path / "driver"), 5.0))
 
     def test_arguments(self):
         for config, complaint in (
@@ -288,6 +307,25 @@ def test_a_page_that_hangs_costs_an_episode_and_no_more(chromium):
     env.close()
 
 
+def test_a_page_that_hangs_while_it_loads_costs_an_episode_too(chromium, config, chat, tmp_path, monkeypatch):
+    monkeypatch.setattr(miniwob, "ATTEMPTS", 1)
+    shutil.copytree(pages.folder(), tmp_path / "html")
+    (tmp_path / "html" / "miniwob" / "click-test.html").write_text("<script>for (;;);</script>")
+
+    def make(context) -> MiniWoB:
+        env = chromium("click-test", "login-user", page_timeout_s=4.0)
+        env._html = tmp_path / "html"
+        return env
+
+    runner = TextEnvRunner(config=config.copy(copy_frozen=False), worker_index=0, env_creator=make)
+    runner.attach(ScriptedEngine(chat, lambda prompt, weights: "click(3)"))
+    episodes = runner.sample(num_episodes=3)
+    metrics = runner.get_metrics()
+    assert {episode.get_infos(0)["task_id"].split("/")[0] for episode in episodes} == {"login-user"}
+    assert int(metrics["stop_reason_page_timeout"].peek()) > 0 and "env_failures" not in metrics
+    runner.stop()
+
+
 class Disturbed(gym.Wrapper):
     """Plays as the expert does, whatever the policy says; in its fifth step it kills its browser."""
 
@@ -359,3 +397,28 @@ def test_nothing_is_left_behind_after_ctrl_c_or_a_kill(chromium):
         child.wait(60)
         assert not psutil.wait_procs(below, timeout=30)[1], sent
         child.stdout.close()
+
+
+def test_nothing_is_left_behind_by_a_worker_of_ray_that_is_killed_or_let_go(chromium, ray_session):
+    """Ray kills what a worker has started before the worker ends: fails where that alone is who sees to the browser."""
+
+    class Player:
+        def __init__(self):
+            self.env = MiniWoB("click-test", page_timeout_s=60.0)
+            self.env.reset(seed=0)
+
+        def process(self) -> int:
+            return os.getpid()
+
+    for kill in (True, False):
+        actor = ray.remote(num_cpus=0)(Player).remote()
+        below = psutil.Process(ray.get(actor.process.remote())).children(recursive=True)
+        (folder,) = {process.environ()["TMPDIR"] for process in below if process.name() == "chromedriver"}
+        assert any("chromium" in process.name() for process in below) and os.path.isdir(folder)
+        if kill:
+            ray.kill(actor)
+        del actor
+        left = psutil.wait_procs(below, timeout=30)[1]
+        for process in left:
+            process.kill()
+        assert not left and not os.path.exists(folder)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rllib_nlac.envs import official
+from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.official import BaseEnvironment, make_env, parse_env_str, register_env
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.envs.text_house import TextHouse
@@ -132,6 +133,18 @@ def files(request, tmp_path):
             path,
         )
     return str(path), [row for row in ROWS if request.param == "jsonl" or not isinstance(row.get("prompt"), str)]
+
+
+def test_an_episode_that_a_rows_environment_loses_is_counted_by_that_environments_reason(monkeypatch, tmp_path):
+    def gone(*_):
+        raise EpisodeLost("browser_lost", "the browser is gone")
+
+    monkeypatch.setattr(TextHouse, "reply", gone)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"env_str": "TextHouse@{}"}) + "\n")
+    env = TaskSet(train_files=str(tmp_path / "rows.jsonl"))
+    env.reset(seed=0)
+    text, *_, truncated, info = env.step("look")
+    assert (text, truncated, info["discard"], info["stop_reason"]) == ("the browser is gone", True, True, "browser_lost")
 
 
 class TestTaskSet:

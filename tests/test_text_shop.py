@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.envs.text_shop import NUM_EVAL, NUM_TRAIN, Shop, TextShop, Wish, grade, shop
 
 wishes = st.integers(0, NUM_TRAIN + NUM_EVAL - 1).map(lambda number: shop().wishes[number])
@@ -114,6 +115,22 @@ def test_what_cannot_be_done_is_answered_in_words(action):
     first, _ = env.reset(seed=1)
     text, reward, terminated, *_ = env.step(action)
     assert ("That is no action" in text or "no button" in text) and first in text and (reward, terminated) == (0.0, False)
+
+
+def test_what_stands_around_an_action_does_not_matter():
+    env, other = TextShop(), TextShop()
+    for each in (env, other):
+        each.reset(options={"task_id": "wish-0"})
+    for action, plain in ((" `Search [backpack]`. ", "search[backpack]"), ("```\nclick[Next >];\n```", "click[Next >]")):
+        assert env.step(action)[0] == other.step(plain)[0] and "That is no action" not in env.dialogue[-1][1]
+    assert "That is no action" in env.step("I click[Next >]")[0]
+
+
+@pytest.mark.parametrize("make", [TextShop, lambda: MiniWoB.__new__(MiniWoB)], ids=["TextShop", "MiniWoB"])
+def test_a_system_prompt_leaves_room_for_a_thought(make):
+    """Fails where an action is to be all that is said, and the format of actions then asks for a thought before it."""
+    prompt = make().system_prompt
+    assert "one action a turn" in prompt and "nothing else" not in prompt
 
 
 def test_a_search_that_finds_nothing_and_one_where_there_is_no_box():

@@ -8,8 +8,9 @@ mean return of the task's first attempts.
 
 Simplified: imitation stands where both papers reinforce first attempts (and ERL reflections and second attempts, too) by a
 policy gradient, so that a first attempt that was good is imitated like a second, and reflecting itself is not trained. What
-was worse teaches nothing: RLTF-SD's negative advantages are left out. One reflection and one second attempt; no memory of
-reflections over tasks. RLTF's feedback is a judge's words, here it is the environment's.
+was worse teaches nothing: RLTF-SD's negative advantages are left out. Weights count relative to each other within a minibatch,
+so that an advantage of 0.01 that stands alone makes as large a step as one of 1. One reflection and one second attempt; no
+memory of reflections over tasks. RLTF's feedback is a judge's words, here it is the environment's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.algorithm.metrics import stage
+from rllib_nlac.algorithm.watch import MANY
+from rllib_nlac.baselines.grpo import has_spread
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.episode import episode_success, generations_of, messages_at, task_seed_of
 from rllib_nlac.language.critique import transcript
@@ -47,16 +50,22 @@ class ERLConfig(LanguageAlgorithmConfig):
     """Configures ERL. ``minibatch_size`` counts turns, ``episodes_per_iteration`` first attempts."""
 
     trains_by_imitation = True
-    RANGES = {"episodes_per_task": ranges.COUNT}
+    RANGES = {"episodes_per_task": ranges.COUNT, "max_reflection_tokens": ranges.COUNT_OR_NONE}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ERL)
         self.episodes_per_task = 8
         self.internalise = "success"
+        self.max_reflection_tokens: int | None = None
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
-        self, *, episodes_per_task: int | None = NotProvided, internalise: str | None = NotProvided, **kwargs: Any
+        self,
+        *,
+        episodes_per_task: int | None = NotProvided,
+        internalise: str | None = NotProvided,
+        max_reflection_tokens: int | None = NotProvided,
+        **kwargs: Any,
     ) -> Self:
         """Sets ERL's hyper-parameters.
 
@@ -64,6 +73,8 @@ class ERLConfig(LanguageAlgorithmConfig):
             episodes_per_task: First attempts at each task, whose mean return is the baseline of ``internalise: advantage``.
             internalise: "success": attempts that were won, all alike (ERL). "advantage": those above the task's first attempts,
                 by how much they are (RLTF-SD).
+            max_reflection_tokens: The most tokens of a reflection, thought included; None is as many as the shipped model's
+                critiques have, or 192.
 
         Returns:
             This updated config.
@@ -109,14 +120,18 @@ class ERL(LanguageAlgorithm):
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
 
     def weight(self, episode: SingleAgentEpisode, baseline: float) -> float:
-        """How much an attempt counts, beside the mean return of its task's first attempts; not at all at 0."""
+        """How much an attempt counts, beside the mean return of its task's first attempts; not at all at 0.
+
+        Relative to the others of its minibatch, whose weights are made to sum to 1.
+        """
         if self.config.internalise == "success":
             return float(episode_success(episode))
-        return max(episode.get_return() - baseline, 0.0)
+        pair = np.array([episode.get_return(), baseline])
+        return float(pair[0] - pair[1]) if pair[0] > pair[1] and has_spread(pair) else 0.0
 
     def reflect(self, lost: Sequence[SingleAgentEpisode]) -> list[tuple[SingleAgentEpisode, str]]:
         """What the model would do otherwise after each attempt, without those whose note is empty or was cut off."""
-        sampling = replace(self.config.action_sampling, max_tokens=self.config.manners.max_critique_tokens)
+        sampling = replace(self.config.action_sampling, max_tokens=self.max_reflection_tokens)
         wanted = []
         for episode in lost:
             last = transition_at(str(self.config.env), episode, len(episode) - 1)
@@ -131,7 +146,27 @@ class ERL(LanguageAlgorithm):
             answers = self.engine.generate(requests) if requests else []
         self.metrics.log_value("num_reflection_tokens", sum(len(g.token_ids) for g in answers), reduce="sum")
         notes = [without_thinking(self.chat.decode(g.token_ids)) if g.finished else "" for g in answers]
-        return [(episode, note) for (episode, _), note in zip(asked, notes, strict=True) if note]
+        reflected = [(episode, note) for (episode, _), note in zip(asked, notes, strict=True) if note]
+        if lost:
+            self.metrics.log_value("reflected_rate", len(reflected) / len(lost), window=1)
+            self.heed_reflections(len(lost), sum(not g.finished for g in answers), len(lost) - len(asked))
+        return reflected
+
+    def heed_reflections(self, wanted: int, cut_off: int, too_long: int) -> None:
+        """Tells a person where most reflections of an iteration came to nothing for a reason that can be removed."""
+        text = None
+        if cut_off + too_long > MANY * wanted:
+            text = (
+                f"most reflections of iteration {self.iteration + 1} came to nothing: of {wanted} {cut_off} were cut off "
+                f"(max_reflection_tokens is {self.max_reflection_tokens}), and {too_long} did not fit the context "
+                f"(max_context is {self.chat.max_context}); raise what is too small"
+            )
+        self.notices.heed("reflections", text)
+
+    @property
+    def max_reflection_tokens(self) -> int:
+        """The most tokens of a reflection."""
+        return self.config.max_reflection_tokens or self.config.manners.max_critique_tokens
 
     def attempt_again(self, notes: Sequence[tuple[SingleAgentEpisode, str]]) -> list[SingleAgentEpisode]:
         """Plays each episode's task once more, with the note in view. They count as episodes, and not in ``success_rate``."""

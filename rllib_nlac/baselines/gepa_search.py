@@ -8,6 +8,7 @@ call of ``gepa.optimize`` that begins with the state that the last one left.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,12 +46,14 @@ class Search:
         candidates: Instructions that were accepted; the first are those that it began with.
         returns: The mean return of each over the validation tasks.
         front: Numbers of those that no other beats on some validation task.
+        worst: The least return of all episodes; infinite before there is one.
     """
 
     state: bytes
     candidates: tuple[str, ...]
     returns: tuple[float, ...]
     front: tuple[int, ...]
+    worst: float = math.inf
 
     @property
     def instructions(self) -> str:
@@ -107,11 +110,20 @@ class Adapter:
         self._play, self._reflect, self._wording, self._quote = play, reflect, wording, quote
         self.error: Exception | None = None  # the library logs some and goes on
         self.rounds = self.proposals = 0
+        self.worst = math.inf  # return of all episodes so far
 
     def evaluate(self, batch: list[Start], candidate: dict[str, str], capture_traces: bool = False) -> EvaluationBatch:
-        """The return of each task; a lost episode counts as the worst of its batch."""
+        """The return of each task. A lost episode counts as the worst of its batch, a lost batch as the worst of the search.
+
+        Raises:
+            RuntimeError: All episodes with which the search begins were lost.
+        """
         episodes = self._play(batch, candidate[INSTRUCTIONS]) if batch else []
-        worst = min((episode.get_return() for episode in episodes if episode is not None), default=0.0)
+        played = [episode.get_return() for episode in episodes if episode is not None]
+        self.worst = min([self.worst, *played])
+        if episodes and self.worst == math.inf:
+            raise RuntimeError(f"all {len(episodes)} episodes with which the search begins were lost: the log names the causes")
+        worst = min(played, default=self.worst)
         returns = [worst if episode is None else episode.get_return() for episode in episodes]
         return EvaluationBatch(outputs=returns, scores=returns, trajectories=episodes)
 
@@ -219,7 +231,9 @@ def go_on(
         return adapter.error is not None or (next(asked) > 0 and state.total_num_evals >= budget)
 
     policy: Any = FullEvaluationPolicy()
-    if search is not None:  # the library plays the first candidate again before it reads its state
+    if search is not None:
+        adapter.worst = search.worst
+        # The library plays the first candidate again before it reads its state.
         policy.get_seed_eval_batch = lambda loader: []
     with TemporaryDirectory(prefix="gepa_") as folder:
         file = Path(folder) / "gepa_state.bin"
@@ -247,4 +261,5 @@ def go_on(
             candidates=tuple(candidate[INSTRUCTIONS] for candidate in result.candidates),
             returns=tuple(result.val_aggregate_scores),
             front=tuple(sorted(set().union(*result.per_val_instance_best_candidates.values()))),
+            worst=adapter.worst,
         )

@@ -47,7 +47,7 @@ class TaskId(Generic[Task]):
 
 
 class EpisodeLost(Exception):
-    """An episode that ends through no fault of the agent: ``reply`` raises it, and the episode is left out and replaced.
+    """An episode that ends through no fault of the agent, and is left out and counted: ``begin`` or ``reply`` raises it.
 
     Args:
         reason: What becomes ``info["stop_reason"]``, and so the name of a metric.

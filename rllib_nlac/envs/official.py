@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Self, TypeVar
 import gymnasium as gym
 
 from rllib_nlac.envs import registry
+from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.rows import MAX_ID_LENGTH
 from rllib_nlac.inputs import plain_json
-from rllib_nlac.inputs.endpoint import EndpointError
 from rllib_nlac.names import unknown_key
 from rllib_nlac.rewards.row_rewards import check_values
 from rllib_nlac.rewards.styles import STYLES
@@ -217,7 +217,7 @@ class GymTask(BaseEnvironment):
             return False, "The episode is over."
         output, reward, terminated, truncated, self.info = self.env.step(action)
         if self.info.get("discard"):
-            raise EndpointError(output)
+            raise EpisodeLost(self.info.get("stop_reason") or "unknown", output)
         self._reward += float(reward)
         self._finished = terminated or truncated
         return True, output
@@ -247,7 +247,7 @@ def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False,
 
     Raises:
         ValueError: The string names no environment, or sets more than a row may.
-        EndpointError: Somebody behind an endpoint could not be reached.
+        EpisodeLost: The environment lost the episode, as where somebody behind an endpoint could not be reached.
     """
     env = make_env(str(truth)) if trusted else row_env(str(truth))
     for action in [answer] if isinstance(answer, str) else answer:

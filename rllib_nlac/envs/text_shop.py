@@ -231,9 +231,9 @@ class TextShop(TextEnv[Wish]):
     @property
     def system_prompt(self) -> str:
         return (
-            "You buy in a web shop what a customer wants. Say one action a turn and nothing else: search[words] on the search "
-            "page, or click[button] with one of the buttons in brackets. Titles name one feature of a product; click[Features] "
-            "shows all. Choose every option that the customer asks for before click[Buy Now], which ends the visit."
+            "You buy in a web shop what a customer wants. Take one action a turn: search[words] on the search page, or "
+            "click[button] with one of the buttons in brackets. Titles name one feature of a product; click[Features] shows "
+            "all. Choose every option that the customer asks for before click[Buy Now], which ends the visit."
         )
 
     def sample_task(self, spec: str | None) -> TaskId[Wish]:
@@ -253,7 +253,7 @@ class TextShop(TextEnv[Wish]):
         return self._look(task)
 
     def reply(self, task: Wish, action: str) -> Reply:
-        match = re.fullmatch(r"\s*(search|click)\s*\[([^\[\]]{0,300})\]\s*", action[:1000], re.IGNORECASE)
+        match = re.fullmatch(r"[`\s]*(search|click)\s*\[([^\[\]]{0,300})\][`\s.;]*", action[:1000], re.IGNORECASE)
         if match is None or len(action) > 1000:
             return Reply(f"That is no action. {USAGE} {self._look(task)}")
         said = " ".join(match[2].split())

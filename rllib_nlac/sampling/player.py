@@ -16,6 +16,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_nlac.engine.chat import Chat, Prompt, PromptTooLong, Wanted
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
+from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_outputs
 from rllib_nlac.inputs.texts import readable, readable_values
 from rllib_nlac.language.parsing import parse_action
@@ -105,8 +106,11 @@ class TextPlayer:
     def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
         """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
         slot.sampling_seed, slot.note, slot.role = start.sampling_seed, start.note, start.role
-        while outcome.error is not None:
-            self._replace_env(slot, "reset", outcome.error)
+        while (error := outcome.error) is not None:
+            if isinstance(error, EpisodeLost):
+                self._discard(slot, error.reason, error.cause)
+                return False
+            self._replace_env(slot, "reset", error)
             outcome = self._call(slot.reset, start)
         observation, info = self._received(outcome)
         slot.episode = SingleAgentEpisode(
@@ -170,6 +174,7 @@ class TextPlayer:
                 prompt_ids = noted.ids
             else:  # beyond the context the note is left out
                 messages = slot.messages
+                self.count("notes_left_out", 1)
         return Request(
             prompt_ids=prompt_ids,
             max_tokens=self._max_tokens,

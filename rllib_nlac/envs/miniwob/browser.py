@@ -133,11 +133,15 @@ class Browser:
 
     def _port(self) -> int:
         assert self._keeper.stdout is not None
+        driver = self._programs.driver
         ready, _, _ = select.select([self._keeper.stdout], [], [], START_S)
-        line = os.read(self._keeper.stdout.fileno(), 100) if ready else b""
-        if not line:
-            raise OSError(f"{self._programs.driver} did not say within {START_S:g} s on which port it listens")
-        return int(line)
+        if not ready:
+            raise OSError(f"{driver} did not say within {START_S:g} s on which port it listens")
+        said = os.read(self._keeper.stdout.fileno(), 1000).decode(errors="replace").strip()
+        if not said.isdigit():
+            cause = said or "it said nothing"
+            raise OSError(f"{driver} ended at once (try '{driver} --version'; to install it: {INSTALL_BROWSER}): {cause}")
+        return int(said)
 
     def _connect(self, port: int) -> Any:
         from selenium.webdriver import ChromeOptions, Remote

@@ -38,8 +38,8 @@ class MiniWoB(TextEnv[PageTask]):
     stands still while an agent thinks. 1 is a success.
 
     The environments of a process share its browsers, each with a window of its own. A browser that dies, or is killed because a
-    page hangs, loses its episodes: they are left out, counted (``stop_reason_browser_lost``, ``stop_reason_page_timeout``) and
-    replaced. Pickled in mid-episode, an environment plays its actions again.
+    page hangs, loses its episodes: they are left out and counted (``stop_reason_browser_lost``, ``stop_reason_page_timeout``),
+    and in training others are played. Pickled in mid-episode, an environment plays its actions again.
 
     Args:
         tasks: Names of tasks and groups, such as ``[click, login-user]``; None is all.
@@ -88,10 +88,7 @@ class MiniWoB(TextEnv[PageTask]):
 
     @property
     def system_prompt(self) -> str:
-        return (
-            "You use web pages. What can be acted on has a number in brackets. Answer with one action a turn and nothing else. "
-            + DESCRIPTION
-        )
+        return "You use web pages. What can be acted on has a number in brackets. Take one action a turn. " + DESCRIPTION
 
     def sample_task(self, spec: str | None) -> TaskId[PageTask]:
         if spec is None:

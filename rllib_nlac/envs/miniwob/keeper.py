@@ -1,9 +1,11 @@
 """Runs a browser's driver, and sees to it that nothing of it outlives whoever asked for it. A program, not to be imported.
 
-It prints the driver's port and then waits until something comes by its standard input, be it the end, until its parent is
-gone, or until the driver is. All three end in the same way: every process that descends from the driver is killed, those too
-that left their group or their parent, and the folder that they wrote to is removed. A signal could not do this: none is sent
-when a process is killed, and a browser's processes do not stay in one group.
+It prints the driver's port, or the last line of a driver that ended without one. Then it waits until something comes by its
+standard input, be it the end, until its parent is gone, or until the driver is. All three end in the same way: every process
+that descends from the driver is killed, those too that left their group or their parent, and the folder that they wrote to is
+removed. A signal could not do this: none is sent when a process is killed, and a browser's processes do not stay in one group.
+
+A worker of Ray kills its children, and no others, before it ends. So its child is but a stub, and who keeps is a grandchild.
 """
 
 from __future__ import annotations
@@ -22,11 +24,28 @@ import time
 
 PR_SET_CHILD_SUBREAPER = 36  # of prctl: orphans below this process become its children instead of init's
 POLL_S = 0.5
+MAX_CAUSE = 150  # bytes of what a driver says before it ends
 
 
 def main(command: list[str]) -> None:
-    """Keeps ``command``, a driver that says on which port it listens."""
-    parent = os.getppid()
+    """Keeps ``command``, a driver that says on which port it listens; returns when nothing of it is left."""
+    parent, stub = os.getppid(), os.getpid()
+    keeper = os.fork()
+    if keeper:
+        wait_for(keeper, parent)
+    else:
+        keep(command, stub)
+
+
+def wait_for(keeper: int, parent: int) -> None:
+    """Waits until the keeper or the parent is gone; the keeper sees the end of this process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while os.getppid() == parent and not os.waitpid(keeper, os.WNOHANG)[0]:
+        signal.sigtimedwait({signal.SIGCHLD}, POLL_S)
+
+
+def keep(command: list[str], parent: int) -> None:
+    """Runs the driver until something ends it, and then all that came of it."""
     for sent in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(sent, lambda *_: sys.exit())
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -35,7 +54,7 @@ def main(command: list[str]) -> None:
     environment = {**os.environ, "TMPDIR": folder, "HOME": folder, "TZ": "UTC", "LANG": "en_US.UTF-8", "LANGUAGE": "en_US"}
     try:
         driver = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
         )
         assert driver.stdout is not None
         output = driver.stdout.fileno()
@@ -47,6 +66,8 @@ def main(command: list[str]) -> None:
             if output in readable:
                 said = os.read(output, 65536)  # all of it, so that the driver never waits
                 if not said:
+                    if told is not None:
+                        os.write(1, told.strip().rpartition(b"\n")[2][:MAX_CAUSE] + b"\n")
                     break
                 if told is not None and (match := re.search(rb"successfully on port (\d+)", told := told + said)):
                     os.write(1, match[1] + b"\n")
