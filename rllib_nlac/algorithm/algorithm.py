@@ -112,7 +112,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
         if obstacle := self.chat.template.obstacle:
-            self.notices.heed("template", f"Every prompt is encoded from its text, not continued from sampled ids: {obstacle}.")
+            text = f"each later turn's prompt is encoded from its text, which costs time and breaks nothing: {obstacle}"
+            self.notices.heed("template", text)
         self.prompts_for = functools.cache(self.config.prompts_for)
         activity.turn_to("starting the engine")
         self.engine = make_engine(self.config.engine_spec, self.chat)

@@ -85,7 +85,7 @@ class StockConfig(LanguageConfig):
         self._check(
             self.engine_config.get("weight_transfer", AUTO) == AUTO,
             "engine_config",
-            "has weight_transfer, which RLlib's own algorithms do not use: their EnvRunners get weights by RLlib's own sync",
+            "has weight_transfer: leave it out, for under RLlib's own algorithms EnvRunners get weights by RLlib's own sync",
         )
 
 
