@@ -100,7 +100,7 @@ class PlainTorch:
 class SFT:
     """TRL's SFTTrainer on the same sequences, a batch of so many a step."""
 
-    def __init__(self, model: str, sequences: list[TrainingSequence], steps: int, size: int, folder: str) -> None:
+    def __init__(self, model: str, sequences: list[TrainingSequence], steps: int, size: int) -> None:
         from datasets import Dataset
         from trl import SFTConfig, SFTTrainer
 
@@ -108,8 +108,9 @@ class SFT:
             {"input_ids": [*s.prompt_ids, *s.answer_ids], "labels": [-100] * len(s.prompt_ids) + list(s.answer_ids)}
             for s in sequences
         ]
+        self._folder = tempfile.TemporaryDirectory()  # it asks for one, and nothing is saved in it
         settings = SFTConfig(
-            folder,
+            self._folder.name,
             max_steps=steps,
             per_device_train_batch_size=size,
             learning_rate=LR,
@@ -163,8 +164,7 @@ def main() -> None:
     plain = PlainTorch(model_path, sequences)
     sides: dict[str, Callable[[], object]] = {"plain torch": plain.train}
     if importlib.util.find_spec("trl"):
-        with tempfile.TemporaryDirectory() as folder:  # nothing is saved in it
-            sides["TRL"] = SFT(model_path, sequences, arguments.steps, arguments.size, folder).seconds
+        sides["TRL"] = SFT(model_path, sequences, arguments.steps, arguments.size).seconds
     for budget in arguments.budgets:
         learner = make_learner(arguments.model, budget)
         sides[f"learner, {budget}"] = lambda learner=learner: learner.update(
