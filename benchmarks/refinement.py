@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare import HERE, Cell, Plan, Row, positive, results_of, run
+from benchmarks.compare import positive, results_of, run
+from benchmarks.compare_plan import HERE, Cell, Plan
+from benchmarks.compare_tables import Row
 from rllib_nlac.algorithm.calibration import Z, wilson
 from rllib_nlac.reporting.results import evaluated, lookup
 

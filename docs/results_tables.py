@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.compare import Plan, Row, evaluations, read_rows
+from benchmarks.compare_plan import Plan
+from benchmarks.compare_tables import Row, evaluations, read_rows
 
 HERE = Path(__file__).parent
 BASE = ("base model",)

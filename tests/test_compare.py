@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.compare import COLUMNS, HERE, Cell, Plan, evaluations, is_done, main, read_rows, report, rows_of, summary, table
+from benchmarks.compare import is_done, main, report, rows_of
+from benchmarks.compare_plan import HERE, Cell, Plan
+from benchmarks.compare_tables import COLUMNS, evaluations, read_rows, summary, table
 from benchmarks.critic import named, next_progress
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.nlac import PRESETS

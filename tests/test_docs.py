@@ -24,7 +24,8 @@ from ray.scripts.scripts import cli as rays_command
 from rooms import FLOORS
 
 from benchmarks import refinement
-from benchmarks.compare import Plan, read_rows, summary
+from benchmarks.compare_plan import Plan
+from benchmarks.compare_tables import read_rows, summary
 from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.command.experiment import describe, load_experiments, tune_arguments
 from rllib_nlac.inputs import examples
