@@ -2,9 +2,9 @@
 
 Random weights of real shapes, so nothing is downloaded: Qwen2.5-1.5B, and for one iteration with LoRA Qwen2.5-7B; where the
 GPU's memory does not hold one by the estimate, the largest that it holds, and the table says so. Each part has a process of its
-own: one that fails is reported with its last line, and the others go on. ``--minutes`` is the time for all; what it does not
-suffice for is reported as not run. Without a GPU the same code measures a small shape; those figures say that the code runs,
-and nothing about a GPU.
+own: one that fails is reported with its last line, and the others go on; ``--logs`` keeps all that they print. ``--minutes``
+is the time for all; what it does not suffice for is reported as not run. Without a GPU the same code measures a small shape;
+those figures say that the code runs, and nothing about a GPU.
 
 Prints a table and, to FILE or below the table, one JSON of it with device, driver, versions, date and commit. Exit code 1 where
 a part failed.
@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +145,20 @@ def fitting_shape(part: str, wanted: str, on_gpu: bool, gpu_bytes: float | None,
     return None, said
 
 
-def run_apart(task: Task, limit: float) -> Outcome:
-    """A part in a process of its own, which is ended, with all that it started, after a limit of seconds."""
+def run_apart(task: Task, limit: float, logs: Path | None = None) -> Outcome:
+    """A part in a process of its own, which is ended, with all that it started, after a limit of seconds.
+
+    Args:
+        task: The part.
+        limit: The most seconds.
+        logs: A folder for what it prints; None keeps nothing.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         written, result = Path(temporary) / "task.json", Path(temporary) / "result.json"
         written.write_text(json.dumps(asdict(task)))
         command = [sys.executable, "-m", "benchmarks.gpu", "--inside", str(written), "--out", str(result)]
-        code, last = last_line_of(command, limit)
+        code, last = last_line_of(command, limit, logs / f"{task.part}.log" if logs else None)
         answer = json.loads(result.read_text()) if result.is_file() else {}
     return outcome_of(task.shape, code, answer, last, time.monotonic() - started)
 
@@ -177,9 +184,15 @@ def outcome_of(shape: str, code: int | None, answer: Mapping[str, Any], last: st
     return Outcome(FAILED, shape, "", seconds, error=error)
 
 
-def last_line_of(command: Sequence[str], limit: float) -> tuple[int | None, str]:
-    """Runs a command; its exit code, None where it took too long, and the last line that it printed."""
-    with tempfile.TemporaryFile() as file:
+def last_line_of(command: Sequence[str], limit: float, log: Path | None = None) -> tuple[int | None, str]:
+    """Runs a command; its exit code, None where it took too long, and the last line that it printed.
+
+    Args:
+        command: What is run.
+        limit: The most seconds.
+        log: Where all that it prints stays.
+    """
+    with log.open("w+b") if log else tempfile.TemporaryFile() as file:
         child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
         code: int | None = None
         try:
@@ -291,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=list(SHAPES), help="of all parts, in the place of each part's own")
     parser.add_argument("--minutes", type=float, default=10.0, help="time for all parts (10)")
     parser.add_argument("--out", type=Path, help="where the JSON goes; without it, below the table")
+    parser.add_argument("--logs", type=Path, help="a folder that keeps what the parts print")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)  # a task, in the process that measures it
     options = parser.parse_args(arguments)
     if options.inside:
@@ -298,6 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.out:
         options.out.touch()  # what cannot be written is not worth the run
+    if options.logs:
+        options.logs.mkdir(parents=True, exist_ok=True)
     started, on_gpu = time.monotonic(), torch.cuda.is_available()
     if on_gpu:  # elsewhere, since whoever asks holds some of its memory
         asked = run_apart(Task("device"), 120)
@@ -313,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tasks.append(Task(part, shape or "", "", on_gpu, device["name"], device["memory_bytes"]))
     with tempfile.TemporaryDirectory() as temporary:
         left = 60 * options.minutes - (time.monotonic() - started)
-        outcomes = measure(tasks, notes, left, run_apart, Path(temporary))
+        outcomes = measure(tasks, notes, left, partial(run_apart, logs=options.logs), Path(temporary))
     report = {
         "on_gpu": on_gpu,
         "device": device,

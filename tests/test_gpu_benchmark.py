@@ -187,6 +187,12 @@ class TestParts:
     def test_the_last_line_of_a_process(self, program, limit, ended):
         assert last_line_of([sys.executable, "-c", program], limit) == ended
 
+    @pytest.mark.process
+    def test_all_that_a_process_prints_is_kept_where_that_is_asked_for(self, tmp_path):
+        log = tmp_path / "part.log"
+        assert last_line_of([sys.executable, "-c", "print('one'); print('two')"], 60, log) == (0, "two")
+        assert log.read_text() == "one\ntwo\n"
+
 
 class Greedy:
     """Answers with given tokens, the nth of n times a given log-probability."""
