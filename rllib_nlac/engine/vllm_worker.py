@@ -214,7 +214,6 @@ class WorkerExtension:
     def take_adapter(self, number: int, settings: dict[str, Any], adapter: Mapping[str, torch.Tensor]) -> None:
         """Puts an adapter, under PEFT's names, in the place of the one that had this number."""
         manager = self.model_runner.lora_manager
-        mapper = getattr(self.model_runner.get_model(), "hf_to_vllm_mapper", None)
         loaded = LoRAModel.from_lora_tensors(
             lora_model_id=number,
             tensors={name: tensor.clone() for name, tensor in adapter.items()},  # vLLM multiplies them by the scale in place
@@ -222,7 +221,7 @@ class WorkerExtension:
             device="cpu",
             dtype=manager.lora_config.lora_dtype,
             model_vocab_size=manager.vocab_size,
-            weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
+            weights_mapper=_renames(self.model_runner.get_model()),
         )
         manager.remove_adapter(number)
         manager._adapter_manager.add_adapter(loaded)
@@ -242,3 +241,12 @@ class WorkerExtension:
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self.model_runner.get_model().parameters()]
+
+
+def _renames(model: torch.nn.Module) -> Any:
+    """How a checkpoint's modules are called in a model, as far as only names change; None where they are called the same."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is None:
+        return None
+    # vLLM 0.25 calls it so.
+    return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper.get_unstacked_mapper()

