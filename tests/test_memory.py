@@ -241,6 +241,14 @@ def on_gpu(**language) -> NLACConfig:
     return config.language(**{"language_model": "Qwen/Qwen2.5-1.5B", "max_context": 1024, **language})
 
 
+class TestSync:
+    def test_a_gpu_that_engine_and_learner_share_needs_no_copies_in_the_hosts_memory(self):
+        shared, apart = (estimate(on_gpu().learners(num_learners=n)).processes for n in (0, 1))
+        numbers = PUBLISHED["Qwen/Qwen2.5-1.5B-Instruct"]
+        assert size(shared[0].parts, "sync") == 0  # the target's stands where activations and gradients stood
+        assert size(apart[1].parts, "sync") == 2 * 4 * numbers
+
+
 class TestAdvice:
     @pytest.mark.parametrize(
         ("config", "gib", "keys"),

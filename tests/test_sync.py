@@ -95,6 +95,29 @@ def test_the_initial_weights_are_a_copy_that_learning_does_not_reach():
     assert state["w"].data_ptr() != STATE[Weights.POLICY]["w"].data_ptr()
 
 
+@pytest.mark.parametrize(("borrows", "same"), [(False, False), (True, True)])
+def test_an_engine_that_makes_its_own_copies_is_lent_the_learners_tensors(borrows, same):
+    asked = []
+
+    class Learners(LocalLearners):
+        class _learner(LocalLearners._learner):
+            @staticmethod
+            def export_weights(copies=True, on_device=False, of=tuple(STATE)):
+                asked.append((copies, on_device))
+                return LocalLearners._learner.export_weights(copies, on_device, of)
+
+    class Takes(Engine):
+        def set_weights(self, weights, version, state):
+            assert (state["w"].data_ptr() == STATE[weights]["w"].data_ptr()) is same
+            return super().set_weights(weights, version, state)
+
+    engine = Takes()
+    engine.borrows = borrows
+    push_weights(Learners(), engine, 3)
+    # Left where they are: a way through the host's memory would take most of the time.
+    assert engine.taken == [(Weights.TARGET, 3), (Weights.POLICY, 3)] and asked == [(not borrows, borrows)]
+
+
 @given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.integers(1, 7))
 def test_the_checksum_knows_every_bit_and_nothing_of_the_layout(seed, dtype, rows):
     generator = torch.Generator().manual_seed(seed)

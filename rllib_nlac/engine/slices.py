@@ -66,6 +66,9 @@ class Slices:
 
     def __init__(self, copies: Sequence[Slice], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._copies = list(copies)
+        self._of: dict[str, list[Slice]] = {}
+        for copy in self._copies:
+            self._of.setdefault(copy.name, []).append(copy)
         self._shapes = dict(shapes)
 
     @staticmethod
@@ -118,10 +121,10 @@ class Slices:
 
     def write(self, state: Mapping[str, torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
         """Copies a state without a fault, or some tensors of it, into parameters or others of their shapes and strides."""
-        given = {name: tensor.contiguous() for name, tensor in state.items()}
-        for copy in self._copies:
-            if copy.name in given:
-                copy.target.within(parameters[copy.parameter]).copy_(copy.source.within(given[copy.name]))
+        for name, tensor in state.items():
+            given = tensor.contiguous()
+            for copy in self._of.get(name, ()):
+                copy.target.within(parameters[copy.parameter]).copy_(copy.source.within(given))
 
     def _give_back(self, parameters: Sequence[torch.Tensor], state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the copies alone make each parameter what it is now, number by number, and all else of it is zero."""

@@ -188,22 +188,23 @@ class VLLMEngine:
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         """Takes new weights; vLLM's model is compared with them before anything is generated.
 
-        Nobody changes the state afterwards: an engine on a CPU keeps it as it is.
+        Nobody changes the state afterwards, unless the engine ``borrows``: else it keeps it as it is.
 
         Raises:
             EngineError: Requests are under way, or the model does not serve the new weights afterwards.
         """
         self._expect(weights, version)
-        received = checksum(state.values())
-        if self.mixes_sets:
-            self._take_adapter(weights, state)
-        elif self._lora is None:
-            self._take_whole(weights, state, received)
+        if self._lora is None:
+            received = self._take_whole(weights, state)
         else:
-            dtype = self._llm.vllm_config.model_config.dtype
-            self._take_whole(weights, merged(self._base, state, self._lora.scale, dtype))
-        if weights is Weights.POLICY:
-            self._policy_state = state
+            received = checksum(state.values())
+            if self.mixes_sets:
+                self._take_adapter(weights, state)
+            else:
+                dtype = self._llm.vllm_config.model_config.dtype
+                self._take_whole(weights, merged(self._base, state, self._lora.scale, dtype))
+        if weights is Weights.POLICY and not any(tensor.is_cuda for tensor in state.values()):
+            self._policy_state = state  # what is on a GPU is the learner's own and changes
         return received
 
     @staticmethod
@@ -223,11 +224,12 @@ class VLLMEngine:
         answers = self._llm.collective_rpc("receive_weights", args=(weights, plan, invitation, first, serve))
         if fault := next((fault for _, _, fault in answers if fault), None):
             raise ChannelError(f"an engine did not take the {weights} weights: {fault}")
-        if len({received for received, _, _ in answers}) > 1:
-            raise EngineError(f"the workers of an engine received different {weights} weights")
-        received, given, _ = answers[0]
-        self._confirm(weights, given, serve)
-        return received
+        return self._confirm(weights, answers, serve)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether weights that are lent for as long as ``set_weights`` runs will do: this engine keeps its own copies."""
+        return self._lora is None and torch.cuda.is_available()
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these very ones."""
@@ -240,21 +242,16 @@ class VLLMEngine:
         self._llm = self._policy_state = None
         gc.collect()
 
-    def _take_whole(self, weights: Weights, state: Mapping[str, torch.Tensor], received: int | None = None) -> None:
-        """Takes a whole set, of which the checksum may be known already."""
+    def _take_whole(self, weights: Weights, state: Mapping[str, torch.Tensor]) -> int:
+        """Takes a whole set, and returns its checksum as it came."""
         serve, self._serving = self._must_serve(weights), None
-        faults = self._llm.collective_rpc("take_weights", args=(weights, state, serve))
-        if fault := next(filter(None, faults), None):
+        answers = self._llm.collective_rpc("take_weights", args=(weights, state, serve))
+        if fault := next((fault for _, _, fault in answers if fault), None):
             raise EngineError(
                 f"vLLM did not take the {weights} weights: {fault}. See that the engine's model is the learner's "
                 "(config.language_model)"
             )
-        dtype = self._llm.vllm_config.model_config.dtype
-        if received is not None and all(tensor.dtype is dtype for tensor in state.values()):
-            given = received
-        else:
-            given = checksum(tensor.to(dtype) for tensor in state.values())
-        self._confirm(weights, given, serve)
+        return self._confirm(weights, answers, serve)
 
     def _expect(self, weights: Weights, version: int) -> None:
         """Until it has come and is confirmed, neither the former nor the new set of this name serves."""
@@ -269,8 +266,13 @@ class VLLMEngine:
         compared with what was given, their checksum as they are served is known only then."""
         return weights is Weights.POLICY or not self._verifiable
 
-    def _confirm(self, weights: Weights, given: int, serve: bool) -> None:
-        """Takes note of a whole set that the workers have; of one that serves, it compares what they serve."""
+    def _confirm(self, weights: Weights, answers: Sequence[tuple[int, int, Any]], serve: bool) -> int:
+        """Takes note of a whole set that the workers have, and returns its checksum as it came; of one that serves, it compares
+        what they serve.
+        """
+        if len({received for received, _, _ in answers}) > 1:
+            raise EngineError(f"the workers of an engine received different {weights} weights")
+        received, given, _ = answers[0]
         if serve:
             served = self._served("weight_checksums")[0]
             if self._verifiable:
@@ -279,6 +281,7 @@ class VLLMEngine:
             self._begin(weights)
         else:
             self._checksums[weights] = given
+        return received
 
     def _take_adapter(self, weights: Weights, state: Mapping[str, torch.Tensor]) -> None:
         assert self._lora is not None

@@ -31,6 +31,28 @@ if not torch.cuda.is_available():
         torch.compiler.set_stance("force_eager")
 
 
+class Sums:
+    """Checksums of tensors that come one after the other.
+
+    Args:
+        dtype: The model's precision.
+
+    Attributes:
+        received: Of them as they come.
+        given: Of them in the model's precision.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.received = self.given = 0
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Takes account of a tensor."""
+        found = checksum([tensor])
+        self.received += found
+        self.given += found if tensor.dtype is self._dtype else checksum([tensor.to(self._dtype)])
+
+
 class WorkerExtension:
     """Methods that vLLM adds to its worker. None of them raises: under tensor parallelism vLLM would take the answers of the
     other workers for those to its next call.
@@ -47,22 +69,24 @@ class WorkerExtension:
     channel: Channel
     memory: dict[str, torch.Tensor]  # by weight set, of whole states that came by broadcast
 
-    def take_weights(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> str | None:
-        """Keeps a state in the checkpoint's format and names, which nobody changes afterwards.
+    def take_weights(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> tuple[int, int, str | None]:
+        """Takes a state in the checkpoint's format and names. On a CPU it is kept as it is, and nobody changes it afterwards.
 
         Args:
             which: Name of the weight set.
-            state: Its tensors.
+            state: Its tensors, on any device.
             serve: Whether it serves from now on. Else the model stays as it is, unless it had to load the state to keep it.
 
         Returns:
-            Why the state was not taken, or None.
+            Checksums of the state, as it came and in the model's precision; and why it was not taken, or None.
         """
         try:
             self.__dict__.setdefault("memory", {}).pop(which, None)
-            return self._take(which, state, serve)
+            return *self._take(which, state, serve), None
+        except ValueError as error:
+            return 0, 0, str(error)
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return 0, 0, f"{type(error).__name__}: {error}"
 
     def receive_weights(
         self, which: str, plan: Plan, invitation: Invitation, first: int, serve: bool
@@ -96,13 +120,13 @@ class WorkerExtension:
         channel.enter(invitation)
         whole, into = torch.empty(0, dtype=torch.uint8), list[torch.Tensor]()
         if parts is not None:
-            into = parameters if serve else self._kept_parts(which, zeroed=True)
+            into = parameters if serve else self._kept_parts(which)
         else:
             whole = self._memory(which, plan)
         buffer = torch.empty(
             plan.largest if parts is not None or device != whole.device else 0, dtype=torch.uint8, device=device
         )
-        received = given = start = 0
+        sums, start = Sums(own.dtype), 0
         state: dict[str, torch.Tensor] = {}
         for bucket in plan.buckets:
             place = whole[start : start + bucket.num_bytes]
@@ -110,9 +134,8 @@ class WorkerExtension:
             for piece in bucket.pieces(memory):
                 channel.broadcast(piece)
             tensors = bucket.tensors(memory)
-            sums = {name: checksum([tensor]) for name, tensor in tensors.items()}
-            received += sum(sums.values())
-            given += sum(sums[n] if t.dtype is own.dtype else checksum([t.to(own.dtype)]) for n, t in tensors.items())
+            for tensor in tensors.values():
+                sums.add(tensor)
             if parts is not None:
                 parts.write(tensors, into)
             else:
@@ -124,12 +147,10 @@ class WorkerExtension:
             if "slices" not in self.__dict__:  # they are learned from tensors of which each has memory of its own
                 state = {name: tensor.clone() for name, tensor in state.items()}
                 self.memory.pop(which)
-            if fault := self._take(which, state, serve):
-                raise ValueError(fault)
+            self._take(which, state, serve)
         elif serve:
-            for kept, parameter in zip(self._kept_parts(which), parameters, strict=True):
-                kept.copy_(parameter)
-        return received, given
+            self._keep_parts(which)
+        return sums.received, sums.given
 
     def _channel(self, invitation: Invitation, number: int) -> Channel:
         channel = self.__dict__.get("channel")
@@ -146,37 +167,56 @@ class WorkerExtension:
             memories[which] = torch.empty(plan.num_bytes, dtype=torch.uint8)
         return memories[which]
 
-    def _kept_parts(self, which: str, zeroed: bool = False) -> list[torch.Tensor]:
-        """Where this worker keeps its part of a set."""
+    def _kept_parts(self, which: str) -> list[torch.Tensor]:
+        """Where this worker keeps its part of a set; what no slice is written to stays zero."""
         kept, parameters = self.__dict__.setdefault("kept_weights", {}), self._parameters()
         if which not in kept:
-            kept[which] = [torch.empty(p.shape, dtype=p.dtype, device="cpu", pin_memory=p.is_cuda) for p in parameters]
-        if zeroed:
-            for own in kept[which]:
-                own.zero_()
+            kept[which] = [torch.zeros(p.shape, dtype=p.dtype, device="cpu", pin_memory=p.is_cuda) for p in parameters]
         return kept[which]
 
-    def _take(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> str | None:
-        kept = self.__dict__.setdefault("kept_weights", {})
-        if "slices" not in self.__dict__:
-            self.slices = self._learn_slices(state)
-            if self.slices is None:
-                self._reload(state)
-        elif self.slices is None:
-            self._reload(state)
+    def _keep_parts(self, which: str) -> None:
+        """Keeps what the model has as its part of a set."""
+        for own, parameter in zip(self._kept_parts(which), self._parameters(), strict=True):
+            own.copy_(parameter)
+
+    def _take(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> tuple[int, int]:
+        """As ``take_weights``.
+
+        Raises:
+            ValueError: The state is not this model's.
+        """
+        parameters = self._parameters()
+        own, sums = parameters[0], Sums(parameters[0].dtype)
+        learns = "slices" not in self.__dict__
+        if learns or self.slices is None:
+            for tensor in state.values():
+                sums.add(tensor)
         elif fault := self.slices.fault_of(state):
-            return fault
-        elif serve:
-            self.slices.write(state, self._parameters())
-        if self.slices is not None and not self._keeps_parts():
-            kept[which] = state
-            return None
-        if self.slices is None or serve:
-            for own, parameter in zip(self._kept_parts(which), self._parameters(), strict=True):
-                own.copy_(parameter)
+            raise ValueError(fault)
+        if learns:
+            # Of each tensor its own memory, which tells them apart: an optimizer may have them in one piece.
+            known = {name: tensor.clone() if tensor.is_cuda else tensor for name, tensor in state.items()}
+            self.slices = self._learn_slices(known)
+        if self.slices is None:
+            self._reload(state)
+        if self.slices is None or (learns and self._keeps_parts()):
+            self._keep_parts(which)
+        elif self._keeps_parts():
+            into = parameters if serve else self._kept_parts(which)
+            for name, tensor in state.items():
+                here = tensor.to(own.device)  # moved once, and looked through where that is fast
+                sums.add(here)
+                self.slices.write({name: here}, into)
+            if serve:
+                self._keep_parts(which)
         else:
-            self.slices.write(state, self._kept_parts(which, zeroed=True))
-        return None
+            self.__dict__.setdefault("kept_weights", {})[which] = state
+            if not learns:
+                for tensor in state.values():
+                    sums.add(tensor)
+                if serve:
+                    self.slices.write(state, parameters)
+        return sums.received, sums.given
 
     def serve_weights(self, which: str) -> None:
         """Puts weights that were taken before into the model."""

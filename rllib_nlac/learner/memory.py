@@ -32,6 +32,7 @@ class LearnerPlan:
         num_learners: Learners that share what ZeRO divides.
         on_gpu: Whether it has a GPU.
         exported_sets: Weight sets that are copied into the host's memory to be handed over.
+        lends: Whether they are not copied: the engine on the same GPU is lent the learner's own.
     """
 
     dtype: str
@@ -46,6 +47,7 @@ class LearnerPlan:
     num_learners: int = 1
     on_gpu: bool = False
     exported_sets: int = 0
+    lends: bool = False
 
 
 def trained_parameters(shape: ModelShape, lora: LoRASettings | None) -> int:
@@ -78,11 +80,12 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
         bucket = min(int(zero.get("reduce_bucket_size", LARGEST_BUCKET)), numbers)
         parts.append(Part("buckets", bucket * size * (2 if zero.get("overlap_comm") else 1), "reduce_bucket_size"))
     parts += working_parts(shape, plan)
-    copies: float = plan.exported_sets * numbers * size
-    if not plan.on_gpu:  # there they stand in the place of what a gradient step takes
+    # θ̄ alone is made in the model's precision where the learner's own tensors are lent.
+    copies: float = (plan.has_target if plan.lends else plan.exported_sets) * numbers * size
+    if plan.lends or not plan.on_gpu:  # they stand in the place of what a gradient step takes
         copies -= sum(part.num_bytes for part in parts if part.what in ("gradients", "activations", "logits"))
     if copies > 0:
-        parts.append(Part("sync", copies, "weight sets while they are handed over", on_host=True))
+        parts.append(Part("sync", copies, "weight sets while they are handed over", on_host=not plan.lends))
     return parts
 
 

@@ -1,7 +1,8 @@
 """Stage 8: new weights reach every engine in one batched, timed and verified step.
 
-Three ways lead there. In one process the engine is handed copies. Otherwise Ray's object store carries them; or the learner
-broadcasts them to the workers of all engines, and the store has a copy for engines that are lost or were not reached.
+Three ways lead there. In one process the engine is handed copies, or on a GPU, where it makes its own, the learner's very
+tensors. Otherwise Ray's object store carries them; or the learner broadcasts them to the workers of all engines, and the store
+has a copy for engines that are lost or were not reached.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Hands(StrEnum):
     """What the first learner does with its weights."""
 
     COPIES = "copies"
+    LENDS = "lends them, until the engine has taken them"
     PUTS = "puts them into the store"
     KEEPS = "keeps them until they are broadcast"
 
@@ -107,11 +109,13 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
 
 def _hand_over(learner_group: LearnerGroup, engine: Engine, version: int, of: Sequence[Weights]) -> dict[Weights, Handed]:
     """Has the first learner look at its weights, and do what the way to the engines begins with."""
-    hands = Hands.COPIES if learner_group.is_local else Hands.PUTS
-    on_device = False
-    if isinstance(engine, RemoteEngines):
-        hands = Hands.PUTS if engine.broadcasts is None else Hands.KEEPS
-        on_device = engine.broadcasts is not None and engine.broadcasts.on_device
+    broadcasts, hands = engine.broadcasts if isinstance(engine, RemoteEngines) else None, Hands.PUTS
+    if broadcasts is not None:
+        hands = Hands.KEEPS
+    elif learner_group.is_local and not isinstance(engine, RemoteEngines):
+        hands = Hands.LENDS if getattr(engine, "borrows", False) else Hands.COPIES
+    # A GPU looks through them in no time, and of what is put the store makes the only copy.
+    on_device = broadcasts.on_device if broadcasts is not None else hands is not Hands.COPIES
     from_first = functools.partial(_hand_over_from_first, version=version, of=of, hands=hands, on_device=on_device)
     found = _of_first(on_every_learner(learner_group, from_first))
     if isinstance(found, NotFiniteError):
