@@ -1,7 +1,7 @@
 """The arithmetic of a model's passes, and what devices could do at most: together the share of a peak that was reached, MFU.
 
-Only what the losses need counts: no padding, no layer that is computed again for gradient checkpointing, logits of answers alone;
-and what sequences of a pack share, once.
+Only what the losses need counts: no padding, no layer that is computed again for gradient checkpointing, no logits of prompts,
+and what sequences of a pack share once.
 """
 
 from __future__ import annotations
