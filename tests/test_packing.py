@@ -328,7 +328,7 @@ class TestLearner:
             learner = build_learner(
                 kind(), language_model=folder, packing=packing, max_tokens_per_micro_batch=budget, **{**GRADIENT, **changes}
             )
-            assert learner._packing.packs == (packing == "auto")
+            assert learner.packing.packs == (packing == "auto")
             if hasattr(learner.trained, "head"):
                 torch.nn.init.constant_(learner.trained.head.weight, 0.3)
             for name, parameter in learner.trained.named_parameters():

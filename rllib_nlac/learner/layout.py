@@ -89,10 +89,10 @@ class Pack:
         for i in in_order(sequences):
             sequence = sequences[i]
             start = shared_beginning(before, sequence)
-            goes_on = start == len(before) and len(path) and path[-1] == rows - 1
+            goes_on = 0 < start == len(before)
             new = len(sequence) - start
             path = np.concatenate([path[:start], np.arange(rows, rows + new)])
-            if goes_on:  # all of the sequence before, and that ends where the row does
+            if goes_on:  # from the whole sequence before, and what follows it stands beside it
                 queries[-1], keys[-1] = range(queries[-1].start, rows + new), path
             elif new:
                 queries.append(range(rows, rows + new))

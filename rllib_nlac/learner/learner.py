@@ -72,13 +72,13 @@ class LanguageLearner(TorchLearner):
             self._base = copy.deepcopy(self.lm).requires_grad_(False)
         held = LearnerModel(**config.learner_model)
         models = [self.lm] if self._base is None else [self.lm, self._base]
-        self._packing = Packing.of(config.packing, config.max_tokens_per_micro_batch, models)
+        self.packing = Packing.of(config.packing, config.max_tokens_per_micro_batch, models)
         self._peak = held.flops_per_s or peak_flops(torch.device(self._device), held.dtype)
         self._arithmetic = arithmetic_of(self.lm)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), **_adam(config))
         self.trainer = DeepSpeedTrainer(model, optimizer, config.deepspeed_settings)
-        self._packing.check(lambda layout: self._run_model(layout)[0], models)
+        self.packing.check(lambda layout: self._run_model(layout)[0], models)
         # With a scheduler of DeepSpeed's own in the configuration, RLlib's schedule must not overrule it.
         own_schedule = "scheduler" in config.deepspeed_settings
         self.register_optimizer(
@@ -135,7 +135,7 @@ class LanguageLearner(TorchLearner):
             The gradient's norm before clipping. Where it is not finite no learner has made the step, and the target weights
             stay where they are, too.
         """
-        groups = self._packing.groups(rows["ids"], rows["length"], members)
+        groups = self.packing.groups(rows["ids"], rows["length"], members)
         missing = self.trainer.most_of_any_learner(len(groups)) - len(groups)
         for number, group in enumerate([*groups, *[groups[-1][:1]] * missing]):
             micro_batch = {name: column[group] for name, column in rows.items()}
@@ -170,7 +170,7 @@ class LanguageLearner(TorchLearner):
         self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor, temperature: float = 1.0
     ) -> Answers:
         """Runs the model on prompts and answers; ``Answers.kl`` holds ``kl_to_base_coeff`` already."""
-        layout = self._packing.lay(ids, prompt_length, length)
+        layout = self.packing.lay(ids, prompt_length, length)
         logits, values = self._run_model(layout)
         kl: torch.Tensor | float = 0.0
         if self.config.kl_to_base_coeff and torch.is_grad_enabled():
@@ -249,9 +249,9 @@ class LanguageLearner(TorchLearner):
         texts = [torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompt_ids, token_ids, strict=True)]
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
         length, prompts = torch.tensor([len(text) for text in texts]), torch.tensor([len(prompt) for prompt in prompt_ids])
-        for group in self._packing.groups(ids, length, torch.arange(len(texts))):
+        for group in self.packing.groups(ids, length, torch.arange(len(texts))):
             own = (column[group].to(self._device) for column in (ids, prompts, length))
-            yield group.tolist(), self._packing.lay(*own)
+            yield group.tolist(), self.packing.lay(*own)
 
     @property
     def knows_base(self) -> bool:
@@ -364,13 +364,13 @@ class LanguageLearner(TorchLearner):
         done = 0.0
         for minibatch in rows["minibatch"].unique():
             members = (rows["minibatch"] == minibatch).nonzero().squeeze(-1)
-            for group in self._packing.groups(rows["ids"], rows["length"], members):
+            for group in self.packing.groups(rows["ids"], rows["length"], members):
                 columns = [rows[name][group] for name in ("ids", "prompt_length", "length")]
-                done += self._arithmetic.of_step(*self._packing.computed(*columns))
+                done += self._arithmetic.of_step(*self.packing.computed(*columns))
                 of_policy = rows["role"][group] == POLICY
                 if self.config.kl_to_base_coeff and of_policy.any():
                     own = (column[of_policy] for column in columns)
-                    done += self._arithmetic.of_base.of_forward(*self._packing.computed(*own))
+                    done += self._arithmetic.of_base.of_forward(*self.packing.computed(*own))
         return done
 
     @override(Learner)

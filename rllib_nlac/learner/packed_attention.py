@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,14 @@ class Group:
         keys: Rows of what they look at, shape (S, K), in the order of the sequence.
         positions: Of each query within its sequence, shape (S, Q).
         alike: Whether queries and keys are the same, so that the mask is the causal one.
+        masks: Those that were made, by window and precision: all layers share them.
     """
 
     queries: torch.Tensor
     keys: torch.Tensor
     positions: torch.Tensor
     alike: bool
+    masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int | None
@@ -56,8 +58,13 @@ class Group:
             tensor.index_select(0, rows.flatten()).unflatten(0, rows.shape).transpose(1, 2)
             for tensor, rows in ((query, self.queries), (key, self.keys), (value, self.keys))
         )
-        out = _dense(q, k, v, scaling, None if self.alike and not window else _visible(self.positions, k.shape[2], window))
-        return out.transpose(1, 2).flatten(0, 1)
+        mask = None
+        if window or not self.alike:
+            kind = window, query.dtype
+            if kind not in self.masks:
+                self.masks[kind] = _mask(self.positions, self.keys.shape[1], *kind)
+            mask = self.masks[kind]
+        return _dense(q, k, v, scaling, mask).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,7 @@ def attention(
         return segments.attend(query, key, value, scaling, sliding_window)[None], None
     size = query.shape[2]
     positions = torch.arange(size, device=query.device)[None]
-    mask = _visible(positions, size, sliding_window) if sliding_window and size > sliding_window else None
+    mask = _mask(positions, size, sliding_window, query.dtype) if sliding_window and size > sliding_window else None
     return _dense(query, key, value, scaling, mask).transpose(1, 2).contiguous(), None
 
 
@@ -200,25 +207,27 @@ def _dense(
     )
 
 
-def _visible(positions: torch.Tensor, keys: int, window: int | None) -> torch.Tensor:
-    """Which keys a query sees, shape (S, 1, Q, K): those up to its own position, at most so many as the window has."""
+def _mask(positions: torch.Tensor, keys: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores, shape (S, 1, Q, K): a query sees the keys up to its own position, as many as the window has."""
     places = torch.arange(keys, device=positions.device)
     seen = places <= positions[..., None]
     if window:
         seen &= places > positions[..., None] - window
-    return seen[:, None]
+    return torch.zeros(seen.shape, dtype=dtype, device=positions.device).masked_fill(~seen, -torch.inf)[:, None]
 
 
 def _grouped(
     queries: Sequence[range], keys: Sequence[np.ndarray], device: torch.device
 ) -> tuple[tuple[Group, ...], torch.Tensor]:
-    order = sorted(range(len(queries)), key=lambda i: (len(keys[i]), len(queries[i])), reverse=True)
+    # Neither queries nor keys are padded to much more than they are: not to twice as many queries, and to the next keys.
+    order = sorted(range(len(queries)), key=lambda i: (len(queries[i]).bit_length(), len(keys[i])), reverse=True)
     groups: list[Group] = []
     places = np.zeros(sum(map(len, queries)), np.int64)
     start = padded = 0
     while start < len(order):
-        longest = len(keys[order[start]])
-        members = order[start : start + max(1, GROUP // longest)]
+        longest, kind = len(keys[order[start]]), len(queries[order[start]]).bit_length()
+        fitting = order[start : start + max(1, GROUP // longest)]
+        members = [i for i in fitting if len(queries[i]).bit_length() == kind]
         start += len(members)
         width = max(len(queries[i]) for i in members)
         rows, looked_at = np.zeros((len(members), width), np.int64), np.zeros((len(members), longest), np.int64)
