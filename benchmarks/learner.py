@@ -3,11 +3,11 @@
 All sides make as many gradient steps on the same sequences, turn about in one process on one thread, so that the ratio hardly
 depends on what else the machine is doing. Plain torch is what a loop for supervised fine-tuning does: Transformers' own forward
 pass over a padded batch with its attention mask, logits at every position, cross-entropy, clipping, AdamW; no target weights,
-no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``, and by whether it packs its sequences
-or pads them. Once no two sequences begin alike, and once they do, about as those of a gradient step of NLAC: an opening that
-all have, and three sequences of each state. All batches are made before the clock starts. Where TRL is installed (``pip install
---no-deps trl accelerate datasets multiprocess dill xxhash``), its SFTTrainer makes as many steps on the same sequences, by its
-own clock. Prints tables; nothing is asserted.
+no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``, and with the goal's budget by whether
+it packs its sequences or pads them. Once no two sequences begin alike, and once they do, about as those of a gradient step of
+NLAC: an opening that all have, and three sequences of each state. All batches are made before the clock starts. Where TRL is
+installed (``pip install --no-deps trl accelerate datasets multiprocess dill xxhash``), its SFTTrainer makes as many steps on
+the same sequences, by its own clock. Prints tables; nothing is asserted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_sequences(steps: int, size: int, seed: int = 0, times: int = 1, alike: 
     """
     rng = np.random.default_rng(seed)
     sequences = []
-    opening, state = rng.integers(3, 500, 20 * times), rng.integers(0)
+    opening, state = rng.integers(3, 500, 20 * times), np.zeros(0, np.int64)
     for item in range(steps * size):
         role = CRITIC if item % 3 else POLICY
         if not alike or role == POLICY:
@@ -195,6 +195,8 @@ def measure(arguments: argparse.Namespace, alike: bool) -> None:
         sides["TRL"] = SFT(model_path, sequences, arguments.steps, arguments.size).seconds
     for budget in arguments.budgets:
         for packing, how in (("auto", "packed"), ("off", "padded")):
+            if how == "padded" and budget != BUDGET:
+                continue
             learner = make_learner(arguments.model, budget, packing)
             sides[f"learner, {budget}, {how}"] = lambda learner=learner: learner.update(
                 batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}

@@ -133,11 +133,13 @@ def gradient(lm: PreTrainedModel, loss: torch.Tensor) -> torch.Tensor:
 
 class TestAgainstPadding:
     @pytest.mark.parametrize("kind", MODELS)
-    @given(batches, st.integers(0, 99))
-    @settings(max_examples=40)
-    def test_logprobs_kl_and_gradients_are_the_same(self, kind, pairs, seed):
+    @given(batches, st.integers(0, 99), st.sampled_from([8, 2048]))
+    @settings(max_examples=60)
+    def test_logprobs_kl_and_gradients_are_the_same(self, kind, pairs, seed, group):
         plain, own = MODELS[kind]
-        padded, packed = (layout(*columns(pairs)) for layout in (Padded, Packed))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(packed_attention, "GROUP", group)
+            padded, packed = (layout(*columns(pairs)) for layout in (Padded, Packed))
         assert torch.equal(padded.mask, packed.mask)
         mask = padded.mask
         weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed)) * mask
