@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
 from transformers import AutoModelForCausalLM
 
 from benchmarks import engine as engine_speed
@@ -28,7 +29,10 @@ from rllib_nlac.algorithm.memory import GIB, Estimate, estimate
 from rllib_nlac.engine.memory import BYTES
 from rllib_nlac.engine.shapes import ModelShape, shape_of
 from rllib_nlac.learner.batch import to_multi_agent_batch
-from rllib_nlac.learner.flops import Peak, arithmetic_of, peak_of
+from rllib_nlac.learner.flops import Peak, peak_of
+from rllib_nlac.learner.learner import LanguageLearner
+from rllib_nlac.learner.packed_attention import restore
+from rllib_nlac.learner.packing import Packing
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights
 
@@ -257,22 +261,42 @@ def speed(task: Task) -> dict[str, Any]:
 
 
 def learner(task: Task) -> dict[str, Any]:
-    """Tokens a second of a gradient step on all weights, MFU, and memory."""
-    config, sizes = task.config, task.sizes
+    """Tokens a second of a gradient step on all weights, MFU, and memory; and the same of sequences that are padded.
+
+    Once no two sequences begin alike, and once they do, about as those of a gradient step of NLAC.
+    """
+    config = task.config
+    found: dict[str, Any] = {}
     with largest_memory(task.on_gpu) as largest:
         built = build_learner(config)
-        sequences = make_sequences(1, sizes.sequences, times=sizes.times)
-        batch = to_multi_agent_batch(sequences, env_steps=len(sequences))
-        took = [
-            seconds(lambda: built.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}))
-            for _ in range(sizes.rounds + 1)
-        ]
+        found |= {"packed": built.packing.packs, "by_varlen_kernel": built.packing.by_kernel, **steps(task, built, False)}
+        found |= {f"alike_{name}": value for name, value in steps(task, built, True).items()}
         measured = largest()
-    lengths = [(len(s.prompt_ids), len(s.answer_ids)) for s in sequences]
-    tokens, step = sum(map(sum, lengths)), statistics.median(took[1:])  # the first warms up
-    arithmetic = arithmetic_of(built.lm)
-    assert arithmetic is not None
-    flops = arithmetic.of_step([p + a for p, a in lengths], [a for _, a in lengths])
+    if built.packing.packs:  # the same weights and optimizer, as there may be no room for others
+        restore(built.lm)
+        built.packing = Packing(config.max_tokens_per_micro_batch)
+    for name, alike in (("", False), ("alike_", True)):
+        of_padded = steps(task, built, alike)
+        found |= {f"{name}padded_{key}": of_padded[key] for key in ("tokens_per_s", "mfu")}
+        found[f"{name}packed_to_padded"] = found[f"{name}tokens_per_s"] / of_padded["tokens_per_s"]
+    return found | against_estimate(task, measured)
+
+
+def steps(task: Task, built: LanguageLearner, alike: bool) -> dict[str, Any]:
+    """Gradient steps on the same sequences."""
+    sizes = task.sizes
+    sequences = make_sequences(1, sizes.sequences, times=sizes.times, alike=alike)
+    batch = to_multi_agent_batch(sequences, env_steps=len(sequences))
+    took = [
+        seconds(lambda: built.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}))
+        for _ in range(sizes.rounds + 1)
+    ]
+    tokens, step = (
+        sum(len(s.prompt_ids) + len(s.answer_ids) for s in sequences),
+        statistics.median(took[1:]),
+    )  # the first warms up
+    rows = {name: torch.from_numpy(np.asarray(column)) for name, column in batch[DEFAULT_MODULE_ID].items()}
+    flops = built.flops_of(rows)
     return {
         "sequences": len(sequences),
         "tokens": tokens,
@@ -280,7 +304,6 @@ def learner(task: Task) -> dict[str, Any]:
         "tokens_per_s": tokens / step,
         "flops_per_token": flops / tokens,
         "mfu": roofline.share(flops, step, task.peak.flops if task.peak else None),
-        **against_estimate(task, measured),
     }
 
 

@@ -3,9 +3,11 @@
 All sides make as many gradient steps on the same sequences, turn about in one process on one thread, so that the ratio hardly
 depends on what else the machine is doing. Plain torch is what a loop for supervised fine-tuning does: Transformers' own forward
 pass over a padded batch with its attention mask, logits at every position, cross-entropy, clipping, AdamW; no target weights,
-no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``. All batches are made before the clock
-starts. Where TRL is installed (``pip install --no-deps trl accelerate datasets multiprocess dill xxhash``), its SFTTrainer
-makes as many steps on the same sequences, by its own clock. Prints a table; nothing is asserted.
+no losses by sequence. The learner differs by its budget, ``max_tokens_per_micro_batch``, and with the goal's budget by whether
+it packs its sequences or pads them. Once no two sequences begin alike, and once they do, about as those of a gradient step of
+NLAC: an opening that all have, and three sequences of each state. All batches are made before the clock starts. Where TRL is
+installed (``pip install --no-deps trl accelerate datasets multiprocess dill xxhash``), its SFTTrainer makes as many steps on
+the same sequences, by its own clock. Prints tables; nothing is asserted.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,13 +28,15 @@ from benchmarks.figures import LEARNER, TRL, Figure, add_option, hand_over
 from rllib_nlac import NLACConfig
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches, to_multi_agent_batch
+from rllib_nlac.learner.layout import Pack
 from rllib_nlac.learner.learner import LanguageLearner
 
 LR = 1e-4
 BUDGET = 2048  # for which there is a goal
+GOAL_OF = f"learner, {BUDGET}, packed"
 
 
-def make_sequences(steps: int, size: int, seed: int = 0, times: int = 1) -> list[TrainingSequence]:
+def make_sequences(steps: int, size: int, seed: int = 0, times: int = 1, alike: bool = False) -> list[TrainingSequence]:
     """Random tokens with about the lengths of the text house: two of three are futures, the third is a command.
 
     Args:
@@ -39,21 +44,38 @@ def make_sequences(steps: int, size: int, seed: int = 0, times: int = 1) -> list
         size: Sequences of a step.
         seed: Of the tokens.
         times: So many times as long.
+        alike: Whether all begin with the same 20 tokens, and the three of a state differ in the last 8 of their prompts alone.
     """
     rng = np.random.default_rng(seed)
     sequences = []
+    opening, state = rng.integers(3, 500, 20 * times), np.zeros(0, np.int64)
     for item in range(steps * size):
         role = CRITIC if item % 3 else POLICY
-        prompt, answer = rng.integers(35, 80), (rng.integers(8, 40) if role == CRITIC else rng.integers(3, 6))
-        prompt, answer = times * prompt, times * answer
-        ids = rng.integers(3, 500, prompt + answer).tolist()
-        sequences.append(TrainingSequence(ids[:prompt], ids[prompt:], role, item, 0, 1.0))
-    return into_minibatches(sequences, size, 1, rng)
+        if not alike or role == POLICY:
+            state = rng.integers(3, 500, times * rng.integers(35, 80))
+        answer = times * (rng.integers(8, 40) if role == CRITIC else rng.integers(3, 6))
+        prompt = (
+            state if not alike else np.concatenate([opening, state[20 * times : -8 * times], rng.integers(3, 500, 8 * times)])
+        )
+        sequences.append(TrainingSequence(prompt.tolist(), rng.integers(3, 500, answer).tolist(), role, item, 0, 1.0))
+    if not alike:
+        return into_minibatches(sequences, size, 1, rng)
+    return [replace(s, minibatch=item // size, weight=1 / size) for item, s in enumerate(sequences)]
 
 
-def make_learner(model: str, budget: int) -> LanguageLearner:
+def share_alike(sequences: list[TrainingSequence]) -> float:
+    """Of all tokens, those that stand in the beginning of another sequence of the same gradient step, too."""
+    steps: dict[int, list[np.ndarray]] = {}
+    for s in sequences:
+        steps.setdefault(s.minibatch, []).append(np.array([*s.prompt_ids, *s.answer_ids]))
+    tokens = sum(len(sequence) for members in steps.values() for sequence in members)
+    return sum(sum(Pack.of(members).starts) for members in steps.values()) / tokens
+
+
+def make_learner(model: str, budget: int, packing: str = "auto") -> LanguageLearner:
     """A learner of a model with a budget."""
-    return build_learner(NLACConfig().language(language_model=model, max_tokens_per_micro_batch=budget).training(lr=LR))
+    config = NLACConfig().language(language_model=model, max_tokens_per_micro_batch=budget, packing=packing)
+    return build_learner(config.training(lr=LR))
 
 
 def build_learner(config: NLACConfig) -> LanguageLearner:
@@ -156,7 +178,13 @@ def options() -> argparse.ArgumentParser:
 def main() -> None:
     arguments = options().parse_args()
     torch.set_num_threads(1)
-    sequences = make_sequences(arguments.steps, arguments.size)
+    for alike in (False, True):
+        measure(arguments, alike)
+
+
+def measure(arguments: argparse.Namespace, alike: bool) -> None:
+    """All sides on sequences of one kind."""
+    sequences = make_sequences(arguments.steps, arguments.size, alike=alike)
     batch = to_multi_agent_batch(sequences, env_steps=len(sequences))
     tokens = sum(len(s.prompt_ids) + len(s.answer_ids) for s in sequences)
 
@@ -166,31 +194,42 @@ def main() -> None:
     if importlib.util.find_spec("trl"):
         sides["TRL"] = SFT(model_path, sequences, arguments.steps, arguments.size).seconds
     for budget in arguments.budgets:
-        learner = make_learner(arguments.model, budget)
-        sides[f"learner, {budget}"] = lambda learner=learner: learner.update(
-            batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}
-        )
+        for packing, how in (("auto", "packed"), ("off", "padded")):
+            if how == "padded" and budget != BUDGET:
+                continue
+            learner = make_learner(arguments.model, budget, packing)
+            sides[f"learner, {budget}, {how}"] = lambda learner=learner: learner.update(
+                batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}
+            )
     spent: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(arguments.rounds + 1):
         for name, work in sides.items():
             took = seconds(work)
             if number:  # the first is for warming up
                 spent[name].append(took)
-    mean = tokens / len(sequences)
-    print(f"tokens/s trained on, {arguments.steps} steps of {arguments.size} sequences (mean {mean:.0f} tokens)")
+    mean, kind = tokens / len(sequences), "begin alike" if alike else "begin differently"
+    print(
+        f"tokens/s trained on, {arguments.steps} steps of {arguments.size} sequences (mean {mean:.0f} tokens) that {kind}: "
+        f"{share_alike(sequences):.0%} of the tokens repeat another's beginning"
+    )
     for name, took in spent.items():
-        ratios = [other / mine for mine, other in zip(took, spent["plain torch"], strict=True)]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"  {name:14s} {tokens / statistics.median(took):7.0f}   ratio to plain torch {spread}")
+        median, text = ratio(took, spent["plain torch"])
+        print(f"  {name:21s} {tokens / statistics.median(took):7.0f}   ratio to plain torch {text}", flush=True)
         if name.startswith("learner"):
-            label = f"{name} tokens a micro-batch, beside plain torch"
-            goal = LEARNER if name == f"learner, {BUDGET}" else ()
-            hand_over(arguments.figures, Figure(label, statistics.median(ratios), "", *goal))
-    if "TRL" in sides and BUDGET in arguments.budgets:
-        ratios = [trl / mine for mine, trl in zip(spent[f"learner, {BUDGET}"], spent["TRL"], strict=True)]
-        print(f"learner, {BUDGET}, beside TRL: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-        label = f"learner, {BUDGET} tokens a micro-batch, beside TRL"
-        hand_over(arguments.figures, Figure(label, statistics.median(ratios), "", *TRL))
+            goal = LEARNER if name == GOAL_OF and not alike else ()
+            hand_over(arguments.figures, Figure(f"{name}, sequences that {kind}, beside plain torch", median, "", *goal))
+    if "TRL" in sides and GOAL_OF in sides:
+        median, text = ratio(spent[GOAL_OF], spent["TRL"])
+        print(f"{GOAL_OF}, beside TRL: {text}")
+        goal = TRL if not alike else ()
+        hand_over(arguments.figures, Figure(f"{GOAL_OF}, sequences that {kind}, beside TRL", median, "", *goal))
+
+
+def ratio(mine: list[float], others: list[float]) -> tuple[float, str]:
+    """How many times as long others took, round by round: the median, and the same with its spread."""
+    ratios = [other / own for own, other in zip(mine, others, strict=True)]
+    median = statistics.median(ratios)
+    return median, f"{median:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class TestLearner:
 
     def sequences(self, copies: int = 0) -> list[TrainingSequence]:
         made = [
-            TrainingSequence(tuple(range(2, 2 + p)), tuple(range(5, 5 + a)), role, i, 0, 0.1)
+            TrainingSequence(tuple(range(2 + i, 2 + i + p)), tuple(range(5, 5 + a)), role, i, 0, 0.1)
             for i, (p, a, role) in enumerate(self.SIZES)
         ]
         return made + [TrainingSequence((2, 3), (5,), POLICY, -1, 0, 0.0)] * copies
@@ -162,6 +162,22 @@ class TestLearner:
         expected = self.by_hand(self.SIZES, 6 * LAYERS, 6 * OUTPUT, 6 * ATTENTION)
         assert flops(self.sequences()) == pytest.approx(expected)
         assert flops(self.sequences(copies=3)) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(
+        ("packing", "tokens", "squares", "logits"),
+        # Of the second and the third all but a token of each is the first's; the first is where the fourth ends.
+        [("off", 7 + 8 + 8 + 7, 7**2 + 8**2 + 8**2 + 7**2, 2 + 3 + 1 + 2), ("auto", 7 + 1 + 1, 2 * 8**2 - 7**2, 2 + 1)],
+    )
+    def test_what_sequences_of_a_pack_share_counts_once(self, flops, packing, tokens, squares, logits):
+        pairs = [
+            ((2, 3, 4, 5, 6), (7, 8)),
+            ((2, 3, 4, 5, 6), (7, 8, 9)),
+            ((2, 3, 4, 5, 6, 7, 8), (3,)),
+            ((2, 3, 4, 5, 6), (7, 8)),
+        ]
+        made = [TrainingSequence(prompt, answer, CRITIC, i, 0, 0.1) for i, (prompt, answer) in enumerate(pairs)]
+        expected = 6 * (LAYERS * tokens + ATTENTION * squares + OUTPUT * logits)
+        assert flops(made, packing=packing) == pytest.approx(expected)
 
     def test_what_checkpointing_computes_again_counts_for_nothing(self, flops):
         again = flops(self.sequences(), learner_model={"gradient_checkpointing": True})

@@ -235,4 +235,9 @@ def test_the_form_for_a_cpu(tmp_path, capsys):
     assert 0 < logprobs["gap_largest"] < 1e-4 and -4 < logprobs["logprob_mean"] < -0.3
     assert learner["tokens_per_s"] == pytest.approx(learner["tokens"] / learner["step_s"]) and learner["mfu"] is None
     assert 0.5 < learner["memory_said_to_measured"] < 2
+    assert learner["packed"] and not learner["by_varlen_kernel"] and learner["alike_padded_mfu"] is None
+    for kind in ("", "alike_"):
+        ratio = learner[f"{kind}tokens_per_s"] / learner[f"{kind}padded_tokens_per_s"]
+        assert learner[f"{kind}packed_to_padded"] == pytest.approx(ratio) and ratio > 0
+    assert learner["alike_flops_per_token"] < 0.8 * learner["flops_per_token"]  # what is shared is computed once
     assert f"  {'mfu':32} -\n" in printed

@@ -18,7 +18,7 @@ from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.learner.adapter import add_adapter, as_base, check_targets, has_adapter, with_dropout
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, to_multi_agent_batch
-from rllib_nlac.learner.losses import mean_kl
+from rllib_nlac.learner.losses import answer_mean, token_kl
 from rllib_nlac.learner.rl_module import load_own_entries, own_entries, served_state
 from rllib_nlac.types import Generation, Message, Request, Weights
 
@@ -486,7 +486,7 @@ class TestKL:
         expected = float((p * (p / q).log()).sum())
         both = torch.stack([own, base]), torch.stack([base, base])
         mask = torch.tensor([[1.0, 0.0]])
-        found = mean_kl(both[0][None], both[1][None], mask)
+        found = answer_mean(token_kl(both[0][None], both[1][None]), mask)
         assert float(found) == pytest.approx(expected, abs=1e-4) and found.shape == (1,)
 
     @pytest.mark.parametrize("lora", [None, {"rank": 8}])

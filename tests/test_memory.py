@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -28,7 +29,9 @@ from rllib_nlac.engine.memory import EnginePlan, engine_parts
 from rllib_nlac.engine.shapes import UnknownShape, shape_of
 from rllib_nlac.learner.adapter import add_adapter
 from rllib_nlac.learner.heap import LARGE_MODEL, give_back_large_tensors
+from rllib_nlac.learner.layout import Packed, packs
 from rllib_nlac.learner.memory import LearnerPlan, learner_parts
+from rllib_nlac.learner.packed_attention import adopt
 
 TINY = NLACConfig().model_path
 SHAPE = shape_of(TINY)
@@ -92,6 +95,21 @@ class TestShapes:
             shape_of(name)
 
 
+def kept_bytes(lm: torch.nn.Module, **arguments) -> int:
+    """What a forward pass keeps for the backward pass, beside the weights."""
+    own, kept = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}, {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        lm(**arguments)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
 class TestLearner:
     def test_all_weights_in_float32(self):
         parts = learner_parts(SHAPE, LearnerPlan("float32", 512, 512))
@@ -133,19 +151,23 @@ class TestLearner:
         lm = AutoModelForCausalLM.from_pretrained(TINY, dtype=getattr(torch, dtype))
         if lora is not None:
             add_adapter(lm, lora)
-        own, kept = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}, {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            lm(input_ids=torch.randint(3, 500, (4, 64)), logits_to_keep=1, use_cache=False)
-        measured = sum(storage.nbytes() for storage in kept.values())
+        measured = kept_bytes(lm, input_ids=torch.randint(3, 500, (4, 64)), logits_to_keep=1, use_cache=False)
         said = size(learner_parts(SHAPE, LearnerPlan(dtype, 256, 1, lora)), "activations")
         assert said == pytest.approx(measured, rel=0.15)
+
+    @pytest.mark.parametrize(("shared", "own"), [(0, 64), (40, 5), (200, 3)])
+    def test_a_pack_within_the_budget_keeps_no_more(self, shared, own):
+        """Though where beginnings are shared, attention has keys and values of each sequence, which count too."""
+        lm, rng = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32), np.random.default_rng(0)
+        adopt(lm)
+        beginning = rng.integers(3, 500, shared)
+        sequences = [np.concatenate([beginning, rng.integers(3, 500, own)]) for _ in range(200)]
+        ids = torch.from_numpy(np.stack(sequences))[list(next(packs(sequences, 512)))]
+        lengths = torch.full((len(ids),), shared + own)
+        arguments = Packed(ids, lengths - 1, lengths).arguments
+        measured = kept_bytes(lm, **{**arguments, "logits_to_keep": 1})
+        said = size(learner_parts(SHAPE, LearnerPlan("float32", 512, 1)), "activations")
+        assert 0.5 * said < measured < 1.15 * said
 
     def test_gradient_checkpointing_keeps_inputs_alone(self):
         parts = [learner_parts(SHAPE, LearnerPlan("float32", 512, 1, gradient_checkpointing=on)) for on in (False, True)]

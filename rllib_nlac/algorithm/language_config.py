@@ -23,6 +23,7 @@ from rllib_nlac.envs import registry
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.adapter import check_targets
+from rllib_nlac.learner.packing import WAYS as PACKING
 from rllib_nlac.learner.rl_module import LearnerModel
 from rllib_nlac.names import unknown_key
 from rllib_nlac.sampling.env_runner import TextEnvRunner
@@ -126,6 +127,7 @@ class LanguageConfig(AlgorithmConfig):
         self.action_top_p = 1.0
         self.learner_model: dict[str, Any] = {}
         self.max_tokens_per_micro_batch = 8192
+        self.packing = "auto"
         # engines(...)
         self.num_engines = 0
         self.num_gpus_per_engine: float = 0
@@ -146,6 +148,7 @@ class LanguageConfig(AlgorithmConfig):
         action_top_p: float | None = NotProvided,
         learner_model: dict[str, Any] | None = NotProvided,
         max_tokens_per_micro_batch: int | None = NotProvided,
+        packing: str | None = NotProvided,
     ) -> Self:
         """Sets the model, how the policy speaks and how the learner holds the model.
 
@@ -166,7 +169,10 @@ class LanguageConfig(AlgorithmConfig):
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_model: How the learner holds the model: the fields of ``LearnerModel`` (dtype, attn_implementation,
                 gradient_checkpointing, flops_per_s).
-            max_tokens_per_micro_batch: Padded tokens that go through the learner's model at once.
+            max_tokens_per_micro_batch: Tokens that go through the learner's model at once, padding included.
+            packing: "auto" lays the sequences of a micro-batch end to end, without padding, and computes once what several of
+                them begin with; or pads where the model's attention does not allow it, and the log says why. "off" always
+                pads.
 
         Returns:
             This updated config.
@@ -373,6 +379,7 @@ class LanguageConfig(AlgorithmConfig):
         )
         self._check_choice("action_format", "plain", "react")
         self._check_choice("learner_model", "float32", "bfloat16", inner="dtype")
+        self._check_choice("packing", *PACKING)
         self._check_choice("engine_config", *MERGES_LORA, inner="lora_serving")
         self._check_choice("engine_config", *WAYS, inner="weight_transfer")
         kind = self.engine_config.get("engine", "vllm")

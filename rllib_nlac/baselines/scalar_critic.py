@@ -22,8 +22,9 @@ from rllib_nlac.algorithm.metrics import log_replay
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
 from rllib_nlac.baselines.grpo import PolicyGradientLearner
 from rllib_nlac.engine.chat import PromptTooLong, Wanted
-from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, micro_batches
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 from rllib_nlac.learner.group import on_first_learner
+from rllib_nlac.learner.layout import Layout
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.losses import clipped_policy_loss, priorities
 from rllib_nlac.learner.value_head import ValueHeadModule
@@ -101,10 +102,8 @@ class ScalarCriticLearner(PolicyGradientLearner):
     divides_target = False  # Q̄ is computed by each learner for itself
 
     @override(LanguageLearner)
-    def _run_model(
-        self, ids: torch.Tensor, length: torch.Tensor, logits_to_keep: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.trainer(ids, positions=length - 1, logits_to_keep=logits_to_keep)
+    def _run_model(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.trainer(positions=layout.ends, **layout.arguments)
 
     @override(LanguageLearner)
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -119,17 +118,13 @@ class ScalarCriticLearner(PolicyGradientLearner):
     @torch.no_grad()
     def q_values(self, sequences: Sequence[tuple[int, ...]], target: bool) -> np.ndarray:
         """Q or Q̄ at the end of each sequence of prompt and action, shape (N,)."""
-        lengths = torch.tensor([len(s) for s in sequences])
-        values = torch.zeros(len(sequences))
+        values = np.zeros(len(sequences), np.float32)
         assert self.target is not None
         weights = self.target.state if target else dict(self.trained.named_parameters())
-        for group in micro_batches(lengths, torch.arange(len(sequences)), self.config.max_tokens_per_micro_batch):
-            longest = int(lengths[group].max())
-            ids = torch.tensor([[*sequences[i], *[0] * (longest - len(sequences[i]))] for i in group], device=self._device)
-            positions = (lengths[group] - 1).to(self._device)
-            _, scalars = torch.func.functional_call(self.trained, weights, (ids, positions))
-            values[group] = scalars.cpu()
-        return values.numpy()
+        for group, layout in self._layouts(sequences, [()] * len(sequences)):
+            arguments = {**layout.arguments, "positions": layout.ends, "logits_to_keep": 1}
+            values[group] = torch.func.functional_call(self.trained, weights, kwargs=arguments)[1].cpu().numpy()
+        return values
 
 
 class ScalarCritic(ReplayAlgorithm):

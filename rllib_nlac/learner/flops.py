@@ -1,7 +1,7 @@
 """The arithmetic of a model's passes, and what devices could do at most: together the share of a peak that was reached, MFU.
 
-Only what the losses need counts: no padding, no layer that is computed again for gradient checkpointing, and logits of answers
-alone.
+Only what the losses need counts: no padding, no layer that is computed again for gradient checkpointing, no logits of prompts,
+and what sequences of a pack share once.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ class Arithmetic:
     output_is_trained: bool
     attention: int
 
-    def of_step(self, lengths: Any, answers: Any) -> float:
+    def of_step(self, lengths: Any, answers: Any, starts: Any = 0) -> float:
         """Forward and backward.
 
         Args:
             lengths: T of each sequence, shape (N,).
-            answers: A of each, shape (N,).
+            answers: A of each, shape (N,), or of all.
+            starts: How many of its first tokens were computed with another sequence, shape (N,).
         """
         output = (6 if self.output_is_trained else 4) * self.output
-        return self._sum(6 * self.trained + 4 * self.frozen, output, 6 * self.attention, lengths, answers)
+        return self._sum(6 * self.trained + 4 * self.frozen, output, 6 * self.attention, lengths, answers, starts)
 
-    def of_forward(self, lengths: Any, answers: Any) -> float:
+    def of_forward(self, lengths: Any, answers: Any, starts: Any = 0) -> float:
         """Forward alone, as where nothing is learned; the arguments are those of ``of_step``."""
-        return self._sum(2 * (self.trained + self.frozen), 2 * self.output, 2 * self.attention, lengths, answers)
+        return self._sum(2 * (self.trained + self.frozen), 2 * self.output, 2 * self.attention, lengths, answers, starts)
 
     @property
     def of_base(self) -> Arithmetic:
@@ -61,9 +62,10 @@ class Arithmetic:
         return replace(self, trained=0) if self.frozen else self
 
     @staticmethod
-    def _sum(layers: int, output: int, attention: int, lengths: Any, answers: Any) -> float:
-        lengths, answers = np.asarray(lengths, float), np.asarray(answers, float)
-        return float((layers * lengths + attention * lengths**2 + output * answers).sum())
+    def _sum(layers: int, output: int, attention: int, lengths: Any, answers: Any, starts: Any) -> float:
+        lengths, answers, starts = (np.asarray(each, float) for each in (lengths, answers, starts))
+        own = layers * (lengths - starts) + attention * (lengths**2 - starts**2)
+        return float(own.sum() + output * answers.sum())
 
 
 def arithmetic_of(lm: Any) -> Arithmetic | None:

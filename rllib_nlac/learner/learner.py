@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +20,13 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from rllib_nlac.activity import STEPS, activity
 from rllib_nlac.engine.channel import Sender
 from rllib_nlac.learner.adapter import as_base, has_adapter, served_names, with_dropout
-from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL, micro_batches
+from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
 from rllib_nlac.learner.flops import arithmetic_of, peak_flops
 from rllib_nlac.learner.heap import give_back_large_tensors
-from rllib_nlac.learner.losses import answer_logprobs, mean_kl, refinement_loss, rehearsal_loss, successor_loss
+from rllib_nlac.learner.layout import Layout
+from rllib_nlac.learner.losses import answer_mean, refinement_loss, rehearsal_loss, successor_loss
+from rllib_nlac.learner.packing import Packing
 from rllib_nlac.learner.rl_module import LearnerModel, own_entries
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
@@ -69,11 +71,14 @@ class LanguageLearner(TorchLearner):
         if config.kl_to_base_coeff is not None and not has_adapter(self.lm):
             self._base = copy.deepcopy(self.lm).requires_grad_(False)
         held = LearnerModel(**config.learner_model)
+        models = [self.lm] if self._base is None else [self.lm, self._base]
+        self.packing = Packing.of(config.packing, config.max_tokens_per_micro_batch, models)
         self._peak = held.flops_per_s or peak_flops(torch.device(self._device), held.dtype)
         self._arithmetic = arithmetic_of(self.lm)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), **_adam(config))
         self.trainer = DeepSpeedTrainer(model, optimizer, config.deepspeed_settings)
+        self.packing.check(lambda layout: self._run_model(layout)[0], models)
         # With a scheduler of DeepSpeed's own in the configuration, RLlib's schedule must not overrule it.
         own_schedule = "scheduler" in config.deepspeed_settings
         self.register_optimizer(
@@ -130,7 +135,7 @@ class LanguageLearner(TorchLearner):
             The gradient's norm before clipping. Where it is not finite no learner has made the step, and the target weights
             stay where they are, too.
         """
-        groups = list(micro_batches(rows["length"], members, self.config.max_tokens_per_micro_batch))
+        groups = self.packing.groups(rows["ids"], rows["length"], members)
         missing = self.trainer.most_of_any_learner(len(groups)) - len(groups)
         for number, group in enumerate([*groups, *[groups[-1][:1]] * missing]):
             micro_batch = {name: column[group] for name, column in rows.items()}
@@ -165,32 +170,24 @@ class LanguageLearner(TorchLearner):
         self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor, temperature: float = 1.0
     ) -> Answers:
         """Runs the model on prompts and answers; ``Answers.kl`` holds ``kl_to_base_coeff`` already."""
-        longest, shortest_prompt = int(length.max()), int(prompt_length.min())
-        ids = ids[:, :longest]
-        kept = longest - shortest_prompt
-        # Padding stands on the right of a causal model, so no attention mask is needed. Logits are computed for the last
-        # positions only, which spares a large vocabulary's memory on the prompts.
-        logits, values = self._run_model(ids, length, kept + 1)
-        places = torch.arange(shortest_prompt, longest, device=ids.device)
-        mask = (places >= prompt_length[:, None]) & (places < length[:, None])
+        layout = self.packing.lay(ids, prompt_length, length)
+        logits, values = self._run_model(layout)
         kl: torch.Tensor | float = 0.0
         if self.config.kl_to_base_coeff and torch.is_grad_enabled():
-            kl = self.config.kl_to_base_coeff * mean_kl(logits[:, :-1], self._base_logits(ids, kept + 1)[:, :-1], mask)
-        return Answers(answer_logprobs(logits[:, :-1], ids[:, -kept:], temperature), mask, values, kl)
+            kl = self.config.kl_to_base_coeff * answer_mean(layout.kl(logits, self._base_logits(layout)), layout.mask)
+        return Answers(layout.logprobs(logits, temperature), layout.mask, values, kl)
 
     @torch.no_grad()
-    def _base_logits(self, ids: torch.Tensor, logits_to_keep: int) -> torch.Tensor:
-        """Logits of what the policy came from, at the last positions; all learners must take part."""
+    def _base_logits(self, layout: Layout) -> torch.Tensor:
+        """Logits of what the policy came from; all learners must take part."""
         if self._base is not None:
-            return self._base(input_ids=ids, logits_to_keep=logits_to_keep, use_cache=False).logits
+            return self._base(**layout.arguments).logits
         with as_base(self.lm):
-            return self.lm(input_ids=ids, logits_to_keep=logits_to_keep, use_cache=False).logits
+            return self.lm(**layout.arguments).logits
 
-    def _run_model(
-        self, ids: torch.Tensor, length: torch.Tensor, logits_to_keep: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of the last positions, and what a head says of each sequence's end where the module has one."""
-        return self.trainer(input_ids=ids, logits_to_keep=logits_to_keep, use_cache=False).logits, None
+    def _run_model(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits, and what a head says of each sequence's end where the module has one."""
+        return self.trainer(**layout.arguments).logits, None
 
     @torch.no_grad()
     def logprobs_of(
@@ -234,24 +231,27 @@ class LanguageLearner(TorchLearner):
         temperature: float = 1.0,
     ) -> list[np.ndarray]:
         """Log-probabilities of each text's ids, with some of the weights replaced by others."""
-        lengths = torch.tensor([len(p) + len(a) for p, a in zip(prompt_ids, token_ids, strict=True)])
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(token_ids)
-        for group in micro_batches(lengths, torch.arange(len(lengths)), self.config.max_tokens_per_micro_batch):
-            ids = torch.zeros(len(group), int(lengths[group].max()), dtype=torch.long)
-            for row, item in enumerate(group.tolist()):
-                ids[row, : lengths[item]] = torch.tensor([*prompt_ids[item], *token_ids[item]])
-            kept = ids.shape[1] - min(len(prompt_ids[item]) for item in group.tolist())
-            ids = ids.to(self._device)
-            arguments = {"input_ids": ids, "logits_to_keep": kept + 1, "use_cache": False}
+        for group, layout in self._layouts(prompt_ids, token_ids):
             if weights is None:
-                logits = self.trainer(**arguments).logits
+                logits = self.trainer(**layout.arguments).logits
             else:
-                logits = torch.func.functional_call(self.trained, dict(weights), kwargs=arguments).logits
-            logprobs = answer_logprobs(logits[:, :-1], ids[:, -kept:], temperature).float().cpu().numpy()
-            for row, item in enumerate(group.tolist()):
-                end = kept - (ids.shape[1] - int(lengths[item]))
-                found[item] = logprobs[row, end - len(token_ids[item]) : end]
+                logits = torch.func.functional_call(self.trained, dict(weights), kwargs=layout.arguments).logits
+            logprobs, mask = (table.cpu() for table in (layout.logprobs(logits, temperature).float(), layout.mask))
+            for row, item in enumerate(group):
+                found[item] = logprobs[row][mask[row]].numpy()
         return found
+
+    def _layouts(
+        self, prompt_ids: Sequence[Sequence[int]], token_ids: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[list[int], Layout]]:
+        """Micro-batches of texts: which of them, and how they are laid out."""
+        texts = [torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompt_ids, token_ids, strict=True)]
+        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        length, prompts = torch.tensor([len(text) for text in texts]), torch.tensor([len(prompt) for prompt in prompt_ids])
+        for group in self.packing.groups(ids, length, torch.arange(len(texts))):
+            own = (column[group].to(self._device) for column in (ids, prompts, length))
+            yield group.tolist(), self.packing.lay(*own)
 
     @property
     def knows_base(self) -> bool:
@@ -265,24 +265,18 @@ class LanguageLearner(TorchLearner):
         """As ``logprobs_of``, of the model that the policy came from."""
         results = []
         for prompt, answer in zip(prompt_ids, token_ids, strict=True):
-            ids = torch.tensor([[*prompt, *answer]], device=self._device)
-            logits = self._base_logits(ids, len(answer) + 1)[:, :-1]
-            results.append(answer_logprobs(logits, ids[:, -len(answer) :], temperature)[0].float().cpu().numpy())
+            ((_, layout),) = self._layouts([prompt], [answer])
+            results.append(layout.logprobs(self._base_logits(layout), temperature)[0].float().cpu().numpy())
         return results
 
     @torch.no_grad()
     def answer_losses(self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]]) -> np.ndarray:
         """-log p of each whole answer, shape (N,); all learners must take part."""
-        lengths = torch.tensor([len(p) + len(a) for p, a in zip(prompt_ids, token_ids, strict=True)])
-        losses = torch.zeros(len(lengths))
-        for group in micro_batches(lengths, torch.arange(len(lengths)), self.config.max_tokens_per_micro_batch):
-            ids = torch.zeros(len(group), int(lengths[group].max()), dtype=torch.long)
-            for row, i in enumerate(group.tolist()):
-                ids[row, : lengths[i]] = torch.tensor([*prompt_ids[i], *token_ids[i]])
-            starts = torch.tensor([len(prompt_ids[i]) for i in group.tolist()])
-            answers = self._answers(ids.to(self._device), starts.to(self._device), lengths[group].to(self._device))
-            losses[group] = -(answers.logprobs * answers.mask).sum(-1).float().cpu()
-        return losses.numpy()
+        losses = np.zeros(len(token_ids), np.float32)
+        for group, layout in self._layouts(prompt_ids, token_ids):
+            logprobs = layout.logprobs(self._run_model(layout)[0])
+            losses[group] = -(logprobs * layout.mask).sum(-1).float().cpu().numpy()
+        return losses
 
     def export_weights(
         self, copies: bool = True, on_device: bool = False, of: Collection[Weights] = (Weights.POLICY, Weights.TARGET)
@@ -357,22 +351,26 @@ class LanguageLearner(TorchLearner):
         made, stopped = (len(done), len(steps) - len(done)) if self._learner_index == 0 else (0, 0)
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_gradient_steps"), made, reduce="sum")
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_stopped_steps"), stopped, reduce="sum")
-        sizes = {name: rows[name].cpu()[real] for name in ("length", "prompt_length", "role")}
-        tokens = int(sizes["length"].sum())
+        tokens = int(rows["length"].cpu()[real].sum())
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_tokens_trained"), tokens, reduce="sum")
         self.metrics.log_value((DEFAULT_MODULE_ID, "tokens_per_s"), tokens / max(seconds, 1e-9), window=1)
         if self._peak and self._arithmetic:
-            mfu = self._flops(sizes) / max(seconds, 1e-9) / self._peak
+            mfu = self.flops_of({name: column.cpu()[real] for name, column in rows.items()}) / max(seconds, 1e-9) / self._peak
             self.metrics.log_value((DEFAULT_MODULE_ID, "mfu"), mfu, window=1)
 
-    def _flops(self, rows: Mapping[str, torch.Tensor]) -> float:
+    def flops_of(self, rows: Mapping[str, torch.Tensor]) -> float:
         """Arithmetic of the gradient steps on these rows, with what the base says of the policy's where that is asked."""
         assert self._arithmetic is not None
-        lengths, answers = rows["length"], rows["length"] - rows["prompt_length"]
-        done = self._arithmetic.of_step(lengths, answers)
-        if self.config.kl_to_base_coeff:
-            of_policy = rows["role"] == POLICY
-            done += self._arithmetic.of_base.of_forward(lengths[of_policy], answers[of_policy])
+        done = 0.0
+        for minibatch in rows["minibatch"].unique():
+            members = (rows["minibatch"] == minibatch).nonzero().squeeze(-1)
+            for group in self.packing.groups(rows["ids"], rows["length"], members):
+                columns = [rows[name][group] for name in ("ids", "prompt_length", "length")]
+                done += self._arithmetic.of_step(*self.packing.computed(*columns))
+                of_policy = rows["role"][group] == POLICY
+                if self.config.kl_to_base_coeff and of_policy.any():
+                    own = (column[of_policy] for column in columns)
+                    done += self._arithmetic.of_base.of_forward(*self.packing.computed(*own))
         return done
 
     @override(Learner)

@@ -11,39 +11,47 @@ import numpy as np
 import torch
 
 
-def answer_logprobs(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+def answer_logprobs(
+    logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0, places: torch.Tensor | None = None
+) -> torch.Tensor:
     """Log-probability of each token under the logits of the position before it.
 
     Args:
-        logits: Shape (B, T, V), for the last T positions before the end of ``ids``: position i predicts ``ids[:, i]``.
-        ids: Shape (B, T), the tokens that were predicted.
+        logits: Shape (..., T, V), for the last T positions before the end of ``ids``: position i predicts ``ids[..., i]``.
+        ids: Shape (..., T), the tokens that were predicted.
         temperature: Divides the logits. A policy gradient needs the one that the tokens were sampled at.
+        places: Where logits of shape (U, V) predict several tokens each, the place of those that predict each token, shape
+            (T,).
 
     Returns:
-        Shape (B, T), float32.
+        As ``ids``, float32.
     """
     logits = logits.float()
     if temperature != 1.0:  # of a large vocabulary each copy counts
         logits = logits / temperature
-    return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    normalizers = logits.logsumexp(-1)
+    if places is not None:
+        return logits[places, ids] - normalizers[places]
+    return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - normalizers
 
 
-def mean_kl(logits: torch.Tensor, base_logits: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
-    """KL(π_θ || π_base) over the vocabulary, mean over an answer's places: how far the policy has moved where it speaks.
+def token_kl(logits: torch.Tensor, base_logits: torch.Tensor) -> torch.Tensor:
+    """KL(π_θ || π_base) over the vocabulary at each place, in nats: its mean is how far the policy has moved where it speaks.
 
     Args:
-        logits: Of π_θ, shape (B, T, V).
-        base_logits: Of π_base, shape (B, T, V).
-        answer_mask: 1 on the answer's places, shape (B, T).
-
-    Returns:
-        Shape (B,), in nats.
+        logits: Of π_θ, shape (..., V).
+        base_logits: Of π_base, shape (..., V).
 
     Source: that forgetting follows this number on the new task, arXiv 2509.04259.
     """
     own, base = logits.float().log_softmax(-1), base_logits.float().log_softmax(-1)
-    mask = answer_mask.to(own.dtype)
-    return ((own.exp() * (own - base)).sum(-1) * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+    return (own.exp() * (own - base)).sum(-1)
+
+
+def answer_mean(values: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
+    """Mean over each answer's tokens, shape (B,), of values and a mask of shape (B, T)."""
+    mask = answer_mask.to(values.dtype)
+    return (values * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
 
 
 def successor_loss(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
@@ -138,8 +146,7 @@ def sampled_kl_loss(logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, answ
 
 
 def _mean_nll(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
-    mask = answer_mask.to(logprobs.dtype)
-    return -(logprobs * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+    return -answer_mean(logprobs, answer_mask)
 
 
 def priorities(critic_loss: np.ndarray, policy_loss: np.ndarray) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -23,19 +25,21 @@ class ValueHeadModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, logits_to_keep: int = 1
+        self, input_ids: torch.Tensor, positions: torch.Tensor, logits_to_keep: int | torch.Tensor = 1, **arguments: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Runs the model once.
 
         Args:
-            input_ids: Shape (B, T), padded on the right.
+            input_ids: Shape (B, T), padded on the right, or all in one row.
             positions: Where to read the scalar, shape (B,).
-            logits_to_keep: Logits are computed for so many last positions.
+            logits_to_keep: Logits are computed for so many last positions, or at these.
+            arguments: More of the language model's.
 
         Returns:
             Logits (B, logits_to_keep, V) and scalars (B,).
         """
-        out = self.lm(input_ids=input_ids, logits_to_keep=logits_to_keep, output_hidden_states=True, use_cache=False)
+        arguments["use_cache"] = False
+        out = self.lm(input_ids=input_ids, logits_to_keep=logits_to_keep, output_hidden_states=True, **arguments)
         rows = torch.arange(len(input_ids), device=input_ids.device)
         hidden = out.hidden_states[-1][rows, positions]
         return out.logits, self.head(hidden.to(self.head.weight.dtype)).squeeze(-1).float()
