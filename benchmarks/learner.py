@@ -74,8 +74,8 @@ def share_alike(sequences: list[TrainingSequence]) -> float:
 
 def make_learner(model: str, budget: int, packing: str = "auto") -> LanguageLearner:
     """A learner of a model with a budget."""
-    config = NLACConfig().language(language_model=model, max_tokens_per_micro_batch=budget, packing=packing)
-    return build_learner(config.training(lr=LR))
+    config = NLACConfig().language(language_model=model, max_tokens_per_micro_batch=budget)
+    return build_learner(config.language(learner_model={"packing": packing}).training(lr=LR))
 
 
 def build_learner(config: NLACConfig) -> LanguageLearner:
@@ -194,7 +194,7 @@ def measure(arguments: argparse.Namespace, alike: bool) -> None:
     if importlib.util.find_spec("trl"):
         sides["TRL"] = SFT(model_path, sequences, arguments.steps, arguments.size).seconds
     for budget in arguments.budgets:
-        for packing, how in (("auto", "packed"), ("off", "padded")):
+        for packing, how in (("auto", "packed"), ("never", "padded")):
             if how == "padded" and budget != BUDGET:
                 continue
             learner = make_learner(arguments.model, budget, packing)

@@ -166,7 +166,7 @@ class TestLearner:
     @pytest.mark.parametrize(
         ("packing", "tokens", "squares", "logits"),
         # Of the second and the third all but a token of each is the first's; the first is where the fourth ends.
-        [("off", 7 + 8 + 8 + 7, 7**2 + 8**2 + 8**2 + 7**2, 2 + 3 + 1 + 2), ("auto", 7 + 1 + 1, 2 * 8**2 - 7**2, 2 + 1)],
+        [("never", 7 + 8 + 8 + 7, 7**2 + 8**2 + 8**2 + 7**2, 2 + 3 + 1 + 2), ("auto", 7 + 1 + 1, 2 * 8**2 - 7**2, 2 + 1)],
     )
     def test_what_sequences_of_a_pack_share_counts_once(self, flops, packing, tokens, squares, logits):
         pairs = [
@@ -177,7 +177,7 @@ class TestLearner:
         ]
         made = [TrainingSequence(prompt, answer, CRITIC, i, 0, 0.1) for i, (prompt, answer) in enumerate(pairs)]
         expected = 6 * (LAYERS * tokens + ATTENTION * squares + OUTPUT * logits)
-        assert flops(made, packing=packing) == pytest.approx(expected)
+        assert flops(made, learner_model={"packing": packing}) == pytest.approx(expected)
 
     def test_what_checkpointing_computes_again_counts_for_nothing(self, flops):
         again = flops(self.sequences(), learner_model={"gradient_checkpointing": True})

@@ -257,11 +257,11 @@ def assert_close(mine: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 class TestGradient:
-    @pytest.mark.parametrize("packing", ["auto", "off"])
+    @pytest.mark.parametrize("packing", ["auto", "never"])
     @pytest.mark.parametrize("budget", [1, 20, 10_000])
     @pytest.mark.parametrize(("kind", "loss"), KINDS, ids=lambda x: x.__name__)
     def test_it_is_that_of_the_weighted_sum_however_it_is_cut(self, learner_of, kind, loss, budget, packing):
-        learner = learner_of(kind, max_tokens_per_micro_batch=budget, packing=packing)
+        learner = learner_of(kind, max_tokens_per_micro_batch=budget, learner_model={"packing": packing})
         if hasattr(learner.trained, "head"):
             torch.nn.init.normal_(learner.trained.head.weight, std=0.3)
         sequences = sequences_of_both_roles()
@@ -350,7 +350,7 @@ class TestGradient:
 
     def test_no_more_passes_are_made_than_there_are_micro_batches_and_none_keeps_a_cache(self, learner_of):
         """Keys and values of a cache would be held until the backward pass."""
-        learner, outputs = learner_of(NLACConfig, max_tokens_per_micro_batch=20, packing="off"), []
+        learner, outputs = learner_of(NLACConfig, max_tokens_per_micro_batch=20, learner_model={"packing": "never"}), []
         learner.lm.register_forward_hook(lambda module, given, output: outputs.append(output))
         sequences = sequences_of_both_roles()
         lengths = torch.tensor([len(s.prompt_ids) + len(s.answer_ids) for s in sequences])

@@ -247,9 +247,9 @@ class TestChoice:
         assert packing.packs and not packing.by_kernel and not reasons
         assert isinstance(packing.lay(*columns([([3], [4])])), Packed)
 
-    def test_off_is_off(self, reasons):
+    def test_never_is_never(self, reasons):
         lm = model()
-        assert not checked(lm, "off").packs and lm.config._attn_implementation == "sdpa" and not reasons
+        assert not checked(lm, "never").packs and lm.config._attn_implementation == "sdpa" and not reasons
 
     def test_a_model_with_a_state_is_padded(self, reasons):
         lm = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4))
@@ -305,6 +305,13 @@ def sequences(count: int = 9) -> list[TrainingSequence]:
     return [*made, TrainingSequence(turn.prompt_ids, turn.answer_ids, CRITIC, count + 1, 0, 0.3, 1.0, turn.logprobs)]
 
 
+def packing_learner(kind, folder: str, packing: str, budget: int, learner_model=None, **changes):
+    """A learner that packs or not."""
+    held = {**(learner_model or {}), "packing": packing}
+    changes |= {"language_model": folder, "max_tokens_per_micro_batch": budget, "learner_model": held}
+    return build_learner(kind(), **changes)
+
+
 def whole_weights(learner) -> torch.Tensor:
     """All that is trained, also where it is sharded."""
     return torch.cat([p.detach().flatten().clone() for part in learner.trainer.parts() for p in part.values()])
@@ -326,10 +333,8 @@ class TestLearner:
     )
     def test_its_step_is_the_one_of_padded_sequences(self, folder, kind, changes, budget):
         steps = []
-        for packing in ("auto", "off"):
-            learner = build_learner(
-                kind(), language_model=folder, packing=packing, max_tokens_per_micro_batch=budget, **{**GRADIENT, **changes}
-            )
+        for packing in ("auto", "never"):
+            learner = packing_learner(kind, folder, packing, budget, **{**GRADIENT, **changes})
             assert learner.packing.packs == (packing == "auto")
             if hasattr(learner.trained, "head"):
                 torch.nn.init.constant_(learner.trained.head.weight, 0.3)
@@ -345,12 +350,12 @@ class TestLearner:
     def test_what_it_says_of_texts_is_the_same(self, folder):
         texts = [list(column) for column in zip(*[(s.prompt_ids, s.answer_ids) for s in sequences()], strict=True)]
         said = []
-        for packing in ("auto", "off"):
-            learner = build_learner(ScalarCriticConfig(), language_model=folder, packing=packing, max_tokens_per_micro_batch=30)
+        for packing in ("auto", "never"):
+            learner = packing_learner(ScalarCriticConfig, folder, packing, 30)
             torch.nn.init.constant_(learner.trained.head.weight, 0.3)
             whole = [(*prompt, *answer) for prompt, answer in zip(*texts, strict=True)]
             own = [np.concatenate(learner.logprobs_of(*texts)), learner.answer_losses(*texts), learner.q_values(whole, False)]
-            lm = build_learner(NLACConfig(), language_model=folder, packing=packing, max_tokens_per_micro_batch=30)
+            lm = packing_learner(NLACConfig, folder, packing, 30)
             lm.target.state["lm_head.weight"] *= 2.0
             said.append([*own, *(np.concatenate(found) for found in lm.token_logprobs(*texts).values())])
         for packed, padded in zip(*said, strict=True):
@@ -366,9 +371,9 @@ class TestLearner:
 
     def test_fewer_passes_are_made_than_of_padded_sequences(self, folder):
         made = {}
-        for packing in ("auto", "off"):
-            learner = build_learner(NLACConfig(), language_model=folder, packing=packing, max_tokens_per_micro_batch=40)
+        for packing in ("auto", "never"):
+            learner = packing_learner(NLACConfig, folder, packing, 40)
             passes = made[packing] = []
             learner.lm.register_forward_hook(lambda *_, passes=passes: passes.append(1))
             update(learner, sequences(20))
-        assert 0 < len(made["auto"]) < len(made["off"])
+        assert 0 < len(made["auto"]) < len(made["never"])

@@ -127,7 +127,6 @@ class LanguageConfig(AlgorithmConfig):
         self.action_top_p = 1.0
         self.learner_model: dict[str, Any] = {}
         self.max_tokens_per_micro_batch = 8192
-        self.packing = "auto"
         # engines(...)
         self.num_engines = 0
         self.num_gpus_per_engine: float = 0
@@ -148,7 +147,6 @@ class LanguageConfig(AlgorithmConfig):
         action_top_p: float | None = NotProvided,
         learner_model: dict[str, Any] | None = NotProvided,
         max_tokens_per_micro_batch: int | None = NotProvided,
-        packing: str | None = NotProvided,
     ) -> Self:
         """Sets the model, how the policy speaks and how the learner holds the model.
 
@@ -168,11 +166,8 @@ class LanguageConfig(AlgorithmConfig):
             action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_model: How the learner holds the model: the fields of ``LearnerModel`` (dtype, attn_implementation,
-                gradient_checkpointing, flops_per_s).
+                packing, gradient_checkpointing, flops_per_s).
             max_tokens_per_micro_batch: Tokens that go through the learner's model at once, padding included.
-            packing: "auto" lays the sequences of a micro-batch end to end, without padding, and computes once what several of
-                them begin with; or pads where the model's attention does not allow it, and the log says why. "off" always
-                pads.
 
         Returns:
             This updated config.
@@ -379,7 +374,7 @@ class LanguageConfig(AlgorithmConfig):
         )
         self._check_choice("action_format", "plain", "react")
         self._check_choice("learner_model", "float32", "bfloat16", inner="dtype")
-        self._check_choice("packing", *PACKING)
+        self._check_choice("learner_model", *PACKING, inner="packing")
         self._check_choice("engine_config", *MERGES_LORA, inner="lora_serving")
         self._check_choice("engine_config", *WAYS, inner="weight_transfer")
         kind = self.engine_config.get("engine", "vllm")

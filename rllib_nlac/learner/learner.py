@@ -72,7 +72,7 @@ class LanguageLearner(TorchLearner):
             self._base = copy.deepcopy(self.lm).requires_grad_(False)
         held = LearnerModel(**config.learner_model)
         models = [self.lm] if self._base is None else [self.lm, self._base]
-        self.packing = Packing.of(config.packing, config.max_tokens_per_micro_batch, models)
+        self.packing = Packing.of(held.packing, config.max_tokens_per_micro_batch, models)
         self._peak = held.flops_per_s or peak_flops(torch.device(self._device), held.dtype)
         self._arithmetic = arithmetic_of(self.lm)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
