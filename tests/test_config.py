@@ -59,7 +59,7 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("critic_input", "random", "one of predicted, backed_up"),
         ("train_on_yes", "maybe", "one of success, always, never"),
         ("action_format", "xml", "one of plain, react"),
-        ("learner_model", {"packing": "on"}, r"learner_model\['packing'\] is 'on' and must be one of auto, never"),
+        ("learner_model", {"packing": "on"}, r"learner_model\['packing'\] is 'on' and must be one of auto, always, never"),
         ("learner_model", {"dtype": "float16"}, "one of float32, bfloat16"),
         ("action_temperature", -1.0, "must not be negative"),
         ("num_env_runners", 2, "num_engines"),

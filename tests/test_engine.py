@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
+from rllib_nlac.engine.vllm_worker import WorkerExtension
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Message, Request, Weights
 
@@ -123,6 +124,29 @@ def _damage_kept(worker, which):
 def test_the_checksum_is_that_of_the_weights(engine, loaded):
     for which, state in loaded.items():
         assert engine.set_weights(which, 7, state) == checksum(state.values())
+
+
+def test_an_engine_that_keeps_its_own_copies_is_done_with_what_it_was_lent(model_path, chat, loaded, monkeypatch):
+    """As on a GPU, where it is lent the learner's own weights, which are one piece of memory and change at the next step."""
+    monkeypatch.setattr(WorkerExtension, "_keeps_parts", lambda worker: True)
+    engine = VLLMEngine(model_path, chat.max_context, [chat.end_id])
+    for version, sets in enumerate(([Weights.TARGET, Weights.POLICY], [Weights.POLICY, Weights.TARGET])):
+        for which, source in zip((Weights.TARGET, Weights.POLICY), sets, strict=True):
+            memory = torch.cat([tensor.flatten() for tensor in loaded[source].values()])
+            pieces = memory.split([tensor.numel() for tensor in loaded[source].values()])
+            lent = {n: piece.view(t.shape) for (n, t), piece in zip(loaded[source].items(), pieces, strict=True)}
+            assert engine.set_weights(which, version, lent) == checksum(loaded[source].values())
+            memory.zero_()
+        for which, source in zip((Weights.TARGET, Weights.POLICY), sets, strict=True):
+            (generation,) = engine.generate(requests(chat, 1, weights=which))
+            expected = reference_logprobs(model_path, loaded[source], generation)
+            np.testing.assert_allclose(generation.logprobs, expected, atol=1e-3)
+    assert engine._llm.collective_rpc(_knows_slices) == [True]
+    engine.stop()
+
+
+def _knows_slices(worker):
+    return worker.slices is not None
 
 
 def test_weights_of_another_shape_are_refused(engine, loaded, model_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,6 +251,13 @@ class TestChoice:
     def test_never_is_never(self, reasons):
         lm = model()
         assert not checked(lm, "never").packs and lm.config._attn_implementation == "sdpa" and not reasons
+
+    def test_a_gpu_pads_unless_it_is_told_to_pack(self, reasons):
+        on_gpu = SimpleNamespace(device=torch.device("cuda"))
+        assert not Packing.of("auto", 64, [on_gpu]).packs and not reasons
+        Packing.of("always", 64, [on_gpu])
+        assert "SimpleNamespace takes no attention from outside" in reasons[0]  # so it was looked at
+        assert checked(model(), "always").packs
 
     def test_a_model_with_a_state_is_padded(self, reasons):
         lm = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4))

@@ -144,9 +144,6 @@ class WorkerExtension:
                 state |= bucket.tensors(place)
             start += bucket.num_bytes
         if parts is None:
-            if "slices" not in self.__dict__:  # they are learned from tensors of which each has memory of its own
-                state = {name: tensor.clone() for name, tensor in state.items()}
-                self.memory.pop(which)
             self._take(which, state, serve)
         elif serve:
             self._keep_parts(which)
@@ -194,9 +191,10 @@ class WorkerExtension:
         elif fault := self.slices.fault_of(state):
             raise ValueError(fault)
         if learns:
-            # Of each tensor its own memory, which tells them apart: an optimizer may have them in one piece.
-            known = {name: tensor.clone() if tensor.is_cuda else tensor for name, tensor in state.items()}
-            self.slices = self._learn_slices(known)
+            # They are told apart by their memory, and an optimizer may have them in one piece.
+            places = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+            apart = len(places) == len(state)
+            self.slices = self._learn_slices(state if apart else {name: tensor.clone() for name, tensor in state.items()})
         if self.slices is None:
             self._reload(state)
         if self.slices is None or (learns and self._keeps_parts()):

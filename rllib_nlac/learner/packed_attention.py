@@ -6,9 +6,10 @@ what else its layers are given. ``tests/compatibility`` pins what this takes fro
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,7 +111,7 @@ class Segments:
         if self.key_rows is not None:
             key, value = key.index_select(0, self.key_rows), value.index_select(0, self.key_rows)
         limits = {"scale": scaling, "window_size": (window - 1 if window else -1, 0)}  # how far one sees to the left and right
-        if "enable_gqa" in inspect.signature(varlen_attn).parameters:  # torch 2.11 has no such argument, and needs none
+        if "enable_gqa" in _arguments(varlen_attn):  # torch 2.11 has no such argument, and needs none
             limits["enable_gqa"] = query.shape[1] != key.shape[1]
         # The mask of fewer queries than keys is aligned with the last key, so a segment's last token sees all.
         return varlen_attn(query, key, value, self.queries, self.keys, *self.longest, **limits)
@@ -140,7 +141,7 @@ def has_kernel(lm: torch.nn.Module) -> bool:
     device, dtype, config = lm.device, lm.dtype, lm.config.get_text_config()
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
-    if varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters:  # torch 2.11 is the first
+    if varlen_attn is None or "window_size" not in _arguments(varlen_attn):  # torch 2.11 is the first
         return False
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -160,7 +161,7 @@ def has_kernel(lm: torch.nn.Module) -> bool:
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             logger.warning("torch's kernel for sequences of different lengths is not used: %s", error)
             return False
-    apart = max(float((one - other).float().norm() / other.float().norm()) for one, other in zip(*found, strict=True))
+    apart = max(float((one - other).detach().float().norm() / other.float().norm()) for one, other in zip(*found, strict=True))
     if not apart < 0.05:
         logger.warning("torch's kernel for sequences of different lengths is not used: it is %.1e off", apart)
         return False
@@ -242,6 +243,12 @@ def _grouped(
         queried, keyed, placed = (torch.from_numpy(table).to(device) for table in (rows, looked_at, positions))
         groups.append(Group(queried, keyed, placed, alike))
     return tuple(groups), torch.from_numpy(places).to(device)
+
+
+@functools.cache
+def _arguments(function: Callable[..., Any]) -> frozenset[str]:
+    """Of a function; looked up once, as every layer asks."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 AttentionInterface.register(NAME, attention)

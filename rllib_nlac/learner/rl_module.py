@@ -24,8 +24,9 @@ class LearnerModel:
     Attributes:
         dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
         attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
-        packing: "auto" lays the sequences of a micro-batch end to end, without padding, and computes once what several begin
-            with; where the model's attention does not allow it they are padded, and the log says why. "never" always pads.
+        packing: "always" lays the sequences of a micro-batch end to end, without padding, and computes once what several begin
+            with; where the model's attention does not allow it they are padded, and the log says why. "never" pads. "auto"
+            packs on a CPU and pads on a GPU.
         gradient_checkpointing: Trades compute for memory.
         flops_per_s: What the learner's device could do at most, in FLOP/s, to report ``mfu`` by. None: of a GPU in bfloat16
             what its maker says, where its name is known; else there is no ``mfu``.
