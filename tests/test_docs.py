@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import json
 import re
 import shlex
 import subprocess
@@ -23,7 +24,7 @@ from conftest import NEEDS
 from ray.scripts.scripts import cli as rays_command
 from rooms import FLOORS
 
-from benchmarks import refinement
+from benchmarks import gpu, refinement
 from benchmarks.compare_plan import Plan
 from benchmarks.compare_tables import read_rows, summary
 from rllib_nlac.ablations import ABLATIONS
@@ -265,6 +266,14 @@ def test_a_key_without_documentation_is_an_error(config_reference, monkeypatch):
 def test_the_finding_about_refinement_is_that_of_its_rows():
     table = refinement.table(refinement.read_rows(DOCS / "rows" / "refinement.csv"))
     assert table in (DOCS / "ablations.md").read_text(encoding="utf-8")
+
+
+def test_the_figures_of_a_gpu_are_those_of_its_rows():
+    lines = gpu.table(json.loads((DOCS / "rows" / "gpu_h100.json").read_text(encoding="utf-8"))).splitlines()
+    shown = re.search(r"```\n(NVIDIA .*?)```", (DOCS / "memory_and_speed.md").read_text(encoding="utf-8"), re.DOTALL)[
+        1
+    ].splitlines()
+    assert len(shown) > 30 and [line for line in shown if line not in lines] == []
 
 
 def test_the_knobs_are_few(config_reference):

@@ -42,7 +42,7 @@ class Packing:
             models: What a micro-batch goes through: the language model, and its base where that is a copy. Those of packs are
                 made to take their attention from here.
         """
-        # On an H100 packs of sequences that do not begin alike took 1.7 times as long as padding: the GPU waits for its orders.
+        # On an H100 packs of sequences that do not begin alike took 1.7 times as long as padding.
         if way == "never" or (way == "auto" and models[0].device.type == "cuda"):
             return cls(max_tokens)
         if (why := objection(models[0])) is not None:
