@@ -70,6 +70,7 @@ class VLLMEngine:
 
     Raises:
         FileNotFoundError: The model folder does not exist.
+        EngineError: There is no GPU, and vLLM is not the build for a CPU.
     """
 
     Settings: ClassVar[type] = VLLMSettings
@@ -113,7 +114,13 @@ class VLLMEngine:
             slots = len(ADAPTERS) + (not on_gpu)
             extra |= {"enable_lora": True, "max_lora_rank": lora.served_rank, "max_loras": slots, "max_cpu_loras": slots}
         from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
 
+        if not on_gpu and not current_platform.is_cpu():
+            raise EngineError(
+                "vLLM's build here is not for a CPU, and this process has no GPU: give it one (num_gpus_per_learner: 1; with "
+                "num_engines num_gpus_per_engine: 1, under PPO num_gpus_per_env_runner: 1), or install the extra cpu, not gpu"
+            )
         _keep_process_groups()
         threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
         arguments = EngineArgs(

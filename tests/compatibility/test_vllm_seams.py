@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.engine.vllm_worker import WorkerExtension
 from rllib_nlac.learner.rl_module import served_state
@@ -178,3 +179,14 @@ def test_the_prefix_cache_knows_an_adapter_by_name_and_path():
 
     one, two = (SimpleNamespace(lora_request=LoRARequest(f"policy@v{n}", 1, f"policy@v{n}")) for n in (1, 2))
     assert _gen_lora_extra_hash_keys(one) != _gen_lora_extra_hash_keys(two)
+
+
+@pytest.mark.vllm
+def test_a_build_for_gpus_says_what_it_lacks_without_one(model_path, chat, monkeypatch):
+    """vLLM's own words would be: Device string must not be empty."""
+    from vllm.platforms import current_platform
+
+    assert current_platform.is_cpu()
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with pytest.raises(EngineError, match=r"not for a CPU, and this process has no GPU: give it one \(num_gpus_per_l"):
+        VLLMEngine(model_path, chat.max_context, [chat.end_id])
