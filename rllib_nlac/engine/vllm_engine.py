@@ -195,7 +195,7 @@ class VLLMEngine:
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         """Takes new weights; vLLM's model is compared with them before anything is generated.
 
-        Nobody changes the state afterwards, unless the engine ``borrows``: else it keeps it as it is.
+        The engine may keep the state as it is, so nobody changes it afterwards; one that ``borrows`` has made copies.
 
         Raises:
             EngineError: Requests are under way, or the model does not serve the new weights afterwards.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -82,7 +82,9 @@ class WorkerExtension:
         """
         try:
             self.__dict__.setdefault("memory", {}).pop(which, None)
-            return *self._take(which, state, serve), None
+            sums = Sums(self._parameters()[0].dtype)
+            self._take(which, state, serve, sums.add)
+            return sums.received, sums.given, None
         except ValueError as error:
             return 0, 0, str(error)
         except Exception as error:
@@ -176,45 +178,49 @@ class WorkerExtension:
         for own, parameter in zip(self._kept_parts(which), self._parameters(), strict=True):
             own.copy_(parameter)
 
-    def _take(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> tuple[int, int]:
+    def _take(
+        self, which: str, state: Mapping[str, torch.Tensor], serve: bool, look: Callable[[torch.Tensor], None] | None = None
+    ) -> None:
         """As ``take_weights``.
+
+        Args:
+            which: As there.
+            state: As there.
+            serve: As there.
+            look: Is given each tensor, on the model's device where it goes there anyway.
 
         Raises:
             ValueError: The state is not this model's.
         """
-        parameters = self._parameters()
-        own, sums = parameters[0], Sums(parameters[0].dtype)
-        learns = "slices" not in self.__dict__
-        if learns or self.slices is None:
-            for tensor in state.values():
-                sums.add(tensor)
-        elif fault := self.slices.fault_of(state):
-            raise ValueError(fault)
+        parameters, in_parts, learns = self._parameters(), self._keeps_parts(), "slices" not in self.__dict__
         if learns:
             # They are told apart by their memory, and an optimizer may have them in one piece.
             places = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
             apart = len(places) == len(state)
             self.slices = self._learn_slices(state if apart else {name: tensor.clone() for name, tensor in state.items()})
+        elif self.slices is not None and (fault := self.slices.fault_of(state)):
+            raise ValueError(fault)
         if self.slices is None:
             self._reload(state)
-        if self.slices is None or (learns and self._keeps_parts()):
-            self._keep_parts(which)
-        elif self._keeps_parts():
+        if self.slices is not None and in_parts and not learns:
             into = parameters if serve else self._kept_parts(which)
             for name, tensor in state.items():
-                here = tensor.to(own.device)  # moved once, and looked through where that is fast
-                sums.add(here)
+                here = tensor.to(parameters[0].device)
+                if look is not None:
+                    look(here)
                 self.slices.write({name: here}, into)
             if serve:
                 self._keep_parts(which)
-        else:
-            self.__dict__.setdefault("kept_weights", {})[which] = state
-            if not learns:
-                for tensor in state.values():
-                    sums.add(tensor)
-                if serve:
-                    self.slices.write(state, parameters)
-        return sums.received, sums.given
+            return
+        if look is not None:
+            for tensor in state.values():
+                look(tensor)
+        if self.slices is None or in_parts:
+            self._keep_parts(which)
+            return
+        self.__dict__.setdefault("kept_weights", {})[which] = state
+        if serve and not learns:
+            self.slices.write(state, parameters)
 
     def serve_weights(self, which: str) -> None:
         """Puts weights that were taken before into the model."""
