@@ -219,7 +219,8 @@ def _model(config: LanguageConfig) -> LearnerModel:
 
 
 def _learner_plan(config: LanguageConfig, shape: ModelShape, context: int) -> LearnerPlan:
-    coefficient, ours = getattr(config, "kl_to_base_coeff", None), isinstance(config, LanguageAlgorithmConfig)
+    coefficient = getattr(config, "kl_to_base_coeff", None)
+    in_one_process = not (config.num_learners or config.num_engines)
     return LearnerPlan(
         dtype=_model(config).dtype,
         tokens=max(config.max_tokens_per_micro_batch, context),  # a sequence that is longer goes through alone
@@ -232,7 +233,8 @@ def _learner_plan(config: LanguageConfig, shape: ModelShape, context: int) -> Le
         deepspeed=config.deepspeed_settings if isinstance(config, LanguageAlgorithmConfig) else {},
         num_learners=max(config.num_learners, 1),
         on_gpu=bool(config.num_gpus_per_learner),
-        lends=ours and bool(config.num_gpus_per_learner) and not (config.num_learners or config.num_engines or config.lora),
+        lends=isinstance(config, LanguageAlgorithmConfig)
+        and bool(config.num_gpus_per_learner and in_one_process and config.lora is None),
         exported_sets=sum(name != Weights.INITIAL.value for name in _sets(config)),
     )
 

@@ -129,4 +129,6 @@ class Packing:
 
 
 def _say(why: str) -> None:
-    logger.warning("the learner pads its sequences, though learner_model has packing 'auto': %s", why)
+    logger.warning(
+        "the learner pads its sequences, as it cannot pack them (learner_model: {packing: never} asks for that): %s", why
+    )
