@@ -294,10 +294,8 @@ def steps(task: Task, built: LanguageLearner, alike: bool) -> dict[str, Any]:
         seconds(lambda: built.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}))
         for _ in range(sizes.rounds + 1)
     ]
-    tokens, step = (
-        sum(len(s.prompt_ids) + len(s.answer_ids) for s in sequences),
-        statistics.median(took[1:]),
-    )  # the first warms up
+    tokens = sum(len(s.prompt_ids) + len(s.answer_ids) for s in sequences)
+    step = statistics.median(took[1:])  # the first warms up
     rows = {name: torch.from_numpy(np.asarray(column)) for name, column in batch[DEFAULT_MODULE_ID].items()}
     flops = built.flops_of(rows)
     return {
