@@ -9,12 +9,13 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check quick-tests slow-tests test lint types docs mutants bench compare clean
+.PHONY: help install quickstart check quick-tests slow-tests test all-tests lint types docs mutants bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to four minutes on two cores, after installation)"
 	@echo "make check       lint, types, and all tests that start no vLLM, no Ray and no process (a minute or two)"
-	@echo "make test        install, then run all tests, in two processes (JOBS=1: in one, which takes less memory)"
+	@echo "make test        install, then run the tests, in two processes (JOBS=1: in one, which takes less memory)"
+	@echo "make all-tests   the same with those that take long: before a release, and after a change of what they cover"
 	@echo "make lint        ruff; make types: mypy"
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
@@ -57,6 +58,10 @@ slow-tests: $(INSTALLED)
 	@$(PYTEST) -m "vllm or ray or process"
 
 test: $(INSTALLED)
+	@$(PYTEST) -m "not long"
+	@echo "Deselected: tests that take long (make all-tests)."
+
+all-tests: $(INSTALLED)
 	@$(PYTEST)
 
 lint: $(INSTALLED)

@@ -283,6 +283,7 @@ def spoil(learner, victim: int) -> None:
     Bucket.pack = kill_before
 
 
+@pytest.mark.long
 def test_a_run_goes_on_when_an_engine_is_killed_in_the_middle_of_a_broadcast(ray_session):
     """Learner, engines and EnvRunners in processes of their own, as in a real run."""
     config = small_config().learners(num_learners=1).evaluation(evaluation_num_env_runners=1, evaluation_interval=100)

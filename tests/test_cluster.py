@@ -129,6 +129,7 @@ def seen():
 
 
 @pytest.mark.process
+@pytest.mark.long
 class TestReserved:
     def test_nobody_takes_what_was_reserved_for_another(self, seen):
         """Without the names of bundles two learners share one, and the engine takes the CPU of the trial's own."""
@@ -155,6 +156,7 @@ class TestReserved:
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_a_node_that_is_lost_in_the_middle_is_made_good(tmp_path, model_path):
     """EnvRunners and the engine go to another one, the learner stays, and no episode is lost."""
     shutil.copytree(model_path, tmp_path / "model")

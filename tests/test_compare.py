@@ -236,6 +236,7 @@ def test_the_documents_tables_are_those_of_the_rows_that_are_kept():
 
 
 @pytest.mark.process
+@pytest.mark.long
 def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path, ray_session, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", ray_session)
     config = {"episodes_per_iteration": 16, "evaluation_duration": 16}

@@ -164,12 +164,13 @@ def test_commands_and_their_options_exist(code):
             assert words[0] in ("tensorboard", "apt-get"), f"no check knows {words}"
 
 
-def test_make_check_says_what_it_leaves_out_and_slow_tests_run_exactly_that():
+def test_make_says_what_it_leaves_out_and_what_runs_exactly_that():
     makefile = (ROOT / "Makefile").read_text()
     recipes = dict(re.findall(r"^([\w-]+):[^\n]*\n((?:\t[^\n]*\n)+)", makefile, re.MULTILINE))
     quick, slow = (re.search(r'-m "(.*)"', recipes[name])[1] for name in ("quick-tests", "slow-tests"))
     assert quick == f"not ({slow})" and slow.split(" or ") == list(NEEDS)
-    assert "-m" not in recipes["test"] and "make slow-tests" in recipes["check"]
+    assert '-m "not long"' in recipes["test"] and "make all-tests" in recipes["test"]
+    assert "-m" not in recipes["all-tests"] and "make slow-tests" in recipes["check"]
     assert "-rfEs" in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"].split()
 
 

@@ -102,6 +102,7 @@ def test_engines_lost_together_serve_the_current_weights_or_refuse(algorithm, fi
     assert engines.num_restarts == restarts + 2
 
 
+@pytest.mark.long
 def test_an_env_runner_and_an_engine_killed_together(algorithm, first):
     before = int(algorithm.metrics.peek(("env_runners", "num_episodes_lifetime")))
     running = processes(algorithm)
@@ -122,6 +123,7 @@ def test_an_environment_that_ends_its_process_costs_its_runner(algorithm, first)
     assert algorithm.collector.num_lost_shares == lost + 1
 
 
+@pytest.mark.long
 def test_a_learner_that_is_stopped_counts_as_lost(algorithm, first, caplog):
     before = int(algorithm.metrics.peek(("env_runners", "num_episodes_lifetime")))
     victim = processes(algorithm)["learner"][1]

@@ -343,6 +343,7 @@ class TestHostileReflections:
 
 
 @needs_gepa
+@pytest.mark.long
 def test_a_real_model_by_the_command(tmp_path, commands):
     """Two iterations of the shipped model: the results hold what the comparison reads, and the checkpoint can be played."""
     entry = {

@@ -220,6 +220,7 @@ def test_answers_are_compared_up_to_the_first_token_that_differs(monkeypatch):
 
 @pytest.mark.process
 @pytest.mark.timeout(1800)
+@pytest.mark.long
 def test_the_form_for_a_cpu(tmp_path, capsys):
     """The whole command, with real vLLM and DeepSpeed: a figure that none of its parts can make any more fails it."""
     out = tmp_path / "figures.json"

@@ -106,6 +106,7 @@ def test_sdpo_on_two_learners(ray_session, lent_engine):
         algorithm.stop()
 
 
+@pytest.mark.long
 def test_erl_on_several_runners_and_two_learners(ray_session, tmp_path):
     """Both runners play, second attempts too; both learners end with the same weights, and the engine plays with them."""
     config = config_of("ERL").env_runners(num_env_runners=2, num_envs_per_env_runner=8).learners(num_learners=2)

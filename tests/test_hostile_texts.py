@@ -241,5 +241,6 @@ class TestFigure:
         engine = ScriptedEngine(chat, lambda prompt, weights: "Is it big?")
         assert [text[:40] for text in not_played(config, engine, HOSTILE)] == []
 
+    @pytest.mark.long
     def test_with_a_real_engine(self, config, engine):
         assert [text[:40] for text in not_played(config, engine, HOSTILE)] == []

@@ -60,6 +60,7 @@ def test_while_ray_starts(start):
     assert "Interrupted before anything was begun: there is nothing to go on with." in printed
 
 
+@pytest.mark.long
 def test_while_the_model_is_loaded(start):
     process = start(TRAINING)
     wait_for(lambda: "starts" in process.stdout, process)
@@ -71,6 +72,7 @@ def test_while_the_model_is_loaded(start):
     assert "from the beginning, as no checkpoint was written yet" in printed
 
 
+@pytest.mark.long
 def test_after_the_first_result(start, commands, tmp_path):
     training = of_mine("Talks")
     process = start(training)

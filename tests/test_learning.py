@@ -122,6 +122,7 @@ def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained, rllib):
     assert result.stdout.count("environment: Guess my object.") == 10 and "agent:" in result.stdout
 
 
+@pytest.mark.long
 def test_a_finished_run_is_trained_on_for_longer(trained, rllib, tmp_path):
     _, storage = trained
     (checkpoint,) = storage.glob("**/checkpoint_*")
@@ -196,6 +197,7 @@ def test_rllibs_own_checkpoints_are_evaluated(rllib, stock_checkpoint):
     assert result.returncode == 0 and "PPO on CartPole-v1" in result.stdout, result.stdout[-2000:]
 
 
+@pytest.mark.long
 def test_ppo_plays_text_by_the_command_and_its_checkpoint_is_evaluated(rllib, tmp_path):
     example = ROOT / "tuned_examples" / "twenty_questions_ppo.yaml"
     result = rllib("train", "file", example, "--storage-path", tmp_path, "--stop", "{training_iteration: 1}")
@@ -207,6 +209,7 @@ def test_ppo_plays_text_by_the_command_and_its_checkpoint_is_evaluated(rllib, tm
     assert "TextPPO on TwentyQuestions" in result.stdout and "agent:" in result.stdout
 
 
+@pytest.mark.long
 def test_react_reports_what_a_model_reaches_untrained(rllib, tmp_path):
     example = ROOT / "tuned_examples" / "twenty_questions_react.yaml"
     result = rllib("train", "file", example, "--storage-path", tmp_path)
@@ -216,6 +219,7 @@ def test_react_reports_what_a_model_reaches_untrained(rllib, tmp_path):
     assert last["env_runners"]["num_episodes"] == 512 and 0.05 < last["env_runners"]["success_rate"] < BASE_AT_MOST
 
 
+@pytest.mark.long
 def test_tuner_finds_nlac_by_name(ray_session, config, tmp_path):
     from ray import tune
 

@@ -256,7 +256,15 @@ def test_state_pickles(algorithm):
 
 
 class TestRemote:
-    @pytest.mark.parametrize(("stage", "lora"), [(0, None), (2, None), (3, None), (3, {"rank": 8})])
+    @pytest.mark.parametrize(
+        ("stage", "lora"),
+        [
+            (0, None),
+            pytest.param(2, None, marks=pytest.mark.long),
+            pytest.param(3, None, marks=pytest.mark.long),
+            (3, {"rank": 8}),
+        ],
+    )
     def test_two_learners_give_the_update_of_one(self, small, ray_session, stage, lora):
         """To 1e-5 of the step. Adam's usual epsilon turns the rounding of a gradient near 0 into the sign of a full step,
         which would hide everything below 1e-2. With ZeRO each learner holds half of the target weights, too. The second

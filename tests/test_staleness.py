@@ -88,6 +88,7 @@ def test_all_ways_differ_in_one_key(world):
         config_of("house", "max_staleness=3", 0)
 
 
+@pytest.mark.long
 def test_a_real_run(ray_session):
     config = config_of("quick_start", "stage_staleness=1", seed=0)
     config.training(episodes_per_iteration=8, train_batch_size_per_learner=24, minibatch_size=12)

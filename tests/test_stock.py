@@ -224,6 +224,7 @@ class TestRuns:
         finally:
             algorithm.stop()
 
+    @pytest.mark.long
     def test_appo_collects_and_learns_in_processes_of_their_own(self, appo_config, ray_session):
         """The EnvRunner actor starts its own engine and plays with weights that RLlib's sync brought from the learner actor."""
         appo_config.env_runners(num_env_runners=1).learners(num_learners=1).reporting(min_time_s_per_iteration=5)

@@ -214,6 +214,7 @@ class TestAdapters:
         engines.set_weights(Weights.POLICY, 102, served_state(model))
 
 
+@pytest.mark.long
 def test_the_7b_examples_processes_work_together_on_a_cpu(folder, config, ray_session):
     """Two learners under ZeRO 3 in bfloat16 that recompute activations, two EnvRunners, and an engine in two parts."""
     (example,) = load_experiments(Path(__file__).parent.parent / "tuned_examples" / "twenty_questions_nlac_qwen2.5_7b.yaml")

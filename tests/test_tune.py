@@ -124,6 +124,7 @@ class InForce(RLlibCallback):
         result["score"] = algorithm.config.gamma
 
 
+@pytest.mark.long
 def test_a_value_that_pbt_changed_is_in_force_after_it(ray_session, tmp_path):
     """Fails where restoring the donor's checkpoint brings its values back (ray#62173)."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # trials cannot import this file
