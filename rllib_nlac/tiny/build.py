@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rllib_nlac.tiny.corpus import Corpus, Example
+from rllib_nlac.tiny.muon import Muon
 from rllib_nlac.tiny.worlds import WORLDS, World
 
 CHAT_TEMPLATE = (
@@ -28,6 +29,7 @@ CHAT_TEMPLATE = (
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CONTEXT = 512
 THREADS = 2  # a sum over threads depends on how many there are, and so do the weights
+PARTS = 8  # of a batch, so that little is padding
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -115,18 +117,19 @@ class Encoder:
 
 
 def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int) -> Iterator[list[Batch]]:
-    """Endless batches of examples in random order, each as two micro-batches: its shorter and its longer half.
+    """Endless batches of examples in random order, each as micro-batches of about equal lengths.
 
     Batches of equal lengths would pad less, but length tells the roles apart, and steps on one role undo another's.
 
     Yields:
-        Pairs ``(input_ids, labels)`` of shape (batch_size / 2, T), labels -100 where there is no loss.
+        Pairs ``(input_ids, labels)`` of shape (batch_size / PARTS, T), labels -100 where there is no loss.
     """
     stream = iter(corpus)
     while True:
         drawn = (encoder(example) for example in itertools.islice(stream, batch_size))
         ordered = sorted(drawn, key=lambda pair: len(pair[0]) + len(pair[1]))
-        yield [_pad(half, pad_id) for half in (ordered[: batch_size // 2], ordered[batch_size // 2 :])]
+        size = batch_size // PARTS
+        yield [_pad(part, pad_id) for part in [ordered[i : i + size] for i in range(0, batch_size, size)]]
 
 
 def _pad(sequences: list[tuple[list[int], list[int]]], pad_id: int) -> Batch:
@@ -148,7 +151,7 @@ def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
     # Muon for the matrices took clearly fewer steps than AdamW alone (single runs).
     optimizers = [
-        torch.optim.Muon(inside, lr=peak_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        Muon(inside, lr=peak_lr, weight_decay=0.01),
         torch.optim.AdamW(others, lr=peak_lr, betas=(0.9, 0.98), weight_decay=0.01),
     ]
     warmup = min(200, max(1, steps // 10))

@@ -100,7 +100,7 @@ TEXT_HOUSE = World(
     1,
     TextHouse,
     TextHouseCorpus,
-    (Lesson(2_200), Lesson(900, 0.0015, HousesByHeart)),
+    (Lesson(2_000), Lesson(850, 0.0015, HousesByHeart)),
     HERE / "house_model",
     advice_is_random=True,
 )
