@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
+from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.inputs import plain_yaml
 from rllib_nlac.names import nearest
 
@@ -158,8 +160,15 @@ class Plan:
         if "env" in place:
             experiment["env"] = place["env"]
         if "build" in place:
-            config["language_model"] = str(self.models / world)
+            config |= spoken_to_as(config["language_model"], experiment["run"]) | {"language_model": str(self.models / world)}
         return Cell(world, f"{method} #{number}" if number else method, seed, experiment)
+
+
+def spoken_to_as(shipped: str, run: str) -> dict[str, Any]:
+    """The keys by which an algorithm speaks to a model as to the shipped one in whose place it is: a folder has none."""
+    config = {**OURS, **STOCK_ON_TEXT}[run].get_default_config()
+    manners = asdict(SHIPPED_MODELS[shipped])
+    return {key: value for key, value in manners.items() if key != "folder" and hasattr(config, key)}
 
 
 def asked_for(worlds: Sequence[str], methods: Sequence[str]) -> str:

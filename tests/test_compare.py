@@ -18,6 +18,8 @@ from benchmarks.compare import is_done, main, report, rows_of
 from benchmarks.compare_plan import HERE, Cell, Plan
 from benchmarks.compare_tables import COLUMNS, evaluations, read_rows, summary, table
 from benchmarks.critic import named, next_progress
+from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
+from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.nlac import PRESETS
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
@@ -34,6 +36,19 @@ def plan(tmp_path_factory) -> Plan:
         if "build" in world:  # in place of what the command would build
             (models / name).symlink_to(TWENTY_QUESTIONS.folder)
     return plan
+
+
+def test_a_model_that_a_world_builds_is_spoken_to_as_the_shipped_one(plan):
+    """Fails where its folder is all that an experiment says: a folder is spoken to by the default prompts."""
+    for world, place in plan.worlds.items():
+        for cell in plan.cells("runs", [world], [], seeds=1) if "build" in place else ():
+            experiment = cell.experiment
+            config = {**OURS, **STOCK_ON_TEXT}[experiment["run"]].get_default_config().update_from_dict(experiment["config"])
+            shipped = SHIPPED_MODELS["tiny_house" if plan.kind(world) == "text_house" else "tiny"]
+            for name in ("prompts", "max_action_tokens", "max_future_tokens", "max_critique_tokens"):
+                if hasattr(config, name):
+                    assert getattr(config.manners, name) == getattr(shipped, name), (cell.name, name)
+            assert config.model_path == str(plan.models / world)
 
 
 @pytest.mark.parametrize("runs", ["runs", "quick"])
