@@ -97,12 +97,12 @@ def test_reflections_that_come_to_nothing_are_counted_and_a_person_is_told(algor
     b = algorithm(reflecting(CutOff(NOTE)))
     assert b.reflect(b.first) == [] and b.logged["reflected_rate"] == 0.0
     assert b.notices.take() == [
-        "most reflections of iteration 5 came to nothing: of 4 4 were cut off (max_reflection_tokens is 32), and 0 did not fit "
+        "most reflections of iteration 5 came to nothing: 4 of 4 were cut off (max_reflection_tokens is 32), and 0 did not fit "
         "the context (max_context is 512); raise what is too small"
     ]
     c = algorithm(max_reflection_tokens=500)
     assert c.reflect(c.first) == [] and c.logged["reflected_rate"] == 0.0 and not c.engine.requests
-    assert "of 4 0 were cut off (max_reflection_tokens is 500), and 4 did not fit" in c.notices.take()[0]
+    assert "0 of 4 were cut off (max_reflection_tokens is 500), and 4 did not fit" in c.notices.take()[0]
     d = algorithm(reflecting(""))
     assert d.reflect(d.first) == [] and d.logged["reflected_rate"] == 0.0 and d.notices.take() == []
 

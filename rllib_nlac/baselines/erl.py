@@ -157,7 +157,7 @@ class ERL(LanguageAlgorithm):
         text = None
         if cut_off + too_long > MANY * wanted:
             text = (
-                f"most reflections of iteration {self.iteration + 1} came to nothing: of {wanted} {cut_off} were cut off "
+                f"most reflections of iteration {self.iteration + 1} came to nothing: {cut_off} of {wanted} were cut off "
                 f"(max_reflection_tokens is {self.max_reflection_tokens}), and {too_long} did not fit the context "
                 f"(max_context is {self.chat.max_context}); raise what is too small"
             )
