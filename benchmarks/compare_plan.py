@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -164,6 +165,7 @@ class Plan:
         return Cell(world, f"{method} #{number}" if number else method, seed, experiment)
 
 
+@functools.cache
 def spoken_to_as(shipped: str, run: str) -> dict[str, Any]:
     """The keys by which an algorithm speaks to a model as to the shipped one in whose place it is: a folder has none."""
     config = {**OURS, **STOCK_ON_TEXT}[run].get_default_config()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,9 @@ def test_a_real_run(ray_session, lent_engine):
         assert set(row) == set(KINDS) - {"method", "seed"} and all(map(math.isfinite, row.values()))
     assert rows[1]["generated_tokens"] > rows[0]["generated_tokens"] > 4 * EPISODES
     assert rows[1]["seconds"] > rows[0]["seconds"] > 0 and rows[0]["kl_to_base"] > 0
+
+
+def test_the_page_shows_the_table_of_its_rows():
+    docs = Path(__file__).parents[1] / "docs"
+    page = (docs / "comparison.md").read_text(encoding="utf-8")
+    assert table(read_rows(docs / "rows" / "endurance.csv")) in page
