@@ -29,6 +29,7 @@ import yaml
 
 from benchmarks.compare_plan import HERE, Cell, Plan, asked_for
 from benchmarks.compare_tables import COLUMNS, PASS, Row, markdown, plot, read_rows
+from benchmarks.rows import generated_tokens
 from rllib_nlac.names import unknown_key
 from rllib_nlac.reporting.results import evaluated, lookup
 
@@ -78,9 +79,7 @@ def rows_of(cell: Cell, folder: Path) -> list[Row]:
     """A row for each iteration."""
     rows, tokens = [], 0.0
     for result in results_of(cell, folder):
-        tokens += _number(lookup(result, "env_runners/num_generated_tokens"))
-        tokens += _number(lookup(result, "language_stages/num_generated_tokens"))
-        tokens += _number(lookup(result, "num_reflection_tokens"))
+        tokens += generated_tokens(result)
         evaluation, played = evaluated(result), "evaluation/env_runners"
         if "evaluation_interval" not in cell.experiment["config"]:
             evaluation, played = lookup(result, "env_runners/success_rate"), "env_runners"

@@ -141,6 +141,9 @@ class Plan:
             "seed": seed,
             "num_cpus_for_main_process": 1,
         }
+        if "build" in place:
+            spoken_to = spoken_to_as(config["language_model"], settings.get("run", experiment["run"]))
+            config = {**spoken_to, **config, "language_model": str(self.models / world)}
         if "env_config" in settings:
             config["env_config"] = {**config["env_config"], **settings["env_config"]}
         stop = experiment["stop"]
@@ -160,8 +163,6 @@ class Plan:
         }
         if "env" in place:
             experiment["env"] = place["env"]
-        if "build" in place:
-            config |= spoken_to_as(config["language_model"], experiment["run"]) | {"language_model": str(self.models / world)}
         return Cell(world, f"{method} #{number}" if number else method, seed, experiment)
 
 

@@ -15,15 +15,14 @@ the table of rows that are kept.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import Row, read, write
+from benchmarks.rows import Row, apart, generated_tokens, read, write
 from rllib_nlac.reporting.results import lookup
 
 EXAMPLES = Path(__file__).parents[1] / "tuned_examples"
@@ -38,8 +37,6 @@ FOUND = {
     "loss": "evaluation/retention/loss",
     "loss_of_base": "evaluation/retention/loss_of_base",
 }
-TOKENS = ("env_runners/num_generated_tokens", "language_stages/num_generated_tokens")
-ASKED = ("method", "seed", "update")
 KINDS = {"method": str, "seed": int, "update": int, **dict.fromkeys((*FOUND, "generated_tokens", "seconds"), float)}
 
 
@@ -66,7 +63,7 @@ def trained(config: Any, updates: int) -> list[Row]:
         tokens, started = 0.0, time.perf_counter()
         for update in range(1, updates + 1):
             result = algorithm.train()
-            tokens += sum(float(lookup(result, name) or 0) for name in TOKENS)
+            tokens += generated_tokens(result)
             if update % config.evaluation_interval == 0:  # later results repeat the latest evaluation
                 found = {name: float(lookup(result, key)) for name, key in FOUND.items()}
                 seconds = time.perf_counter() - started
@@ -87,10 +84,7 @@ def run(method: str, seed: int, updates: int) -> list[Row]:
         ray.shutdown()
 
 
-def apart(*asked: Any) -> list[Row]:
-    """``run`` in a process of its own; an error where that is killed."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(run, *asked).result()
+run_apart = partial(apart, run)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -98,7 +92,9 @@ def read_rows(path: Path) -> list[Row]:
     return read(path, KINDS)
 
 
-def complete(path: Path, wanted: Sequence[tuple[str, int]], updates: int, play: Callable[..., list[Row]] = apart) -> list[Row]:
+def complete(
+    path: Path, wanted: Sequence[tuple[str, int]], updates: int, play: Callable[..., list[Row]] = run_apart
+) -> list[Row]:
     """Makes the runs that are wanted and not there.
 
     Args:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from rllib_nlac.reporting.results import lookup
 
 Row = dict[str, Any]
 Kinds = Mapping[str, Callable[[str], Any]]  # by column, in their order, what makes a value of its text
@@ -28,3 +32,15 @@ def write(path: Path, kinds: Kinds, rows: Iterable[Row]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     os.replace(new, path)
+
+
+def apart(run: Callable[..., Any], *asked: Any) -> Any:
+    """What a run returns that is made in a process of its own; an error where that is killed."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, *asked).result()
+
+
+def generated_tokens(result: Mapping[str, Any]) -> float:
+    """How many tokens an iteration generated: in play, in the waves and in reflections."""
+    names = ("env_runners/num_generated_tokens", "language_stages/num_generated_tokens", "num_reflection_tokens")
+    return sum(float(lookup(result, name) or 0) for name in names)

@@ -13,15 +13,14 @@ goes on where it stopped. ``--rows CSV`` prints the table of rows that are kept.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import Row, read, write
+from benchmarks.rows import Row, apart, read, write
 
 EXAMPLES = Path(__file__).parents[1] / "tuned_examples"
 WORLDS = {"quick_start": "twenty_questions_nlac", "house": "text_house_nlac"}
@@ -106,10 +105,7 @@ def run(asked: Row) -> Row:
         ray.shutdown()
 
 
-def apart(asked: Row) -> Row:
-    """``run`` in a process of its own; an error where that is killed."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(run, asked).result()
+run_apart = partial(apart, run)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -117,7 +113,7 @@ def read_rows(path: Path) -> list[Row]:
     return read(path, KINDS)
 
 
-def complete(path: Path, wanted: Sequence[Row], play: Callable[[Row], Row] = apart) -> list[Row]:
+def complete(path: Path, wanted: Sequence[Row], play: Callable[[Row], Row] = run_apart) -> list[Row]:
     """Runs what is wanted and not there; each row is in the CSV as soon as it is known.
 
     Args:

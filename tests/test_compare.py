@@ -40,8 +40,10 @@ def plan(tmp_path_factory) -> Plan:
 
 def test_a_model_that_a_world_builds_is_spoken_to_as_the_shipped_one(plan):
     """Fails where its folder is all that an experiment says: a folder is spoken to by the default prompts."""
-    for world, place in plan.worlds.items():
-        for cell in plan.cells("runs", [world], [], seeds=1) if "build" in place else ():
+    built = [world for world, place in plan.worlds.items() if "build" in place]
+    assert {plan.kind(world) for world in built} == {"twenty_questions", "text_house"}
+    for world in built:
+        for cell in plan.cells("runs", [world], [], seeds=1):
             experiment = cell.experiment
             config = {**OURS, **STOCK_ON_TEXT}[experiment["run"]].get_default_config().update_from_dict(experiment["config"])
             shipped = SHIPPED_MODELS["tiny_house" if plan.kind(world) == "text_house" else "tiny"]

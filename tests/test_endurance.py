@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import endurance
-from benchmarks.endurance import EPISODES, FOUND, KINDS, METHODS, complete, config_of, main, read_rows, table, trained
+from benchmarks.endurance import EPISODES, EXAMPLES, FOUND, KINDS, METHODS, complete, config_of, main, read_rows, table, trained
+from rllib_nlac.command.experiment import load_experiments
 
 
 def made(method: str, seed: int, updates: int, success: float = 0.5) -> list[dict]:
@@ -49,6 +50,10 @@ def test_methods_differ_from_their_examples_in_size_and_in_what_is_measured_alon
     assert (config.episodes_per_iteration, config.seed, config.language_model) == (EPISODES, 3, "tiny")
     assert config.kl_to_base_coeff == 0 and config.rehearsal["fraction"] == 0  # measured, and in no loss
     assert config.lr == {"NLAC": 0.001, "SDPO": 0.0003, "RFT": 0.001}[method]
+    (example,) = load_experiments(EXAMPLES / f"{METHODS[method]}.yaml")
+    changed = {key for key, value in example.config.items() if getattr(config, key) != value}
+    sizes = {"episodes_per_iteration", "num_envs_per_env_runner", "evaluation_interval", "evaluation_duration", "seed"}
+    assert changed == sizes | ({"train_batch_size_per_learner"} if method == "NLAC" else set())
 
 
 def test_the_command_asks_for_every_method_of_a_seed_before_the_next(tmp_path, monkeypatch, capsys):
