@@ -128,8 +128,8 @@ def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int) -> I
     while True:
         drawn = (encoder(example) for example in itertools.islice(stream, batch_size))
         ordered = sorted(drawn, key=lambda pair: len(pair[0]) + len(pair[1]))
-        size = batch_size // PARTS
-        yield [_pad(part, pad_id) for part in [ordered[i : i + size] for i in range(0, batch_size, size)]]
+        size = max(1, batch_size // PARTS)
+        yield [_pad(ordered[i : i + size], pad_id) for i in range(0, batch_size, size)]
 
 
 def _pad(sequences: list[tuple[list[int], list[int]]], pad_id: int) -> Batch:

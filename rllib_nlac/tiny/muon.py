@@ -1,6 +1,6 @@
-"""The optimizer Muon in float32.
+"""The optimizer Muon (Jordan et al., 2024) in float32.
 
-``torch.optim.Muon`` works in bfloat16, which takes a CPU that has no units for it some thirty times as long.
+``torch.optim.Muon`` works in bfloat16, which takes a CPU that has no units for it many times as long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
         matrices: Shape (N, rows, columns).
 
     Returns:
-        The same shape; singular values are between 0.5 and 1.5.
+        The same shape; singular values are between 0.4 and 1.3, save those that were less than a fiftieth of the largest.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     found = matrices.transpose(1, 2) if tall else matrices
@@ -56,7 +56,10 @@ class Muon(torch.optim.Optimizer):
             alike: dict[torch.Size, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                    state = self.state[parameter]
+                    if not state:
+                        state["mean"] = torch.zeros_like(parameter)
+                    mean = state["mean"]
                     mean.lerp_(parameter.grad, 1 - group["momentum"])
                     alike[parameter.shape].append((parameter, parameter.grad.lerp(mean, group["momentum"])))
             for shape, pairs in alike.items():
