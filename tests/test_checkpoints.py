@@ -90,6 +90,7 @@ def of_two_learners(small, stage: int):
     return small.learners(num_learners=2).deepspeed(deepspeed_config=zero).language(learner_model={"dtype": "bfloat16"})
 
 
+@pytest.mark.long
 def test_two_learners_resume_with_all_their_shards(small, ray_session, lent_engine, tmp_path):
     algorithm = of_two_learners(small, 3).build_algo()
     try:

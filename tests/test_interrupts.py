@@ -112,6 +112,7 @@ def test_a_metric_that_never_comes_ends_the_run_after_its_first_result(start, ra
     assert "Error: mine, stop: no result has 'success_rat'; did you mean 'env_runners/success_rate'?" in printed
 
 
+@pytest.mark.long
 def test_a_trial_that_fails_says_why_in_three_lines(start, ray_session, tmp_path):
     process = start(of_mine("Fails"), ray=ray_session)
     process.wait(300)

@@ -191,6 +191,7 @@ def test_rllibs_own_algorithms_train_too(rllib, stock_checkpoint, tmp_path):
     assert re.findall(r"^\s*(\d)\s", result.stdout, re.MULTILINE) == ["2"]  # the first one is the checkpoint's
 
 
+@pytest.mark.long
 def test_rllibs_own_checkpoints_are_evaluated(rllib, stock_checkpoint):
     """Where RLlib plays on remote runners its algorithm has no environment of its own."""
     result = rllib("evaluate", stock_checkpoint, "--episodes", "3")

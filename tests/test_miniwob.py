@@ -307,6 +307,7 @@ def test_a_page_that_hangs_costs_an_episode_and_no_more(chromium):
     env.close()
 
 
+@pytest.mark.long
 def test_a_page_that_hangs_while_it_loads_costs_an_episode_too(chromium, config, chat, tmp_path, monkeypatch):
     monkeypatch.setattr(miniwob, "ATTEMPTS", 1)
     shutil.copytree(pages.folder(), tmp_path / "html")

@@ -194,6 +194,7 @@ class TestRuns:
         assert any("nothing was learned in iteration 1: no episode was accepted" in text for text in notices)
         assert any("encoded from its text" in text and "drops the thoughts of earlier turns" in text for text in notices)
 
+    @pytest.mark.long
     def test_under_rllibs_own_algorithms_too(self, ray_session, engine, monkeypatch):
         monkeypatch.setattr("rllib_nlac.baselines.stock_runner.local_engine", lambda config, chat: engine)
         config = TextPPOConfig().environment("TwentyQuestions", env_config={"max_turns": 3}).debugging(seed=0)

@@ -275,6 +275,7 @@ class TestRuns:
             other.stop()
 
 
+@pytest.mark.long
 def test_the_documents_ppo_runs_as_it_stands(ray_session, lent_local_engine, capsys):
     page = (Path(__file__).parent.parent / "docs" / "algorithms" / "ppo_appo.md").read_text()
     code = re.search(r"```python\n(from rllib_nlac.baselines.stock.*?)```", page, re.DOTALL)[1]

@@ -166,6 +166,7 @@ def test_a_value_that_pbt_changed_is_in_force_after_it(ray_session, tmp_path):
     assert untouched and all((found["lr"], found["tau"], found["alpha"]) == (0.001, 0.01, 0.6) for found in untouched)
 
 
+@pytest.mark.long
 def test_tuner_restore_goes_on_from_the_last_checkpoint(ray_session, config, tmp_path):
     marker = tmp_path / "marker"
 
