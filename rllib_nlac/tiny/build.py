@@ -16,8 +16,11 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from rllib_nlac.learner.packed_attention import restore
+from rllib_nlac.learner.packing import Packing
 from rllib_nlac.tiny.corpus import Corpus, Example
 from rllib_nlac.tiny.muon import Muon
 from rllib_nlac.tiny.worlds import WORLDS, World
@@ -29,8 +32,8 @@ CHAT_TEMPLATE = (
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CONTEXT = 512
 THREADS = 2  # a sum over threads depends on how many there are, and so do the weights
-PARTS = 8  # of a batch, so that little is padding
-Batch = tuple[torch.Tensor, torch.Tensor]
+TOKENS = 4096  # of a pack
+Encoded = tuple[list[int], list[int]]  # token ids of prompt and answer
 
 
 def train_tokenizer(corpus: Corpus, examples: int = 4000) -> PreTrainedTokenizerFast:
@@ -100,8 +103,7 @@ class Encoder:
         self._cache: dict[str, list[int]] = {}
         self._role = {role: tokenizer.convert_tokens_to_ids(f"<|{role}|>") for role in ("system", "user", "assistant")}
 
-    def __call__(self, example: Example) -> tuple[list[int], list[int]]:
-        """Token ids of the prompt and of the answer."""
+    def __call__(self, example: Example) -> Encoded:
         end = self.tokenizer.eos_token_id
         prompt: list[int] = []
         for message in example.prompt:
@@ -116,37 +118,19 @@ class Encoder:
         return self._cache[text]
 
 
-def batches(corpus: Corpus, encoder: Encoder, batch_size: int, pad_id: int) -> Iterator[list[Batch]]:
-    """Endless batches of examples in random order, each as micro-batches of about equal lengths.
-
-    Batches of equal lengths would pad less, but length tells the roles apart, and steps on one role undo another's.
-
-    Yields:
-        Pairs ``(input_ids, labels)`` of shape (batch_size / PARTS, T), labels -100 where there is no loss.
-    """
+def encoded(corpus: Corpus, encoder: Encoder, batch_size: int) -> Iterator[list[Encoded]]:
+    """Endless batches of examples as token ids of prompt and answer. Each mixes the roles: steps on one role undo another's."""
     stream = iter(corpus)
     while True:
-        drawn = (encoder(example) for example in itertools.islice(stream, batch_size))
-        ordered = sorted(drawn, key=lambda pair: len(pair[0]) + len(pair[1]))
-        size = max(1, batch_size // PARTS)
-        yield [_pad(ordered[i : i + size], pad_id) for i in range(0, batch_size, size)]
+        yield [encoder(example) for example in itertools.islice(stream, batch_size)]
 
 
-def _pad(sequences: list[tuple[list[int], list[int]]], pad_id: int) -> Batch:
-    longest = max(len(prompt) + len(answer) for prompt, answer in sequences)
-    ids = torch.full((len(sequences), longest), pad_id)
-    labels = torch.full((len(sequences), longest), -100)
-    for row, (prompt, answer) in enumerate(sequences):
-        ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
-    return ids, labels
+def train(model: Qwen2ForCausalLM, data: Iterator[list[Encoded]], steps: int, peak_lr: float) -> float:
+    """Supervised training on the answers; returns the mean loss of a token in the last hundred steps.
 
-
-def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak_lr: float) -> float:
-    """Supervised training on the answers; returns the mean loss of the last hundred steps.
-
-    Attention masks are not needed: padding stands on the right and the model is causal.
+    The learner's packs leave out padding and what prompts begin with alike, which takes about a third of the time.
     """
+    packing = Packing.of("always", TOKENS, [model])
     inside = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
     # Muon for the matrices took clearly fewer steps than AdamW alone (single runs).
@@ -162,14 +146,14 @@ def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_peak) for optimizer in optimizers]
     recent: list[float] = []
     started = time.perf_counter()
-    for step, micro_batches in enumerate(itertools.islice(data, steps), start=1):
-        count = sum(int((labels[:, 1:] != -100).sum()) for _, labels in micro_batches)
-        total = 0.0
-        for ids, labels in micro_batches:
-            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-            trained = labels[:, 1:] != -100
-            logits = model.lm_head(hidden[trained])
-            loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:][trained], reduction="sum") / count
+    for step, batch in enumerate(itertools.islice(data, steps), start=1):
+        ids = pad_sequence([torch.tensor([*prompt, *answer]) for prompt, answer in batch], batch_first=True)
+        prompts = torch.tensor([len(prompt) for prompt, _ in batch])
+        lengths = torch.tensor([len(prompt) + len(answer) for prompt, answer in batch])
+        count, total = sum(len(answer) for _, answer in batch), 0.0
+        for group in packing.groups(ids, lengths, torch.arange(len(batch))):
+            layout = packing.lay(ids[group], prompts[group], lengths[group])
+            loss = -layout.logprobs(model(**layout.arguments).logits).sum() / count
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -181,6 +165,7 @@ def train(model: Qwen2ForCausalLM, data: Iterator[list[Batch]], steps: int, peak
         if step % 100 == 0 or step == steps:
             seconds = time.perf_counter() - started
             print(f"step {step}/{steps}  loss {sum(recent) / len(recent):.4f}  {seconds:.0f} s", flush=True)
+    restore(model)
     return sum(recent) / len(recent)
 
 
@@ -208,7 +193,7 @@ def build(out: Path, world: World, seed: int | None = None) -> None:
     for number, lesson in enumerate(world.lessons, start=1):
         print(f"lesson {number} of {len(world.lessons)}", flush=True)
         corpus = world.corpus(seed + number, lesson)
-        data = batches(corpus, Encoder(tokenizer), lesson.batch_size, tokenizer.pad_token_id)
+        data = encoded(corpus, Encoder(tokenizer), lesson.batch_size)
         train(model, data, lesson.steps, lesson.lr)
         model.save_pretrained(out)
 
