@@ -228,6 +228,14 @@ class TestHouse:
         for kind in SENSE:
             assert advised[kind] / 4000 == pytest.approx(odds[kind] / odds.total(), abs=0.04)
 
+    def test_an_episode_of_the_examples_play_is_one_of_the_environment(self):
+        """Two locks deep whoever opens the second chest has won, and opened the first one before."""
+        ends = [TEXT_HOUSE.corpus(1).episode(seed) for seed in range(60)]
+        for info in ends:
+            assert info["success"] == info["subgoals"]["chest_2"] <= info["subgoals"]["chest_1"]
+        assert 0 < sum(info["subgoals"]["chest_1"] for info in ends) < 20
+        assert len({info["task_id"] for info in ends}) == 60
+
     def test_advice_and_play_know_nothing_of_any_house(self, examples):
         """A fix is any command without a flaw: from a room with nothing in it that is going to one of the seven others."""
         empty = [e for e in examples["evaluate"] if ": nothing. keys none." in e.prompt[-3].content and len(e.prompt) > 3]
@@ -252,11 +260,24 @@ class TestBuild:
 
     def test_each_lesson_goes_on_with_its_own_examples(self, world, tmp_path, monkeypatch):
         taught = []
-        monkeypatch.setattr(build_module, "batches", lambda corpus, *rest: type(corpus))
+        monkeypatch.setattr(build_module, "encoded", lambda corpus, *rest: type(corpus))
         monkeypatch.setattr(build_module, "train", lambda model, data, *rest: taught.append((id(model), data, *rest)))
         build(tmp_path, world)
         (model, *first), (same, *second) = taught
         assert model == same and first == [TextHouseCorpus, 3, 0.003] and second == [HousesByHeart, 3, 0.0015]
+
+    def test_the_loss_is_the_mean_over_the_answers_tokens_and_nothing_of_the_prompts(self):
+        """By the model itself, one example after the other, in the attention that others find it with."""
+        tokenizer = AutoTokenizer.from_pretrained(TEXT_HOUSE.folder)
+        model = build_module.make_model(tokenizer, 0)
+        batch = next(build_module.encoded(TEXT_HOUSE.corpus(3), build_module.Encoder(tokenizer), 24))
+        expected = []
+        for prompt, answer in batch:
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+            expected += torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="none").tolist()
+        assert build_module.train(model, iter([batch]), 1, 0.001) == pytest.approx(statistics.mean(expected), rel=1e-5)
+        assert model.config._attn_implementation == "sdpa"
 
     def test_a_world_that_goes_on_from_another_ones_model_begins_with_it(self, tmp_path, monkeypatch):
         monkeypatch.setattr(build_module, "train", lambda *rest: None)

@@ -81,9 +81,24 @@ class Player:
                 if not (terminated or truncated):
                     still_open.append(game)
                     continue
-                reached.update({"games won": bool(info["success"]), **info.get("subgoals", {})})
+                reached.update(how_far(info))
             open_games = still_open
         return {name: count / games for name, count in reached.items()}
+
+
+def how_far(info: dict[str, Any]) -> dict[str, bool]:
+    """What the last info of a game says of its end and of its sub-goals."""
+    return {"games won": bool(info["success"]), **info.get("subgoals", {})}
+
+
+def example_play(world: World, games: int) -> dict[str, float]:
+    """As ``Player.play``, of the play that the policy's examples show; nothing where the world has none to tell."""
+    corpus = world.corpus(HELD_OUT_SEED)
+    reached = Counter[str]()
+    for seed in range(games):
+        if (info := corpus.episode(HELD_OUT_SEED + seed)) is not None:
+            reached.update(how_far(info))
+    return {name: count / games for name, count in reached.items()}
 
 
 def measure(world: World, model: str, games: int = 512, examples: int = 3000) -> dict[str, float]:
@@ -92,6 +107,7 @@ def measure(world: World, model: str, games: int = 512, examples: int = 3000) ->
     engine = VLLMEngine(model, chat.max_context, [chat.end_id])
     player = Player(world, engine, chat, HELD_OUT_SEED)
     figures = {
+        **{f"the play that it learned from: {name}": share for name, share in example_play(world, games).items()},
         **{f"policy: {name}": share for name, share in player.play(games, player.act).items()},
         **{f"suggestions played every turn: {name}": share for name, share in player.play(games, player.suggest).items()},
         **measure_roles(player, examples),

@@ -9,7 +9,7 @@ import abc
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -119,6 +119,10 @@ class Corpus(abc.ABC, Generic[State, Move, Played]):
                 truth = self.state()
             said.append(self.future(truth, move, self.skill()))
         return said
+
+    def episode(self, seed: int) -> dict[str, Any] | None:
+        """The last info of an episode that is played as the policy's examples are; None where a world plays none."""
+        return None
 
     def skill(self) -> float:
         """How well somebody plays, from 0, as the base policy does, to 1."""
