@@ -204,7 +204,7 @@ minutes on two cores) and 600 at a learning rate of 0.0015, seed 50, with episod
 seed 60, when observations had come to name open chests; 800 at 0.002, seed 70, when play and advice had come to take and try
 more readily than they walk; and 900 in houses that are learned by heart, at 0.0015, seed 71: 43 minutes in all.
 
-`python -m rllib_nlac.tiny.build --world text_house` trains 6,600 steps of 32 examples, 25 minutes on two cores and two thirds of
+`python -m rllib_nlac.tiny.build --world text_house` trains 6,600 steps of 32 examples, 25 minutes on two cores, two thirds of
 the examples. A model that was built that way opens the first chest in .090 of the episodes by its policy and .045 by its
 suggestions, wins .008 and .002, and is exact in .978 (backup), .980 (refine) and .970 (evaluate). Neither plays as well as the
 play that it learned from, which opens it in .125. docs/comparison.md has rows of NLAC and RFT from it.
