@@ -262,7 +262,7 @@ class TestRemote:
             (0, None),
             pytest.param(2, None, marks=pytest.mark.long),
             pytest.param(3, None, marks=pytest.mark.long),
-            pytest.param(3, {"rank": 8}, marks=pytest.mark.long),
+            (3, {"rank": 8}),
         ],
     )
     def test_two_learners_give_the_update_of_one(self, small, ray_session, stage, lora):
