@@ -95,9 +95,10 @@ def example_play(world: World, games: int) -> dict[str, float]:
     """As ``Player.play``, of the play that the policy's examples show; nothing where the world has none to tell."""
     corpus = world.corpus(HELD_OUT_SEED)
     reached = Counter[str]()
-    for seed in range(games):
-        if (info := corpus.episode(HELD_OUT_SEED + seed)) is not None:
-            reached.update(how_far(info))
+    for seed in range(HELD_OUT_SEED, HELD_OUT_SEED + games):
+        if (info := corpus.episode(seed)) is None:
+            return {}
+        reached.update(how_far(info))
     return {name: count / games for name, count in reached.items()}
 
 

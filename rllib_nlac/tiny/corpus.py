@@ -121,7 +121,7 @@ class Corpus(abc.ABC, Generic[State, Move, Played]):
         return said
 
     def episode(self, seed: int) -> dict[str, Any] | None:
-        """The last info of an episode that is played as the policy's examples are; None where a world plays none."""
+        """The last info of an episode that is played as the policy's examples are; None where a world has none."""
         return None
 
     def skill(self) -> float:

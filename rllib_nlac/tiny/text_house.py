@@ -60,7 +60,6 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
         seed: Same seed, same examples.
     """
 
-    # Of the policy as many as it takes to play as its examples do: what the base policy never meets nobody learns from.
     ROLES = {"policy": 0.20, "predict": 0.15, "backup": 0.25, "evaluate": 0.35, "refine": 0.05}
     FUTURES = (1, 1, 2, 4, 4, 8)
     ENV = "TextHouse"
