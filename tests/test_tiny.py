@@ -207,12 +207,36 @@ class TestHouse:
         assert len(reasons) >= 7
 
     def test_houses_by_heart_stay_for_a_while_and_come_anew_at_last(self, monkeypatch):
-        monkeypatch.setattr(HousesByHeart, "STATES_PER_HOUSE", 10)
-        monkeypatch.setattr(HousesByHeart, "STATES_BY_HEART", 30)
-        corpus = TEXT_HOUSE.corpus(0, TEXT_HOUSE.lessons[-1])
-        houses = [corpus.state().task.house for _ in range(60)]
-        assert [len(set(houses[start : start + 10])) for start in range(0, 30, 10)] == [1, 1, 1]
-        assert len(set(houses[:30])) == 3 and len(set(houses[31:])) == 29
+        """For two processes that train together the same ones at the same time, with other states in them."""
+        monkeypatch.setattr(HousesByHeart, "EXAMPLES_PER_HOUSE", 20)
+        monkeypatch.setattr(HousesByHeart, "HOUSES_BY_HEART", 3)
+        found = []
+        for rank in range(2):
+            corpus = TEXT_HOUSE.corpus(0, TEXT_HOUSE.lessons[-1])
+            corpus.rng.seed(rank)
+            stream = iter(corpus)
+            found.append([(next(stream), corpus.house())[1] for _ in range(100)])
+        first, second = found
+        assert [len(set(first[start : start + 20])) for start in (19, 39)] == [1, 1] and len(set(first[:59])) == 3
+        assert first[:59] == second[:59]
+        assert len(set(first[59:])) == 41 and not set(first[59:]) & set(second[59:])
+
+    def test_a_state_serves_several_roles_and_the_policy_sees_several_moves_from_it(self):
+        """What a prompt begins with, up to the last observation, stays as long as DRAWS roles and MOVES moves of the policy."""
+        corpus = TEXT_HOUSE.corpus(0)
+        stream, seen = iter(corpus), set()
+        for _ in range(50):
+            draws, states = 0, set()
+            while draws < corpus.DRAWS:
+                example = next(stream)
+                if example.role == "policy":
+                    others = [next(stream) for _ in range(corpus.MOVES - 1)]
+                    assert {(e.role, e.prompt) for e in others} == {("policy", example.prompt)}
+                states.add(example.prompt if example.role == "policy" else example.prompt[:-2])
+                draws += 1
+            assert len(states) == 1
+            seen |= states
+        assert len(seen) > 40
 
     def test_play_takes_and_tries_before_it_walks_on(self):
         """By the odds that SENSE names, and play every fifth time at random."""
@@ -243,6 +267,22 @@ class TestHouse:
         assert set(fixes) <= {f"go {room}" for room in ROOMS} and max(fixes.values()) / sum(fixes.values()) < 0.3
 
 
+def model_and_batches():
+    tokenizer = AutoTokenizer.from_pretrained(TEXT_HOUSE.folder)
+    batches = build_module.encoded(TEXT_HOUSE.corpus(3), build_module.Encoder(tokenizer), 8)
+    return build_module.make_model(tokenizer, 0), list(itertools.islice(batches, 3))
+
+
+def train_half(rank: int, folder: str) -> None:
+    """One of two processes, with every second example."""
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    model, batches = model_and_batches()
+    loss = build_module.train(model, iter([batch[rank::2] for batch in batches]), len(batches), 0.001)
+    torch.save({**model.state_dict(), "loss": torch.tensor(loss)}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
 class TestBuild:
     @pytest.fixture
     def world(self, monkeypatch):
@@ -253,7 +293,7 @@ class TestBuild:
 
     def test_the_same_command_gives_the_same_weights_and_another_seed_gives_others(self, world, tmp_path):
         for name, seed in (("once", None), ("again", None), ("other", 1)):
-            build(tmp_path / name, world, seed)
+            build(tmp_path / name, world, seed, processes=1)
         once, again, other = (load_file(tmp_path / name / "model.safetensors") for name in ("once", "again", "other"))
         assert all(torch.equal(once[name], again[name]) for name in once)
         assert not all(torch.equal(once[name], other[name]) for name in once)
@@ -262,7 +302,7 @@ class TestBuild:
         taught = []
         monkeypatch.setattr(build_module, "encoded", lambda corpus, *rest: type(corpus))
         monkeypatch.setattr(build_module, "train", lambda model, data, *rest: taught.append((id(model), data, *rest)))
-        build(tmp_path, world)
+        build(tmp_path, world, processes=1)
         (model, *first), (same, *second) = taught
         assert model == same and first == [TextHouseCorpus, 3, 0.003] and second == [HousesByHeart, 3, 0.0015]
 
@@ -279,9 +319,23 @@ class TestBuild:
         assert build_module.train(model, iter([batch]), 1, 0.001) == pytest.approx(statistics.mean(expected), rel=1e-5)
         assert model.config._attn_implementation == "sdpa"
 
+    @pytest.mark.process
+    def test_two_processes_take_the_steps_of_one_with_all_of_the_batch(self, tmp_path):
+        torch.multiprocessing.spawn(train_half, args=(str(tmp_path),), nprocs=2)
+        first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+        assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+        model, batches = model_and_batches()
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        loss = build_module.train(model, iter(batches), len(batches), 0.001)
+        assert first.pop("loss").item() == pytest.approx(loss, rel=1e-5)
+        for name, tensor in model.state_dict().items():
+            assert torch.allclose(first[name], tensor, atol=1e-5) and not torch.allclose(
+                first[name], before[name], atol=1e-5
+            ), name
+
     def test_a_world_that_goes_on_from_another_ones_model_begins_with_it(self, tmp_path, monkeypatch):
         monkeypatch.setattr(build_module, "train", lambda *rest: None)
-        build(tmp_path, WORLDS["crossing"])
+        build(tmp_path, WORLDS["crossing"], processes=1)
         found, shipped = (load_file(folder / "model.safetensors") for folder in (tmp_path, TEXT_HOUSE.folder))
         assert found.keys() == shipped.keys() and all(torch.equal(found[name], shipped[name]) for name in found)
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -31,7 +34,7 @@ CHAT_TEMPLATE = (
 )
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CONTEXT = 512
-THREADS = 2  # a sum over threads depends on how many there are, and so do the weights
+PROCESSES = 2  # that train one model, a thread each, with a half of every batch: the weights depend on how many there are
 TOKENS = 4096  # of a pack
 Encoded = tuple[list[int], list[int]]  # token ids of prompt and answer
 
@@ -128,7 +131,8 @@ def encoded(corpus: Corpus, encoder: Encoder, batch_size: int) -> Iterator[list[
 def train(model: Qwen2ForCausalLM, data: Iterator[list[Encoded]], steps: int, peak_lr: float) -> float:
     """Supervised training on the answers; returns the mean loss of a token in the last hundred steps.
 
-    The learner's packs leave out padding and compute once what prompts begin with alike.
+    The learner's packs leave out padding and compute once what prompts begin with alike. Processes of one torch.distributed
+    group take each step together, with a part of its batch each.
     """
     packing = Packing.of("always", TOKENS, [model])
     inside = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
@@ -150,52 +154,95 @@ def train(model: Qwen2ForCausalLM, data: Iterator[list[Encoded]], steps: int, pe
         ids = pad_sequence([torch.tensor([*prompt, *answer]) for prompt, answer in batch], batch_first=True)
         prompts = torch.tensor([len(prompt) for prompt, _ in batch])
         lengths = torch.tensor([len(prompt) + len(answer) for prompt, answer in batch])
-        count, total = sum(len(answer) for _, answer in batch), 0.0
+        count, total = torch.tensor(float(sum(len(answer) for _, answer in batch))), torch.zeros(())
+        add_up([count])
         for group in packing.groups(ids, lengths, torch.arange(len(batch))):
             layout = packing.lay(ids[group], prompts[group], lengths[group])
             loss = -layout.logprobs(model(**layout.arguments).logits).sum() / count
             loss.backward()
-            total += loss.item()
+            total += loss.detach()
+        add_up([total, *(p.grad for p in model.parameters() if p.grad is not None)])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
-        recent = [*recent[-99:], total]
-        if step % 100 == 0 or step == steps:
+        recent = [*recent[-99:], total.item()]
+        if (step % 100 == 0 or step == steps) and is_first():
             seconds = time.perf_counter() - started
             print(f"step {step}/{steps}  loss {sum(recent) / len(recent):.4f}  {seconds:.0f} s", flush=True)
     restore(model)
     return sum(recent) / len(recent)
 
 
-def build(out: Path, world: World, seed: int | None = None) -> None:
+def add_up(tensors: list[torch.Tensor]) -> None:
+    """Puts the sum over all processes of the group in place of each tensor; nothing where there is no group."""
+    if dist.is_initialized():
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, whole in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(whole.view_as(tensor))
+
+
+def is_first() -> bool:
+    """Whether this process is the one that speaks and writes."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def build(out: Path, world: World, seed: int | None = None, processes: int = PROCESSES) -> None:
     """Trains tokenizer and model, lesson by lesson, and writes them to ``out`` in the Hugging Face format.
 
     Args:
         out: The folder to write.
         world: What it is about, with its lessons.
         seed: Of the first weights and of the examples, in place of the world's.
+        processes: That train together; the same weights come of the same number.
     """
     seed = world.seed if seed is None else seed
     if world.init is None:
         tokenizer = train_tokenizer(world.corpus(seed))
         model = make_model(tokenizer, seed)
-        model.save_pretrained(out)
         tokenizer.save_pretrained(out)
     else:
         model = Qwen2ForCausalLM.from_pretrained(world.init, dtype=torch.float32)
         AutoTokenizer.from_pretrained(world.init).save_pretrained(out)
+    model.save_pretrained(out)
+    if processes == 1:
+        teach(out, world, seed)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(teach_together, (processes, folder, out, world, seed), nprocs=processes)
+
+
+def teach_together(rank: int, processes: int, folder: str, out: Path, world: World, seed: int) -> None:
+    """One of the processes that train together."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # they are all on this machine, whatever its name resolves to
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", processes)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+    try:
+        teach(out, world, seed, rank, processes)
+    finally:
+        dist.destroy_process_group()
+
+
+def teach(out: Path, world: World, seed: int, rank: int = 0, processes: int = 1) -> None:
+    """Trains the model in ``out``, lesson by lesson."""
+    model = Qwen2ForCausalLM.from_pretrained(out, dtype=torch.float32)
     # Train with the tokenizer as every user will load it: for a Qwen2 model Transformers puts Qwen2's own splitting rule
     # in place of the saved one, and a model trained with the other never saw its users' tokens for a number.
-    tokenizer = AutoTokenizer.from_pretrained(world.init or out)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    if is_first():
+        print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
     for number, lesson in enumerate(world.lessons, start=1):
-        print(f"lesson {number} of {len(world.lessons)}", flush=True)
         corpus = world.corpus(seed + number, lesson)
-        data = encoded(corpus, Encoder(tokenizer), lesson.batch_size)
+        corpus.rng.seed(f"{seed + number} {rank}")
+        data = encoded(corpus, Encoder(tokenizer), lesson.batch_size // processes)
+        if is_first():
+            print(f"lesson {number} of {len(world.lessons)}", flush=True)
         train(model, data, lesson.steps, lesson.lr)
-        model.save_pretrained(out)
+        if is_first():
+            model.save_pretrained(out)
 
 
 def main() -> None:
@@ -208,7 +255,6 @@ def main() -> None:
     out = arguments.out or world.folder
     if out is None:
         parser.error(f"--out is needed: no model of {world.name} is shipped")
-    torch.set_num_threads(THREADS)
     build(out, world, arguments.seed)
 
 

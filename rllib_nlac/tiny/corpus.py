@@ -53,37 +53,43 @@ class Corpus(abc.ABC, Generic[State, Move, Played]):
         seed: Same seed, same examples.
     """
 
-    #: How often each role's examples come. A role is a method of that name.
+    #: How often each role is drawn. A role is a method of that name, which makes one example of a state.
     ROLES: ClassVar[dict[str, float]]
+    #: How many roles are drawn for each state: what their prompts begin with alike a pack computes once.
+    DRAWS: ClassVar[int] = 1
+    #: How many moves are shown to the policy where it is drawn: one more of the same state costs next to nothing.
+    MOVES: ClassVar[int] = 1
     #: How many futures an evaluator's prompt shows, drawn from these.
     FUTURES: ClassVar[tuple[int, ...]] = (1, 1, 1, 2, 4)
     ENV: ClassVar[str]
 
     def __init__(self, prompts: PromptSet, seed: int) -> None:
         self.prompts = prompts
+        self.seed = seed
         self.rng = random.Random(seed)
+        self.made = 0  # examples so far
 
     def __iter__(self) -> Iterator[Example]:
         makers = {role: getattr(self, role) for role in self.ROLES}
         while True:
-            role = self.rng.choices(list(self.ROLES), weights=list(self.ROLES.values()))[0]
-            yield makers[role]()
+            state = self.state()
+            for role in self.rng.choices(list(self.ROLES), weights=list(self.ROLES.values()), k=self.DRAWS):
+                for _ in range(self.MOVES if role == "policy" else 1):
+                    self.made += 1
+                    yield makers[role](state)
 
-    # The roles that every world has, one example each.
+    # The roles that every world has.
 
-    def policy(self) -> Example:
-        state = self.state()
+    def policy(self, state: State) -> Example:
         return Example("policy", self.messages(state), self.say(self.random_move(state)))
 
-    def predict(self) -> Example:
-        state = self.state()
+    def predict(self, state: State) -> Example:
         move = self.move(state)
         # What the base policy's own play leads to, in any world that the dialogue allows.
         future = self.future(self.imagine(state), move, skill=0.0)
         return Example("predict", self.prompts.predict_messages(self.messages(state), self.say(move)), f"Future: {future.text}")
 
-    def backup(self) -> Example:
-        state = self.state()
+    def backup(self, state: State) -> Example:
         move = self.move(state)
         played = self.play(state, move)
         transition = self.transition(state, move, played)
@@ -96,15 +102,13 @@ class Corpus(abc.ABC, Generic[State, Move, Played]):
         answer = f"Future: {self.compose(played, next_future)}"
         return Example("backup", self.prompts.backup_messages(transition, next_future.text), answer)
 
-    def evaluate(self) -> Example:
-        state = self.state()
+    def evaluate(self, state: State) -> Example:
         move = self.move(state)
         futures = self.futures(state, move)
         prompt = self.prompts.evaluate_messages(self.messages(state), self.say(move), futures)
         return Example("evaluate", prompt, self.critique(state, move, futures))
 
-    def refine(self) -> Example:
-        state = self.state()
+    def refine(self, state: State) -> Example:
         move = self.move(state)
         critique = self.critique(state, move, self.futures(state, move))
         prompt = self.prompts.refine_messages(self.messages(state), self.say(move), critique)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 ITERATIONS = 5
@@ -33,10 +34,20 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     return found.transpose(1, 2) if tall else found
 
 
+def shared(matrices: torch.Tensor) -> torch.Tensor:
+    """``orthogonal``, where each process of the group does a part of the matrices."""
+    if not dist.is_initialized():
+        return orthogonal(matrices)
+    found, own = torch.zeros_like(matrices), slice(dist.get_rank(), None, dist.get_world_size())
+    found[own] = orthogonal(matrices[own])
+    dist.all_reduce(found)
+    return found
+
+
 class Muon(torch.optim.Optimizer):
     """Muon with Nesterov's momentum, and steps as large as AdamW's (``match_rms_adamw`` of ``torch.optim.Muon``).
 
-    Matrices of one shape are made orthogonal together.
+    Matrices of one shape are made orthogonal together; processes of one torch.distributed group share that work.
 
     Args:
         params: Matrices.
@@ -64,5 +75,5 @@ class Muon(torch.optim.Optimizer):
                     alike[parameter.shape].append((parameter, parameter.grad.lerp(mean, group["momentum"])))
             for shape, pairs in alike.items():
                 size = group["lr"] * 0.2 * max(shape) ** 0.5
-                for (parameter, _), update in zip(pairs, orthogonal(torch.stack([u for _, u in pairs])), strict=True):
+                for (parameter, _), update in zip(pairs, shared(torch.stack([u for _, u in pairs])), strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=size)

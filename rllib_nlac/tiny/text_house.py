@@ -10,6 +10,7 @@ was only imagined, while a real one is put in again by every real reply: the tex
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +61,9 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
         seed: Same seed, same examples.
     """
 
-    ROLES = {"policy": 0.20, "predict": 0.15, "backup": 0.25, "evaluate": 0.35, "refine": 0.05}
+    ROLES = {"policy": 0.12, "predict": 0.17, "backup": 0.27, "evaluate": 0.38, "refine": 0.06}
+    DRAWS = 4
+    MOVES = 4
     FUTURES = (1, 1, 2, 4, 4, 8)
     ENV = "TextHouse"
 
@@ -157,7 +160,10 @@ class TextHouseCorpus(Corpus[State, Move, Played]):
 
     def house(self) -> House:
         """The house of the next state: another one each time."""
-        seed, depth = LEARNERS_HOUSES + self.rng.randrange(10**9), self.rng.choice((1, 2, 3))
+        return self.any_house(self.rng)
+
+    def any_house(self, rng: random.Random) -> House:
+        seed, depth = LEARNERS_HOUSES + rng.randrange(10**9), rng.choice((1, 2, 3))
         return make_house(seed, depth)
 
     def imagine(self, state: State) -> State:
@@ -225,19 +231,16 @@ class HousesByHeart(TextHouseCorpus):
     A model that has had to learn which key fits which chest, over and over, learns it sooner in one house more.
     """
 
-    ROLES = {"policy": 0.20, "predict": 0.36, "backup": 0.17, "evaluate": 0.22, "refine": 0.05}
-    STATES_PER_HOUSE = 2_800  # some seventy-five gradient steps
-    STATES_BY_HEART = 50_000
-
-    def __init__(self, env: TextHouse, prompts: PromptSet, seed: int) -> None:
-        super().__init__(env, prompts, seed)
-        self._states = 0
+    ROLES = {"policy": 0.12, "predict": 0.40, "backup": 0.19, "evaluate": 0.24, "refine": 0.05}
+    EXAMPLES_PER_HOUSE = 2_000  # of each of the processes that train together: some eighty gradient steps
+    HOUSES_BY_HEART = 17
 
     def house(self) -> House:
-        if self._states % self.STATES_PER_HOUSE == 0 or self._states > self.STATES_BY_HEART:
-            self._house = super().house()
-        self._states += 1
-        return self._house
+        """All processes that train together learn the same one: houses follow from how many examples there are."""
+        number = self.made // self.EXAMPLES_PER_HOUSE
+        if number >= self.HOUSES_BY_HEART:
+            return super().house()
+        return self.any_house(random.Random(f"{self.seed} {number}"))
 
 
 def head(reply: str) -> str:

@@ -58,21 +58,19 @@ class TwentyQuestionsCorpus(Corpus[State, Move, Played]):
         self.table: ObjectTable = env.table
         self._opening = prompts.state(env.system_prompt, env.begin(0))
 
-    def policy(self) -> Example:
+    def policy(self, state: State) -> Example:
         if not self.sense or self.rng.random() >= self.sense:
-            return super().policy()
-        state = self.state()
+            return super().policy(state)
         return Example("policy", self.messages(state), self.say(self.rng.choice(self.sensible_moves(state))))
 
     # Two roles more, for what the others rest on.
 
-    def fact(self) -> Example:
+    def fact(self, state: State) -> Example:
         obj, attribute = self.rng.randrange(len(self.table.objects)), self.rng.randrange(len(self.table.attributes))
         prompt = (Message("user", f"Fact: {self.table.objects[obj]}. {self.table.attributes[attribute].question}"),)
         return Example("fact", prompt, YES if attribute in self.table.facts[obj] else NO)
 
-    def left(self) -> Example:
-        state = self.state()
+    def left(self, state: State) -> Example:
         names = [name for index, name in enumerate(self.table.objects) if state.candidates >> index & 1]
         return Example("left", (*self.messages(state), Message("user", "Left?")), ", ".join(names))
 

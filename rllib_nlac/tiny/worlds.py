@@ -100,7 +100,7 @@ TEXT_HOUSE = World(
     1,
     TextHouse,
     TextHouseCorpus,
-    (Lesson(4_200, batch_size=32), Lesson(2_400, 0.0015, HousesByHeart, batch_size=32)),
+    (Lesson(4_600, batch_size=48), Lesson(2_900, 0.0015, HousesByHeart, batch_size=48)),
     HERE / "house_model",
     advice_is_random=True,
 )
