@@ -199,14 +199,17 @@ def build(out: Path, world: World, seed: int | None = None, processes: int = PRO
         processes: That train together; the same weights come of the same number.
     """
     seed = world.seed if seed is None else seed
-    if world.init is None:
+    if world.init is not None:
+        AutoTokenizer.from_pretrained(world.init).save_pretrained(out)
+        model = Qwen2ForCausalLM.from_pretrained(world.init, dtype=torch.float32)
+    else:
         tokenizer = train_tokenizer(world.corpus(seed))
         model = make_model(tokenizer, seed)
         tokenizer.save_pretrained(out)
-    else:
-        model = Qwen2ForCausalLM.from_pretrained(world.init, dtype=torch.float32)
-        AutoTokenizer.from_pretrained(world.init).save_pretrained(out)
     model.save_pretrained(out)
+    # As every user will load it: for a Qwen2 model Transformers puts Qwen2's own splitting rule in place of the saved one, and
+    # a model trained with the other never saw its users' tokens for a number.
+    AutoTokenizer.from_pretrained(out).save_pretrained(out)
     if processes == 1:
         teach(out, world, seed)
         return
@@ -229,8 +232,6 @@ def teach_together(rank: int, processes: int, folder: str, out: Path, world: Wor
 def teach(out: Path, world: World, seed: int, rank: int = 0, processes: int = 1) -> None:
     """Trains the model in ``out``, lesson by lesson."""
     model = Qwen2ForCausalLM.from_pretrained(out, dtype=torch.float32)
-    # Train with the tokenizer as every user will load it: for a Qwen2 model Transformers puts Qwen2's own splitting rule
-    # in place of the saved one, and a model trained with the other never saw its users' tokens for a number.
     tokenizer = AutoTokenizer.from_pretrained(out)
     if is_first():
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
