@@ -66,16 +66,15 @@ def draw(path: Path) -> None:
         "NLAC, critic frozen": "#e6842a",
         "RFT": "#2ca02c",
         "GRPO": "#9467bd",
-        "PPO (RLlib)": "#555555",
     }
     for method, colour in colours.items():
-        curves = evaluations(rows, "house_1_depth_3", method).values()
+        curves = evaluations(rows, "house_4_depth_3", method).values()
         points = list(zip(*curves, strict=False))
         episodes = [statistics.mean(row["episodes"] for row in point) for point in points]
         values = [[row["evaluation"] for row in point] for point in points]
         axes.plot(episodes, [statistics.mean(v) for v in values], "o-", color=colour, label=method)
         axes.fill_between(episodes, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
-    axes.set(xlabel="training episodes", ylabel="success", ylim=(-0.03, 1.03), title="Text house 1, three locks deep")
+    axes.set(xlabel="training episodes", ylabel="success", ylim=(-0.03, 1.03), title="Text house 4, three locks deep")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", fontsize=11)
     figure.savefig(path, metadata={"Date": None})

@@ -41,12 +41,12 @@ def plan(tmp_path_factory) -> Plan:
 def test_a_model_that_a_world_builds_is_spoken_to_as_the_shipped_one(plan):
     """Fails where its folder is all that an experiment says: a folder is spoken to by the default prompts."""
     built = [world for world, place in plan.worlds.items() if "build" in place]
-    assert {plan.kind(world) for world in built} == {"twenty_questions", "text_house"}
+    assert {plan.kind(world) for world in built} == {"twenty_questions"}
     for world in built:
         for cell in plan.cells("runs", [world], [], seeds=1):
             experiment = cell.experiment
             config = {**OURS, **STOCK_ON_TEXT}[experiment["run"]].get_default_config().update_from_dict(experiment["config"])
-            shipped = SHIPPED_MODELS["tiny_house" if plan.kind(world) == "text_house" else "tiny"]
+            shipped = SHIPPED_MODELS["tiny"]
             for name in ("prompts", "max_action_tokens", "max_future_tokens", "max_critique_tokens"):
                 if hasattr(config, name):
                     assert getattr(config.manners, name) == getattr(shipped, name), (cell.name, name)
