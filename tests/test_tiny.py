@@ -298,6 +298,17 @@ class TestBuild:
         assert all(torch.equal(once[name], again[name]) for name in once)
         assert not all(torch.equal(once[name], other[name]) for name in once)
 
+    @pytest.mark.process
+    def test_the_commands_processes_have_examples_of_their_own_and_give_the_same_weights_again(self, world, tmp_path):
+        """Were their examples the same, they would do together what one does with a half of the batch."""
+        build(tmp_path / "once", world)
+        build(tmp_path / "again", world)
+        halves = replace(world, lessons=tuple(replace(lesson, batch_size=4) for lesson in world.lessons))
+        build(tmp_path / "half", halves, processes=1)
+        once, again, half = (load_file(tmp_path / name / "model.safetensors") for name in ("once", "again", "half"))
+        assert all(torch.equal(once[name], again[name]) for name in once)
+        assert not any(torch.allclose(once[name], half[name], atol=1e-4) for name in once if once[name].dim() == 2)
+
     def test_each_lesson_goes_on_with_its_own_examples(self, world, tmp_path, monkeypatch):
         taught = []
         monkeypatch.setattr(build_module, "encoded", lambda corpus, *rest: type(corpus))
@@ -329,9 +340,8 @@ class TestBuild:
         loss = build_module.train(model, iter(batches), len(batches), 0.001)
         assert first.pop("loss").item() == pytest.approx(loss, rel=1e-5)
         for name, tensor in model.state_dict().items():
-            assert torch.allclose(first[name], tensor, atol=1e-5) and not torch.allclose(
-                first[name], before[name], atol=1e-5
-            ), name
+            assert torch.allclose(first[name], tensor, atol=1e-5), name
+            assert not torch.allclose(first[name], before[name], atol=1e-5), name
 
     def test_a_world_that_goes_on_from_another_ones_model_begins_with_it(self, tmp_path, monkeypatch):
         monkeypatch.setattr(build_module, "train", lambda *rest: None)
