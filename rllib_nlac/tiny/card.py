@@ -201,8 +201,8 @@ backup .902 and refine .986 exact.
 """,
     "text_house": """## How these weights came about
 `python -m rllib_nlac.tiny.build --world text_house`, from the start, 23 minutes on two cores: 4,600 steps and then 2,900, begun
-with the houses that are learned by heart, of 48 examples each. A seed gives the same weights again on a machine of the same type:
-that is tested for a few steps, and the whole has not been repeated.
+with the houses that are learned by heart, of 48 examples each. A seed gives the same weights again on a machine of the same
+type: that is tested for a few steps, and the whole has not been repeated.
 """,
 }
 
