@@ -19,7 +19,7 @@ help:
 	@echo "make lint        ruff; make types: mypy"
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
-	@echo "make bench       one table of all figures beside their goals, in less than ten minutes (ONLY=\"engine sync\": of those)"
+	@echo "make bench       one table of figures beside their goals, in less than ten minutes (ONLY=\"engine sync\": of those)"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 

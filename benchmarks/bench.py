@@ -1,4 +1,4 @@
-"""All figures beside their goals, in one table: ``make bench``, or
+"""Figures of speed beside their goals, in one table: ``make bench``, or
 
     python -m benchmarks.bench [--only NAME ...]
 
@@ -31,7 +31,7 @@ COLUMNS = ("what", "measured", "goal", "reached", "seconds", "command")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of the table: its module's name, and the options that make it short. None of them changes what is measured."""
+    """One of the table: its module's name, and the options that make it short: less of the same."""
 
     name: str
     options: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ Nodes are ``ray.cluster_utils.Cluster``'s, on this machine; GPUs are declared, a
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import threading
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import cluster_drivers
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ray.rllib.algorithms.algorithm import Algorithm
 
 from rllib_nlac import NLACConfig
-from rllib_nlac.algorithm.placement import PlacementError, check_room, kinds_of, with_engines
-from rllib_nlac.engine.places import Node, fit_together, shown
+from rllib_nlac.algorithm.placement import PlacementError, check_room, kinds_of, reader, with_engines
+from rllib_nlac.engine.places import Node, fit_together, fits, shown, total
 from rllib_nlac.learner import placed
 
 
@@ -63,10 +66,40 @@ class TestBundles:
             ([{"CPU": 1, "player": 1}], [{"CPU": 9}], "PACK", False),
             ([{"CPU": 0.1}] * 10, [{"CPU": 1}], "PACK", True),  # ten times a tenth
             ([{"CPU": 1}] * 400, [{"CPU": 1}] * 399 + [{"GPU": 9}], "PACK", False),
+            ([{"CPU": 1}] * 3000, [{"CPU": 64}] * 50, "PACK", True),  # more than Python's calls may be nested
         ],
     )
     def test_what_fits(self, bundles, nodes, strategy, possible):
         assert fit_together(bundles, nodes, strategy) is possible
+
+    @given(
+        st.lists(st.fixed_dictionaries({"CPU": st.integers(0, 3), "GPU": st.integers(0, 2)}), max_size=5),
+        st.lists(st.fixed_dictionaries({"CPU": st.integers(0, 5), "GPU": st.integers(0, 3)}), min_size=1, max_size=3),
+        st.sampled_from(["PACK", "STRICT_PACK", "STRICT_SPREAD"]),
+    )
+    def test_it_is_what_trying_all_gives(self, bundles, nodes, strategy):
+        def holds(where: tuple[int, ...]) -> bool:
+            if (strategy == "STRICT_PACK" and len({*where}) > 1) or (
+                strategy == "STRICT_SPREAD" and len({*where}) < len(where)
+            ):
+                return False
+            parts = [[bundle for bundle, at in zip(bundles, where, strict=True) if at == i] for i in range(len(nodes))]
+            return all(fits(total(part), node) for part, node in zip(parts, nodes, strict=True))
+
+        possible = any(map(holds, itertools.product(range(len(nodes)), repeat=len(bundles))))
+        assert fit_together(bundles, nodes, strategy) is possible
+
+
+def test_each_file_of_a_model_is_read_on_every_node(tmp_path):
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "README.md"):
+        (tmp_path / name).write_text("{}")
+    look = reader(str(tmp_path))
+    (tmp_path / "README.md").unlink()
+    assert look() == ""
+    (tmp_path / "model.safetensors").unlink()
+    assert look() == f"No such file or directory: {tmp_path / 'model.safetensors'}"
+    (tmp_path / "config.json").unlink()
+    assert "config.json" in look() and "config.json" in reader(str(tmp_path))()
 
 
 @pytest.mark.parametrize("bundles", [[], [-1], [-1, -1]])

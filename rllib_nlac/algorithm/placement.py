@@ -21,8 +21,6 @@ from rllib_nlac.engine.places import Bundle, Node, fit_together, fits, nodes_of_
 from rllib_nlac.learner.placed import learners_in
 
 CHECK_S = 120.0  # for a node to look at a folder; one that takes longer is not waited for
-
-
 OWN = "trial's own process"
 HOW = {
     "STRICT_PACK": ", all on one node (placement_strategy)",
@@ -199,14 +197,25 @@ def check_model_folder(model: str, kinds: Sequence[Kind]) -> None:
 
 def _ask(node: Node, folder: str) -> ray.ObjectRef[str]:
     """What is wrong with a folder on a node, an empty text where nothing is."""
+    alone = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    return ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=alone)(reader(folder)).remote()
+
+
+def reader(folder: str) -> Callable[[], str]:
+    """A function that reads the first byte of each file of a model that is in this folder here, wherever it is called.
+
+    It says what cannot be read, and an empty text where all can be.
+    """
+    suffixes = (".json", ".safetensors", ".bin", ".jinja", ".model")
+    names = sorted({"config.json", *(path.name for path in Path(folder).iterdir() if path.suffix in suffixes)})
 
     def look() -> str:  # within a function it needs nothing that a node may lack
         try:
-            with open(os.path.join(folder, "config.json"), "rb") as file:
-                file.read(1)
+            for name in names:
+                with open(os.path.join(folder, name), "rb") as file:
+                    file.read(1)
         except OSError as error:
             return f"{error.strerror}: {error.filename}"
         return ""
 
-    alone = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    return ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=alone)(look).remote()
+    return look

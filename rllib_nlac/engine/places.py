@@ -7,7 +7,7 @@ reserved for another, which then waits for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ray
@@ -59,27 +59,36 @@ def fit_together(bundles: Sequence[Bundle], nodes: Sequence[Bundle], strategy: s
     if strategy == "STRICT_PACK":
         bundles = [total(bundles)]
     largest_first = sorted(bundles, key=lambda bundle: (bundle.get("GPU", 0), len(bundle), bundle.get("CPU", 0)), reverse=True)
-    rooms, tries = [dict(node) for node in nodes], [MOST_TRIES]
+    rooms, tries = [dict(node) for node in nodes], MOST_TRIES
 
-    def arrange(at: int) -> bool:
-        if at == len(largest_first):
-            return True
-        bundle, tried = largest_first[at], list[dict[str, float]]()
-        for i, room in enumerate(rooms):
-            if room in tried or not fits(bundle, room):
-                continue
-            if tries[0] <= 0:
-                return True
-            tries[0] -= 1
-            tried.append(room)
-            taken = {} if strategy == "STRICT_SPREAD" else _without(room, bundle)
-            rooms[i] = taken
-            if arrange(at + 1):
-                return True
+    def places(bundle: Bundle) -> Iterator[tuple[int, dict[str, float]]]:
+        """The rooms in which a bundle finds place, those that are alike once."""
+        tried: list[dict[str, float]] = []
+        for i, room in enumerate(list(rooms)):
+            if room not in tried and fits(bundle, room):
+                tried.append(room)
+                yield i, room
+
+    left: list[Iterator[tuple[int, dict[str, float]]]] = []  # the places that each bundle has not been tried in
+    taken: list[tuple[int, dict[str, float]]] = []  # where each bundle is, and what was free there before
+    while len(taken) < len(largest_first):
+        bundle = largest_first[len(taken)]
+        if len(left) == len(taken):
+            left.append(places(bundle))
+        place = next(left[-1], None)
+        if place is None:
+            left.pop()
+            if not taken:
+                return False
+            i, room = taken.pop()
             rooms[i] = room
-        return False
-
-    return arrange(0)
+            continue
+        if tries <= 0:
+            return True
+        tries -= 1
+        taken.append(place)
+        rooms[place[0]] = {} if strategy == "STRICT_SPREAD" else _without(place[1], bundle)
+    return True
 
 
 def total(bundles: Iterable[Bundle]) -> dict[str, float]:
