@@ -118,8 +118,13 @@ def test_every_method_gets_the_same_search(plan):
     baselines = {"PPO (RLlib)": 6, "GRPO": 6, "RFT": 6}
     assert searched.pop("twenty_questions") == Counter({"NLAC": 6, **baselines})
     paid = {f"{name} with a reward for progress": 6 for name in ("PPO", "GRPO", "RFT")}
-    assert searched == {"some_sense": Counter(baselines), "house_1": Counter({**baselines, **paid})}
-    assert len({(c.world, json.dumps(c.experiment["stop"])) for c in plan.search_cells([], [])}) == 3
+    rivals = Counter(dict.fromkeys(("NLAC, hindsight", "SDPO", "ERL", "RLTF-SD"), 6))
+    assert searched == {
+        "some_sense": Counter(baselines),
+        "house_1": Counter({**baselines, **paid}),
+        "ablations": rivals,
+    }
+    assert len({(c.world, json.dumps(c.experiment["stop"])) for c in plan.search_cells([], [])}) == 4
 
 
 def test_what_was_chosen_was_searched(plan):
