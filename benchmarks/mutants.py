@@ -50,7 +50,8 @@ SLOW_S = 8.0
 CLEAN_LIMIT_S = 60  # of a test, in the run without changes
 INVALID = re.compile(r"missing \d+ required|expected (at least |exactly )?\d+ argument")
 
-_BASELINES = ["test_baseline_losses", "test_baselines", "test_roles", "test_taint"]
+_LOSSES = ["test_baseline_losses", "test_rollout_critics", "test_scalar_critic"]
+_BASELINES = [*_LOSSES, "test_baselines", "test_roles", "test_taint"]
 # Module -> the test files that are about it.
 PARTS: dict[str, list[str]] = {
     "nlac": ["test_update", "test_gradients", "test_not_finite", "test_thinking_templates"],
@@ -63,7 +64,7 @@ PARTS: dict[str, list[str]] = {
     "language/prediction": ["test_examination"],
     "language/reasoning": ["test_reasoning"],
     "learner/losses": ["test_learner", "test_gradients", "test_not_finite", "test_update", "test_lora"],
-    "learner/batch": ["test_learner", "test_gradients", "test_update", "test_baseline_losses"],
+    "learner/batch": ["test_learner", "test_gradients", "test_update", *_LOSSES],
     "learner/target": ["test_learner", "test_gradients"],
     "learner/learner": ["test_learner", "test_gradients", "test_not_finite", "test_lora"],
     "learner/adapter": ["test_lora"],

@@ -1,0 +1,211 @@
+"""Critics of real rollouts, NLRL's and self-distillation's: what they branch, what they train on, with which weight."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from lone_algorithm import fake
+from micro import played
+
+from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
+from rllib_nlac.baselines.rollouts import RolloutCritic
+from rllib_nlac.baselines.self_distillation import SelfDistillation
+from rllib_nlac.language.critique import transcript
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.learner.batch import CRITIC, POLICY
+from rllib_nlac.replay.buffer import transition_at
+from rllib_nlac.sampling.collector import CollectionError
+from rllib_nlac.types import BellmanTarget, Future, Generation, Refinement
+
+
+class BranchingRunner:
+    """Plays branches by name only."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.engines, self.error = number, [], None
+        self.played = False
+
+    @contextmanager
+    def lent(self, engine):
+        self.engines.append(engine)
+        yield
+
+    def branch(self, prefixes, count):
+        self.played = True
+        if self.error is not None:
+            raise self.error
+        return [[f"{episode} by {self.number}, {b}" for b in range(count)] for episode, _ in prefixes]
+
+    def get_metrics(self):
+        return f"metrics {self.number}"
+
+    def get_state(self):
+        return {"of": self.number}
+
+
+class BranchingGroup:
+    """The first is the local one; the answers of the others come in the wrong order."""
+
+    lost: tuple[int, ...] = ()
+
+    def __init__(self, workers) -> None:
+        self.workers, self.local_env_runner, self.asked = workers, workers[0], []
+
+    def healthy_env_runner_ids(self):
+        return [worker.number for worker in self.workers[1:]]
+
+    def foreach_env_runner(self, functions, *, remote_worker_ids, **how):
+        self.asked.append(how)
+        chosen = [worker for worker in self.workers if worker.number in remote_worker_ids]
+        answers = [(w.number, function(w)) for w, function in zip(chosen, functions, strict=True)]
+        return [answer for number, answer in reversed(answers) if number not in self.lost]
+
+
+class TestRolloutCritics:
+    def algorithm(self, **config):
+        a = fake(**{"policy_loss_coeff": 1.0, "rollouts_per_action": 3, "env": "E", **config})
+        a.stages = SimpleNamespace(predict_ids=lambda t: (9, len(t.state)))
+        a._transition = lambda episode, t: RolloutCritic._transition(a, episode, t)
+        a._sequences = lambda targets, refinements: RolloutCritic._sequences(a, targets, refinements)
+        a.heed_stages = lambda report: None
+        return a
+
+    def texts(self):
+        transitions = [transition_at("E", played([0.0, 0.0, 1.0]), t) for t in range(3)]
+        answer = Generation((1,), (30, 31), np.zeros(2), True, 0)
+        targets = [
+            BellmanTarget(t, answer if i else None, None, None, None) for i, t in enumerate((*transitions, *transitions))
+        ]
+        refinements = [Refinement(t, (), None, None, answer if i else None, False, "x") for i, t in enumerate(transitions)]
+        return targets, refinements
+
+    @pytest.mark.parametrize("policy", [1.0, 0.5])
+    def test_both_losses_weigh_by_the_coefficient_whatever_the_number_of_their_texts(self, policy):
+        a = self.algorithm(policy_loss_coeff=policy)
+        sequences = a._sequences(*self.texts())
+        total = 1 + policy
+        weights = {role: [s.weight for s in sequences if s.role == role] for role in (CRITIC, POLICY)}
+        assert weights[CRITIC] == pytest.approx([1 / total / 5] * 5) and weights[POLICY] == pytest.approx(
+            [policy / total / 2] * 2
+        )
+        for s in sequences:
+            assert s.answer_ids == (30, 31)
+            assert re.fullmatch(r"turn [0-2] of a rollout" if s.role == CRITIC else r"turn [12] of a judged episode", s.origin)
+            assert s.prompt_ids in (((2, 3, 4, 5), (2, 3, 4, 5, 6)) if s.role == POLICY else ((9, 1), (9, 3), (9, 5)))
+
+    def test_a_coefficient_of_0_switches_off(self):
+        assert {s.role for s in self.algorithm(policy_loss_coeff=0.0)._sequences(*self.texts())} == {CRITIC}
+
+    def test_one_step_of_each_episode_is_judged_by_all_of_its_rollouts(self, monkeypatch):
+        a = self.algorithm()
+        asked, seen = [], {}
+        goes_on = [played([0.0] * 5, name="x", success=False), played([0.0] * 4, name="y", success=True)]
+
+        def branch(prefixes, count):
+            asked.append((prefixes, count))
+            return [goes_on, []]  # of the second episode all branches were lost
+
+        def describe(rollouts, report):
+            seen["rollouts"] = rollouts
+            return [[BellmanTarget(t, None, transcript(t) if t.reward < 5 else None, None, None) for t in g] for g in rollouts]
+
+        def improvement(judged, report, futures):
+            seen.update(judged=judged, futures=futures)
+
+        a.branch, a.describe = branch, describe
+        a.stages.improvement = improvement
+        refinement = Refinement(transition_at("E", goes_on[0], 0), (), None, None, None, False, "not_refined")
+        a.stages.drive = lambda report, stage: ([refinement],)
+        monkeypatch.setattr("rllib_nlac.baselines.rollouts.log_stages", lambda *_: None)
+        episodes = [played([0.0, 0.0, 0.0], success=True, name="a"), played([7.0], success=True, name="b")]
+        assert RolloutCritic.training_sequences(a, episodes) == []
+        ((prefixes, count),) = asked
+        assert count == 2 and [episode for episode, _ in prefixes] == episodes
+        steps = [n for _, n in prefixes]
+        assert 1 <= steps[0] <= 3 and steps[1] == 1
+        lengths = [[1 + len(t.following) for t in group] for group in seen["rollouts"]]
+        assert lengths == [[3 - steps[0] + 1, 5 - steps[0] + 1, 4 - steps[0] + 1], [1]]
+        assert all(t is group[0] for t, group in zip(seen["judged"], seen["rollouts"], strict=True))
+        assert [t.action for t in seen["judged"]] == [f"turn {n - 1}" for n in steps]
+        assert [[f.success for f in futures] for futures in seen["futures"]] == [[True, False, True], []]
+
+    def test_any_step_may_be_judged(self, monkeypatch):
+        a = self.algorithm()
+        picked = Counter()
+
+        def branch(prefixes, count):
+            picked.update(n for _, n in prefixes)
+            return [[] for _ in prefixes]
+
+        a.branch = branch
+        a.describe = lambda rollouts, report: [[] for _ in rollouts]
+        a.stages.improvement, a.stages.drive = (lambda *_: None), (lambda *_: ([],))
+        monkeypatch.setattr("rllib_nlac.baselines.rollouts.log_stages", lambda *_: None)
+        RolloutCritic.training_sequences(a, [played([0.0] * 4) for _ in range(200)])
+        assert sum(picked.values()) == 200
+        shares = np.array([picked[n] for n in (1, 2, 3, 4)]) / 200
+        assert np.abs(shares - 0.25).max() < 0.1
+
+    @pytest.mark.parametrize("runners", [0, 1, 2, 3])
+    def test_branches_are_shared_out_and_come_back_in_their_places(self, runners):
+        """With several EnvRunners each plays every n-th prefix, on the algorithm's engine; their answers come in any order."""
+        a, aggregated, states = self.algorithm(sample_timeout_s=77.0), [], {}
+        a.engine, a.metrics = "engine", SimpleNamespace(aggregate=lambda *given, key: aggregated.append((given, key)))
+        a.collector = SimpleNamespace(runner_states=states) if runners != 1 else None
+        workers = [BranchingRunner(number) for number in range(runners + 1)]
+        group = BranchingGroup(workers)
+        a.env_runner_group = group
+        prefixes = [(f"episode {i}", i) for i in range(5)]
+        branches = RolloutCritic.branch(a, prefixes, 2)
+        who = [i % runners + 1 if runners else 0 for i in range(5)]
+        assert branches == [[f"episode {i} by {who[i]}, {b}" for b in range(2)] for i in range(5)]
+        played = [worker for worker in workers if worker.played]
+        assert {key for _, key in aggregated} == {"env_runners"} and len(aggregated) == 1
+        assert sorted(aggregated[0][0][0]) == [f"metrics {worker.number}" for worker in played]
+        assert all(worker.engines == (["engine"] if runners else []) for worker in played)
+        assert states == ({worker.number: {"of": worker.number} for worker in played} if runners > 1 else {})
+        assert group.asked == ([{"local_env_runner": False, "timeout_seconds": 77.0}] if runners else [])
+
+    def test_of_a_lost_runner_there_are_no_branches_and_a_failing_one_is_named(self):
+        a = self.algorithm(sample_timeout_s=77.0)
+        a.engine, a.metrics, a.collector = "engine", SimpleNamespace(aggregate=lambda *_, **__: None), None
+        workers = [BranchingRunner(number) for number in range(3)]
+        a.env_runner_group = group = BranchingGroup(workers)
+        group.lost = (1,)
+        assert [len(own) for own in RolloutCritic.branch(a, [(str(i), 0) for i in range(5)], 2)] == [0, 2, 0, 2, 0]
+        group.lost, workers[2].error = (), OSError("the simulator fell over")
+        with pytest.raises(CollectionError, match="EnvRunner 2 failed: OSError: the simulator fell over"):
+            RolloutCritic.branch(a, [("a", 0), ("b", 0)], 2)
+
+    def test_needs_at_least_the_rollout_that_was_played(self):
+        config = NLRLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
+        assert config.rollouts_per_action == 4
+        config.training(rollouts_per_action=1).validate()
+        with pytest.raises(ValueError, match="rollouts_per_action is 0 and must be at least 1"):
+            config.training(rollouts_per_action=0).validate()
+
+    def test_nlrl_describes_every_rollout(self):
+        a = self.algorithm()
+        flat = []
+
+        def backup(transitions, report):
+            flat.extend(transitions)
+            return transitions
+
+        a.stages.backup = backup
+        a.stages.drive = lambda report, transitions: ([f"y{i}" for i in range(len(transitions))],)
+        groups = [[transition_at("E", played([0.0, 1.0]), t) for t in (0, 1)], [transition_at("E", played([0.0]), 0)]]
+        assert NLRL.describe(a, groups, StageReport()) == [["y0", "y1"], ["y2"]] and flat == [*groups[0], *groups[1]]
+
+    def test_self_distillation_shows_replies_and_generates_nothing(self):
+        won, lost = (transition_at("E", played([0.0] * 3, success=s), 1, n_step=3) for s in (True, False))
+        assert transcript(won) == Future("reply 1 reply 2 SUCCESS", True)
+        assert transcript(lost) == Future("reply 1 reply 2 FAILURE", False)
+        ((first, second),) = SelfDistillation.describe(None, [[won, lost]], StageReport())
+        assert first.generation is None and first.transition is won and (first.next_action, first.next_future) == (None, None)
+        assert first.future == transcript(won) and second.future == transcript(lost)
