@@ -58,11 +58,17 @@ class TestBundles:
         [
             ([{"GPU": 2}, {"GPU": 2}], [{"GPU": 4}], "PACK", True),
             ([{"GPU": 2}, {"GPU": 2}], [{"GPU": 3}, {"GPU": 1}], "PACK", False),  # of four in all
-            # Whoever fills the first node with what fits there best finds no place for the last.
             ([{"CPU": 3}, {"CPU": 3}, {"CPU": 2}, {"CPU": 2}, {"CPU": 2}], [{"CPU": 6}, {"CPU": 6}], "PACK", True),
             ([{"CPU": 3}, {"CPU": 3}, {"CPU": 2}, {"CPU": 2}, {"CPU": 3}], [{"CPU": 6}, {"CPU": 6}], "PACK", False),
+            (
+                [{"CPU": 3}, {"CPU": 3}, {"CPU": 2}, {"CPU": 2}, {"CPU": 2}],
+                [{"CPU": 7}, {"CPU": 5}],
+                "PACK",
+                True,
+            ),  # not both 3 on one
             ([{"CPU": 1}, {"CPU": 1}], [{"CPU": 1}, {"CPU": 1}], "STRICT_PACK", False),
             ([{"CPU": 1}, {"CPU": 1}], [{"CPU": 2}], "STRICT_SPREAD", False),
+            ([{}, {}], [{"CPU": 1}], "STRICT_SPREAD", False),
             ([{"CPU": 1, "player": 1}], [{"CPU": 9}], "PACK", False),
             ([{"CPU": 0.1}] * 10, [{"CPU": 1}], "PACK", True),  # ten times a tenth
             ([{"CPU": 1}] * 400, [{"CPU": 1}] * 399 + [{"GPU": 9}], "PACK", False),

@@ -207,7 +207,7 @@ def reader(folder: str) -> Callable[[], str]:
     It says what cannot be read, and an empty text where all can be.
     """
     suffixes = (".json", ".safetensors", ".bin", ".jinja", ".model")
-    names = sorted({"config.json", *(path.name for path in Path(folder).iterdir() if path.suffix in suffixes)})
+    names = ["config.json", *sorted(path.name for path in Path(folder).iterdir() if path.suffix in suffixes)]
 
     def look() -> str:  # within a function it needs nothing that a node may lack
         try:

@@ -59,18 +59,19 @@ def fit_together(bundles: Sequence[Bundle], nodes: Sequence[Bundle], strategy: s
     if strategy == "STRICT_PACK":
         bundles = [total(bundles)]
     largest_first = sorted(bundles, key=lambda bundle: (bundle.get("GPU", 0), len(bundle), bundle.get("CPU", 0)), reverse=True)
-    rooms, tries = [dict(node) for node in nodes], MOST_TRIES
+    rooms: list[Bundle | None] = list(nodes)  # None takes no more
+    tries = MOST_TRIES
 
-    def places(bundle: Bundle) -> Iterator[tuple[int, dict[str, float]]]:
+    def places(bundle: Bundle) -> Iterator[tuple[int, Bundle]]:
         """The rooms in which a bundle finds place, those that are alike once."""
-        tried: list[dict[str, float]] = []
+        tried: list[Bundle] = []
         for i, room in enumerate(list(rooms)):
-            if room not in tried and fits(bundle, room):
+            if room is not None and room not in tried and fits(bundle, room):
                 tried.append(room)
                 yield i, room
 
-    left: list[Iterator[tuple[int, dict[str, float]]]] = []  # the places that each bundle has not been tried in
-    taken: list[tuple[int, dict[str, float]]] = []  # where each bundle is, and what was free there before
+    left: list[Iterator[tuple[int, Bundle]]] = []  # the places that each bundle has not been tried in
+    taken: list[tuple[int, Bundle]] = []  # where each bundle is, and what was free there before
     while len(taken) < len(largest_first):
         bundle = largest_first[len(taken)]
         if len(left) == len(taken):
@@ -87,7 +88,7 @@ def fit_together(bundles: Sequence[Bundle], nodes: Sequence[Bundle], strategy: s
             return True
         tries -= 1
         taken.append(place)
-        rooms[place[0]] = {} if strategy == "STRICT_SPREAD" else _without(place[1], bundle)
+        rooms[place[0]] = None if strategy == "STRICT_SPREAD" else _without(place[1], bundle)
     return True
 
 
