@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -57,10 +58,9 @@ def test_a_model_that_a_world_builds_is_spoken_to_as_the_shipped_one(plan):
 def test_every_cell_is_an_experiment_that_rllib_train_takes(plan, runs, tmp_path, ray_session):
     cells = plan.cells(runs, [], [], seeds=1)
     assert cells and len({cell.name for cell in cells}) == len(cells)
-    # Every method in each kind of world, and every world with one of them.
-    by_kind = {(plan.kind(cell.world), cell.method): cell for cell in cells}
-    by_world = {cell.world: cell for cell in cells}
-    for cell in {cell.name: cell for cell in (*by_kind.values(), *by_world.values())}.values():
+    # Of those that differ in the number of the house alone, one.
+    alike = {re.sub(r'"house": \d+', "", json.dumps(cell.experiment, sort_keys=True)): cell for cell in cells}
+    for cell in alike.values():
         (tmp_path / "cell.yaml").write_text(yaml.safe_dump({cell.name: cell.experiment}))
         (experiment,) = load_experiments(tmp_path / "cell.yaml")
         assert experiment.name == cell.name and experiment.config["seed"] == cell.seed
