@@ -54,6 +54,6 @@ def check_text_env(env: gym.Env, name: Any) -> None:
         space = getattr(env, f"{kind}_space", None)
         if not isinstance(space, gym.spaces.Text):
             raise ValueError(
-                f"the environment {name!r} has the {kind} space {space}, and NLAC needs text: use rllib_nlac.envs.TextSpace "
-                "for both spaces, or one of RLlib's own algorithms for this environment"
+                f"the environment {name!r} has the {kind} space {space}, and NLAC needs text: use "
+                "rllib_nlac.envs.spaces.TextSpace for both spaces, or one of RLlib's own algorithms for this environment"
             )
