@@ -292,8 +292,7 @@ def quick_start() -> NLACConfig:
     return (
         NLACConfig()
         .environment("TwentyQuestions", env_config=dict(WORLD))
-        .language(language_model="tiny", prompts="compact", max_action_tokens=12)
-        .roles(max_future_tokens=24, max_critique_tokens=32)
+        .language(language_model="tiny")
         .training(lr=1e-3)
         .debugging(seed=0)
     )

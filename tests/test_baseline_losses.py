@@ -42,7 +42,7 @@ def test_a_configuration_builds_its_own_algorithm_or_the_one_that_is_given(kind)
 
 @pytest.mark.parametrize("config", [GRPOConfig, ScalarCriticConfig, TextPPOConfig, TextAPPOConfig])
 def test_a_policy_gradient_needs_the_distribution_that_the_engine_samples_from(config):
-    made = config().environment("TwentyQuestions").language(language_model="tiny", prompts="compact", max_action_tokens=12)
+    made = config().environment("TwentyQuestions").language(language_model="tiny")
     made.language(action_temperature=0.5).validate()
     with pytest.raises(ValueError, match=r"action_temperature is 0 and must be at least 0\.01: .*no gradient"):
         made.language(action_temperature=0).validate()

@@ -301,7 +301,7 @@ def test_spaces_are_those_of_the_environment(make):
 
 def test_a_policy_without_a_critic_in_words_cannot_be_refined(chat):
     config = GRPOConfig().environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
-    config.language(language_model="tiny", prompts="compact", max_action_tokens=12)
+    config.language(language_model="tiny")
     runner = TextEnvRunner(config=config, worker_index=0, env_creator=lambda context: Countdown())
     runner.attach(ScriptedEngine(chat, lambda *_: "ok"))
     with pytest.raises(ValueError, match="GRPOConfig has no critic in words, so its policy cannot be refined"):

@@ -206,7 +206,7 @@ register_env("Unlucky", lambda config: Unlucky(TwentyQuestions(**WORLD)))
 
 def small(config, env: str = "TwentyQuestions"):
     config.environment(env, env_config={} if env == "Unlucky" else dict(WORLD)).debugging(seed=0)
-    config.language(language_model="tiny", prompts="compact", max_action_tokens=12)
+    config.language(language_model="tiny")
     config.training(lr=1e-3, train_batch_size_per_learner=32, minibatch_size=8)
     config.num_envs_per_env_runner = 4
     config.env_runners(num_env_runners=0)

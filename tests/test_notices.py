@@ -142,7 +142,7 @@ class TestReport:
 
 def small(config):
     config.environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
-    config.language(language_model="tiny", prompts="compact", max_action_tokens=12).debugging(seed=0)
+    config.language(language_model="tiny").debugging(seed=0)
     config.training(episodes_per_iteration=16, train_batch_size_per_learner=32, minibatch_size=16, lr=1e-4)
     config.num_envs_per_env_runner = 16
     return config
@@ -198,7 +198,7 @@ class TestRuns:
     def test_under_rllibs_own_algorithms_too(self, ray_session, engine, monkeypatch):
         monkeypatch.setattr("rllib_nlac.baselines.stock_runner.local_engine", lambda config, chat: engine)
         config = TextPPOConfig().environment("TwentyQuestions", env_config={"max_turns": 3}).debugging(seed=0)
-        config.language(language_model="tiny", prompts="compact", max_action_tokens=12, action_format="react")
+        config.language(language_model="tiny", action_format="react")
         config.training(train_batch_size_per_learner=16, minibatch_size=16, num_epochs=1)
         config.num_envs_per_env_runner = 4
         algorithm = config.build_algo()

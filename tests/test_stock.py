@@ -28,7 +28,7 @@ WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 
 def fitted(config):
     config.environment("TwentyQuestions", env_config=dict(WORLD))
-    config.language(language_model="tiny", prompts="compact", max_action_tokens=12, max_tokens_per_micro_batch=1024)
+    config.language(language_model="tiny", max_tokens_per_micro_batch=1024)
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=16).learners(num_learners=0).debugging(seed=0)
     return config
 

@@ -236,7 +236,7 @@ class DialogueData(OfflineData):
                     chat,
                     prompts,
                     self.config.action_format,
-                    self.config.max_action_tokens,
+                    self.config.manners.max_action_tokens,
                     self.config.history_turns,
                 )
                 episodes.append(episode)
