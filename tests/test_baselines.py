@@ -56,7 +56,7 @@ UNTRAINED = ("ReAct", "GEPA")
 
 def small(config):
     config.environment("TwentyQuestions", env_config=dict(WORLD)).debugging(seed=0)
-    config.language(language_model="tiny", prompts="compact", max_action_tokens=12, action_format="plain")
+    config.language(language_model="tiny", action_format="plain")
     config.training(lr=1e-3, episodes_per_iteration=16, train_batch_size_per_learner=32, minibatch_size=16)
     config.num_envs_per_env_runner = 16
     if hasattr(config, "roles"):
@@ -380,9 +380,9 @@ class TestReAct:
         try:
             result = algorithm.train()
             assert result["env_runners"]["num_episodes"] == 16
-            assert server.asked[0]["model"] == "somebody" and server.asked[0]["max_tokens"] == 12
+            assert server.asked[0]["model"] == "somebody" and server.asked[0]["max_tokens"] == 128
             turns = max((body["messages"] for body in server.asked), key=len)
-            assert [m["role"] for m in turns] == ["user", *["assistant", "user"] * 5]
+            assert [m["role"] for m in turns] == ["system", "user", *["assistant", "user"] * 5]
         finally:
             algorithm.stop()
 

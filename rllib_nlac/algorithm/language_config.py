@@ -277,9 +277,12 @@ class LanguageConfig(AlgorithmConfig):
     @property
     def manners(self) -> Manners:
         """How the model is spoken to: what is set here, and else what it brings."""
-        brought = SHIPPED_MODELS.get(self.language_model, Manners())
         names = [field.name for field in fields(Manners)]
-        return replace(brought, **{name: value for name in names if (value := vars(self).get(name)) is not None})
+        return replace(self._brought, **{name: value for name in names if (value := vars(self).get(name)) is not None})
+
+    @property
+    def _brought(self) -> Manners:
+        return SHIPPED_MODELS.get(self.language_model, Manners())
 
     @property
     def model_path(self) -> str:

@@ -20,7 +20,7 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.language_config import LanguageConfig
+from rllib_nlac.algorithm.language_config import LanguageConfig, Manners
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import ENDPOINT_KEYS
 from rllib_nlac.engine.make import EngineSpec
@@ -55,6 +55,13 @@ class ReActConfig(LanguageAlgorithmConfig):
         arguments = locals()
         super().training(**kwargs)
         return self._set(arguments)
+
+    @property
+    @override(LanguageConfig)
+    def _brought(self) -> Manners:
+        """With an endpoint only the tokenizer of a shipped model is used: its prompts and limits suit no other."""
+        brought = super()._brought
+        return Manners(folder=brought.folder) if self.endpoint else brought
 
     @property
     @override(LanguageConfig)
