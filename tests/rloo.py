@@ -11,5 +11,5 @@ class RLOO(GRPO):
     """An episode's advantage is its return minus the mean return of the others of its task."""
 
     def advantages(self, returns: np.ndarray) -> np.ndarray:
-        count = len(returns)
-        return (returns - returns.mean()) * count / (count - 1)
+        count = len(returns)  # 1 where the others of its task were lost
+        return (returns - returns.mean()) * count / max(count - 1, 1)

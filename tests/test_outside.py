@@ -36,6 +36,7 @@ def test_leave_one_out(outside):
     returns = np.array([1.0, 0.0, 0.0, 0.5])
     expected = [r - (returns.sum() - r) / 3 for r in returns]
     assert rloo.advantages(None, returns) == pytest.approx(expected)
+    assert rloo.advantages(None, np.array([1.0])) == 0.0  # alone, and not 0 / 0
     assert algorithm_class("my_rloo:RLOO").get_default_config().algo_class is rloo
 
 
