@@ -93,7 +93,7 @@ class Watched(Algorithm):
                 self.notices.heed(role, None)
             return
         if 2 * cut_off > failed:
-            advice = f"raise {limit}, which is {getattr(self.config, limit)}"
+            advice = f"raise {limit}, which is {getattr(self.config.manners, limit)}"
         else:
             advice = (
                 f"see that language_model ({self.config.language_model}) is instruction-tuned and that prompts "

@@ -54,6 +54,7 @@ def play(
             terminal.rule("system prompt")
             terminal.say(info["system_prompt"])
         terminal.rule(f"task {info.get('task_id', '')}")
+        terminal.say("An empty line sends what you wrote; Ctrl-D ends the game.")
         total, over = 0.0, False
         while not over:
             terminal.say(observation)

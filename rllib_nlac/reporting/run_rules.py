@@ -41,7 +41,7 @@ def engine_differs(run: Run) -> str | None:
         return None
     return (
         f"Engine and learner differ by {gap:.2g} in a token's log-probability: the engine serves another precision "
-        "(learner_dtype and the engine's dtype), or other weights, which would be a bug to report."
+        "(learner_model: {dtype: ...} and engine_config: {dtype: ...}), or other weights, which would be a bug to report."
     )
 
 
