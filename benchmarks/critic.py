@@ -25,12 +25,15 @@ import numpy as np
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from rllib_nlac.algorithm.calibration import auc, brier
+from rllib_nlac.command.evaluate import evaluation_runner
 from rllib_nlac.episode import episode_success
+from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import transition_at
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.text_house import HORIZON, distance, next_of, progress_of
 from rllib_nlac.types import Future, Transition, Weights
 
@@ -48,11 +51,11 @@ def named(future: Future) -> str:
     return next_of(future.text) if distance(future.text) == 0 else f"{next_of(future.text)} later"
 
 
-def played_on(algorithm: NLAC, turns: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> np.ndarray:
+def played_on(runner: TextEnvRunner, turns: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> np.ndarray:
     """Share of wins of so many games that go on after each turn; NaN where the turn was the last one. Shape (N,)."""
     shares = np.full(len(turns), np.nan)
     open_ = [i for i, (episode, t) in enumerate(turns) if t + 1 < len(episode)]
-    branches = algorithm.env_runner.branch([(turns[i][0], turns[i][1] + 1) for i in open_], count)
+    branches = runner.branch([(turns[i][0], turns[i][1] + 1) for i in open_], count)
     for i, own in zip(open_, branches, strict=True):
         if own:
             shares[i] = statistics.mean(map(episode_success, own))
@@ -71,7 +74,10 @@ def main() -> None:
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     algorithm = Algorithm.from_checkpoint(str(arguments.checkpoint.absolute()))
     assert isinstance(algorithm, NLAC)
-    episodes = algorithm.env_runner.sample_tasks(range(arguments.episodes))
+    runner = evaluation_runner(algorithm)
+    if runner is None:
+        parser.error(f"{arguments.checkpoint} is of logged dialogues alone, without an environment to play in")
+    episodes = runner.sample_tasks(range(arguments.episodes))
     every = [[transition_at(str(algorithm.config.env), episode, t, 0) for t in range(len(episode))] for episode in episodes]
     rng = np.random.default_rng(arguments.seed)
     places = [(e, t) for e, steps in enumerate(every) for t in range(len(steps))]
@@ -84,8 +90,9 @@ def main() -> None:
         outcomes["progress"] = np.array([truth is not None for truth in truths])
         says["progress"] = lambda future: distance(future.text) <= HORIZON
     if algorithm.config.lora is None:  # else they are the base
-        initial = load_file(str(Path(algorithm.config.model_path) / "model.safetensors"))
-        algorithm.engine.set_weights(Weights.INITIAL, 0, initial)
+        dtype = algorithm.config.model_settings["dtype"]
+        initial = AutoModelForCausalLM.from_pretrained(algorithm.config.model_path, dtype=dtype)
+        algorithm.engine.set_weights(Weights.INITIAL, 0, served_state(initial))
     examiner = algorithm.examiner(arguments.k)
     print(f"{len(transitions)} turns of {len(episodes)} episodes, k = {arguments.k}")
     for what, labels in outcomes.items():
@@ -105,7 +112,7 @@ def main() -> None:
             line += f" named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""
         print(line, flush=True)
     if arguments.branches:
-        shares = played_on(algorithm, [(episodes[e], t) for e, t in drawn], arguments.branches)
+        shares = played_on(runner, [(episodes[e], t) for e, t in drawn], arguments.branches)
         known = ~np.isnan(shares)
         of_open, left = outcomes["success"][known], -np.array([t for _, t in drawn])[known]
         spread = f"of {known.sum()} turns that are not the last; wins by {shares[known].mean():.3f} of the games"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 from numbered_episodes import episode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rllib_nlac.ablations import Hindsight
 from rllib_nlac.algorithm.evaluation import action_entropy, pass_at, success_interval, success_metrics, success_table
-from rllib_nlac.baselines.grpo import GRPOConfig
+from rllib_nlac.algorithm.replay import LOGGED
+from rllib_nlac.baselines.grpo import GRPO, GRPOConfig
+from rllib_nlac.command.evaluate import evaluation_runner, obstacle_to_refining
 from rllib_nlac.episode import GENERATION, TASK, TASK_SEED
 from rllib_nlac.types import Generation
 
@@ -149,6 +153,31 @@ def test_tasks_that_are_attempted_again(config, repeats, temperature, tasks):
     config.evaluation(evaluation_duration=64, evaluation_repeats=repeats)
     config.action_temperature = temperature
     assert config.num_repeated_tasks == tasks
+
+
+def test_the_command_plays_as_the_runs_evaluations_do(config, ray_session, lent_engine):
+    """Fails where it plays the training's tasks, by the training's temperature."""
+    assert evaluation_runner(SimpleNamespace(eval_env_runner_group=None, env_runner=1, config=SimpleNamespace(env="A"))) == 1
+    assert evaluation_runner(SimpleNamespace(eval_env_runner_group=None, config=SimpleNamespace(env=LOGGED))) is None
+    world = {"num_objects": 16, "num_attributes": 8, "max_turns": 2}
+    config.evaluation(evaluation_interval=1, evaluation_config={"env_config": world, "action_temperature": 0})
+    algorithm = config.build_algo()
+    try:
+        episodes = evaluation_runner(algorithm).sample_tasks(range(4), attempts=2)
+        assert max(len(episode) for episode in episodes) == 2
+        assert max(len(episode) for episode in algorithm.env_runner.sample_tasks(range(4))) > 2
+        pairs = zip(episodes[::2], episodes[1::2], strict=True)
+        assert all(list(a.get_actions()) == list(b.get_actions()) for a, b in pairs)
+        assert obstacle_to_refining(algorithm) == ""
+    finally:
+        algorithm.stop()
+
+
+@pytest.mark.parametrize(("kind", "obstacle"), [(Hindsight, "what really came"), (GRPO, "no critic in words")])
+def test_what_cannot_refine_says_why(kind, obstacle):
+    algorithm = kind.__new__(kind)
+    algorithm.config = kind.get_default_config()
+    assert obstacle in obstacle_to_refining(algorithm)
 
 
 def test_what_cannot_be_evaluated_says_why(config):

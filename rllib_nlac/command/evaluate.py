@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import ray
@@ -12,12 +13,14 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 import rllib_nlac
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import success_metrics
 from rllib_nlac.algorithm.replay import LOGGED
 from rllib_nlac.checkpoints.checkpoint import is_ours, opened
 from rllib_nlac.command.errors import running
 from rllib_nlac.command.ray import start_ray
 from rllib_nlac.command.terminal import Terminal, pairs
+from rllib_nlac.nlac import NLAC
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
 rllib_nlac.load()  # what a checkpoint names is looked up
@@ -47,15 +50,14 @@ def evaluate_checkpoint(
         with opened(checkpoint) if ours else nullcontext() as verified:  # refused before Ray starts
             start_ray(verbose)
             algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()), verified and verified.filesystem)
-        group = algorithm.eval_env_runner_group
-        runner = group.local_env_runner if algorithm.config.env == LOGGED and group is not None else algorithm.env_runner
-        if algorithm.config.env == LOGGED and group is None:
+        runner = evaluation_runner(algorithm)
+        if runner is None:
             raise ValueError(
                 f"{checkpoint} was trained on logged dialogues without an environment: train with evaluation_interval and "
                 "evaluation_config: {env: ...}, or export the model and evaluate it with run: ReAct"
             )
-        if refined and not (ours and algorithm.config.criticises_in_words):
-            raise ValueError(f"{type(algorithm).__name__} has no critic in words to refine with: leave out --refined")
+        if refined and (obstacle := obstacle_to_refining(algorithm)):
+            raise ValueError(f"{type(algorithm).__name__} {obstacle}: leave out --refined")
         with running():
             if isinstance(runner, TextEnvRunner):
                 played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined, algorithm.instructions)
@@ -74,6 +76,27 @@ def evaluate_checkpoint(
         if algorithm is not None:
             algorithm.stop()
         ray.shutdown()
+
+
+def evaluation_runner(algorithm: Algorithm) -> Any:
+    """The runner of this process that plays as the run's evaluations do, by ``evaluation_config`` where there is one; None
+    where a run of logged dialogues alone has none.
+    """
+    group = algorithm.eval_env_runner_group
+    if group is None or group.local_env_runner is None:
+        return None if algorithm.config.env == LOGGED else algorithm.env_runner
+    if not isinstance(algorithm, LanguageAlgorithm):  # whose runners ask its engine; RLlib syncs before each evaluation
+        group.sync_weights(from_worker_or_learner_group=algorithm.learner_group, inference_only=True)
+    return group.local_env_runner
+
+
+def obstacle_to_refining(algorithm: Algorithm) -> str:
+    """Why a turn cannot be criticised before it is played; empty where it can."""
+    if not getattr(algorithm.config, "criticises_in_words", False):
+        return "has no critic in words to refine with"
+    if isinstance(algorithm, NLAC) and not algorithm.variant.predicts:
+        return "reads what really came, which nobody knows while a game is played"
+    return ""
 
 
 def summary(episodes: Sequence[SingleAgentEpisode]) -> Mapping[str, str]:
