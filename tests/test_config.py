@@ -296,6 +296,8 @@ class TestCommand:
             (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "[1]"), "must be a mapping"),
             (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "{taus: 1}"), "did you mean 'tau'"),
             (("train", "file", "missing.yaml"), "no experiment file"),
+            (("train", "--dry-run", "file", "missing.yaml"), "put --dry-run behind it"),
+            (("train", "--storage-path", "here", "file", "missing.yaml"), "put --storage-path behind it"),
             (("evaluate", "missing"), "is no checkpoint"),
         ],
     )

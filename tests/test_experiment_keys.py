@@ -8,6 +8,7 @@ from ray.tune import Callback
 
 from rllib_nlac.command.experiment import EXAMPLE_METRIC, ExperimentError, load_experiments, read_experiment, tune_arguments
 from rllib_nlac.command.metric_check import MetricCheck, find_metric
+from rllib_nlac.command.tune_keys import check_metrics
 from rllib_nlac.inputs import plain_yaml
 
 EVALUATED = {"evaluation_interval": 2, "evaluation_duration": 8}
@@ -67,6 +68,13 @@ def check(**entry):
 def test_what_is_wrong_is_named(entry, complaint):
     with pytest.raises(ExperimentError, match=complaint):
         check(**entry)
+
+
+def test_what_never_comes_of_logs_alone_is_named():
+    """Else such a run never ends: Tune waits for the first episode."""
+    with pytest.raises(ExperimentError, match="never comes of logged dialogues alone; use training_iteration"):
+        check_metrics([("stop", "env_runners/num_episodes_lifetime")], {"input_": "logs"}, "e")
+    check_metrics([("stop", "training_iteration"), ("stop", "env_runners/success_rate")], {"env": "TwentyQuestions"}, "e")
 
 
 def test_what_is_right_passes():

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest
 from rllib_nlac.command.experiment import Experiment, ExperimentError
-from rllib_nlac.command.resume import check_unchanged, how_to_go_on, make_resumable, those_begun
+from rllib_nlac.command.resume import check_unchanged, how_to_go_on, make_resumable, own_checkpoint, those_begun
 
 
 def last_whole(folder: Path) -> int:
@@ -125,6 +125,18 @@ class TestOtherSettings:
         scheduler = {"type": "pbt", "hyperparam_mutations": {"tau": [0.1, 0.2]}}
         chosen = {"lr": 0.2, "env_config": {"depth": 2}, "tau": 0.2}
         check_unchanged(kept_in(tmp_path, config=config, scheduler=scheduler), [self.trial(chosen, None)])
+
+    def test_what_pb2_chose_is_no_change(self, tmp_path):
+        scheduler = {"type": "pb2", "hyperparam_bounds": {"lr": [0.1, 0.3]}}
+        check_unchanged(kept_in(tmp_path, config={"lr": 0.1}, scheduler=scheduler), [self.trial({"lr": 0.27}, None)])
+
+
+def test_a_checkpoint_that_a_trial_was_restored_from_is_not_its_own(tmp_path):
+    """Tune names it as the trial's until there is another."""
+    for name, own in ((tmp_path / "other" / "checkpoint_000003", None), (tmp_path / "checkpoint_000000",) * 2):
+        trial = SimpleNamespace(path=str(tmp_path), checkpoint=SimpleNamespace(path=str(name)))
+        assert own_checkpoint(trial) == own
+    assert own_checkpoint(SimpleNamespace(path=str(tmp_path), checkpoint=None)) is None
 
 
 def test_nothing_to_resume_is_said(tmp_path, commands):

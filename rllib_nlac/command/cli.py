@@ -73,6 +73,10 @@ def train(
 ) -> None:
     """Train an algorithm, from a file or from options."""
     if context.invoked_subcommand is not None:
+        for parameter in context.command.params:
+            if getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE":
+                option = f"--{str(parameter.name).replace('_', '-')}"
+                raise typer.BadParameter(f"put {option} behind it: rllib train file EXPERIMENT.yaml {option} ...", context)
         return
     with clear_errors(), _waiting(dry_run, verbose) as waiting:
         from rllib_nlac.command.experiment import ExperimentError, read_experiment
@@ -255,7 +259,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.progress import ProgressLines
     from rllib_nlac.command.ray import start_ray
     from rllib_nlac.command.report import tell, tell_of_failure
-    from rllib_nlac.command.resume import folder_of, is_remote, make_resumable
+    from rllib_nlac.command.resume import folder_of, is_remote, make_resumable, own_checkpoint
     from rllib_nlac.command.search import mutated
     from rllib_nlac.engine.places import nodes_of_cluster
 
@@ -326,8 +330,8 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
             lines.append("             (under Text: one transition per iteration, in words)")
         if any((where / "transitions").glob("*.jsonl")):
             lines.append(f"Read it:     rllib inspect {where} --open")
-        if trial.checkpoint and Path(trial.checkpoint.path).exists():
-            lines.append(f"Play it:     rllib evaluate {trial.checkpoint.path} --render")
+        if (checkpoint := own_checkpoint(trial)) and checkpoint.exists():
+            lines.append(f"Play it:     rllib evaluate {checkpoint} --render")
         for line in lines:
             terminal.say(line)
     if interrupts.received:

@@ -9,6 +9,7 @@ from typing import Any
 from rllib_nlac.checkpoints.checkpoint import last_whole
 from rllib_nlac.command.experiment import Experiment, config_keys, trainable_of
 from rllib_nlac.command.failures import lines_of, text_of
+from rllib_nlac.command.resume import own_checkpoint
 from rllib_nlac.reporting.report import summary, write_report
 from rllib_nlac.reporting.results import RESULTS, Run, differing, read_examples, read_results
 
@@ -25,8 +26,8 @@ def tell(trial: Any, experiment: Experiment, is_interrupted: bool, error: str = 
     """
     failed = bool(error) and not (is_interrupted and trial.status != "ERROR")
     end = "failed" if failed else "interrupted" if is_interrupted else "done"
-    checkpoint = trial.checkpoint.path if trial.checkpoint else None
-    return _tell(Path(trial.path), experiment, end, error if failed else "", restored, checkpoint)
+    checkpoint = own_checkpoint(trial)
+    return _tell(Path(trial.path), experiment, end, error if failed else "", restored, str(checkpoint) if checkpoint else None)
 
 
 def tell_of_failure(folder: Path, experiment: Experiment, error: Exception, since: float, restored: Path | None) -> list[str]:

@@ -103,9 +103,14 @@ def make_resumable(experiment: Experiment) -> list[str]:
     trials = ExperimentAnalysis(str(folder_of(experiment))).trials
     check_unchanged(experiment, trials)
     for trial in trials:
-        recorded = Path(trial.checkpoint.path) if trial.checkpoint else None
-        lines += _put_right(Path(trial.path), recorded)
+        lines += _put_right(Path(trial.path), own_checkpoint(trial))
     return lines
+
+
+def own_checkpoint(trial: Any) -> Path | None:
+    """The last checkpoint that a trial of Tune's wrote itself; until then Tune names the one that it was restored from."""
+    path = Path(trial.checkpoint.path) if trial.checkpoint else None
+    return path if path is not None and path.parent == Path(trial.path) else None
 
 
 def _put_right(where: Path, recorded: Path | None) -> list[str]:

@@ -149,7 +149,10 @@ def mutated(given: Any) -> dict[str, Any]:
             return {key: as_spaces(inner) for key, inner in value.items()}
         return value
 
-    return as_spaces(given.get("hyperparam_mutations", {})) if isinstance(given, Mapping) else {}
+    if not isinstance(given, Mapping):
+        return {}
+    bounds = {key: {"uniform": list(pair)} for key, pair in (given.get("hyperparam_bounds") or {}).items()}  # PB2's
+    return {**bounds, **as_spaces(given.get("hyperparam_mutations") or {})}
 
 
 def search_algorithm(given: Mapping[str, Any] | str | None, where: str, metric: str | None, mode: str | None) -> Any:

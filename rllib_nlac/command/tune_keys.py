@@ -92,11 +92,15 @@ def check_metrics(metrics: Iterable[tuple[str, str]], config: Mapping[str, Any],
         where: What errors call the experiment.
 
     Raises:
-        ExperimentError: A metric is one of evaluation, and there is no evaluation.
+        ExperimentError: A metric is one of evaluation, and there is no evaluation; or of play, and nothing is played.
     """
     for key, metric in metrics:
         if metric.startswith("evaluation/") and not config.get("evaluation_interval"):
             raise ExperimentError(f"{where}, {key}: {metric!r} needs evaluation; set evaluation_interval in config")
+        if metric.startswith("env_runners/") and config.get("env") is None:  # and so input_, or it is refused elsewhere
+            raise ExperimentError(
+                f"{where}, {key}: {metric!r} never comes of logged dialogues alone; use training_iteration or evaluation/..."
+            )
 
 
 def _check(given: Mapping[str, Any], checks: Mapping[str, tuple[Callable[[Any], bool], str]], where: str) -> None:
