@@ -412,6 +412,10 @@ class TestReAct:
             config.training(endpoint={"base_ur": "x", "model": "m"}).validate()
         with pytest.raises(ValueError, match="needs 'base_url'"):
             config.training(endpoint={"model": "m"}).validate()
+        config.training(endpoint={"base_url": "x", "model": "m"}).env_runners(num_env_runners=2)
+        with pytest.raises(ValueError, match="num_env_runners is 2 and must be 0 with an endpoint"):
+            config.validate()
+        config.env_runners(num_env_runners=0)
         assert isinstance(config.training(endpoint={"base_url": "x", "model": "m"}).make_chat(), Chat)
 
 

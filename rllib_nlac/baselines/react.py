@@ -84,6 +84,10 @@ class ReActConfig(LanguageAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        if self.endpoint:
+            for key in ("num_env_runners", "evaluation_num_env_runners", "num_engines"):
+                complaint = "must be 0 with an endpoint; for more at a time raise max_concurrency of endpoint, or env_threads"
+                self._check(not getattr(self, key), key, complaint)
         super().validate()
         self._check_endpoint("endpoint")
 
