@@ -138,6 +138,15 @@ class TestReading:
         assert "learners/default_policy/policy_loss" not in run.curves  # NaN all along
         assert run.notices == [(2, "most answers do not parse")] and [each["iteration"] for each in run.evaluations] == [2, 4]
 
+    def test_evaluations_that_found_the_same_are_several(self, tmp_path):
+        """As of a method that wins nothing. Fails where figures alone tell one from the next."""
+        from recorded import result
+
+        folder, config = make_run(tmp_path / "run"), {"config": {"evaluation_interval": 2}}
+        rows = [result(2, True) | {"training_iteration": number} | config for number in (2, 3, 4, 5, 6)]
+        write_lines(folder / "result.json", rows)
+        assert [each["iteration"] for each in RunReader(folder).read().evaluations] == [2, 4, 6]
+
     def test_an_evaluation_that_the_next_iterations_tell_again_is_one(self, tmp_path):
         from recorded import result
 

@@ -25,8 +25,8 @@ def read_checkpoint(path: Path) -> Run:
         folder = verified.folder / REPLAY_BUFFER
         if not folder.is_dir():
             raise ValueError(
-                f"{path} holds no replay buffer: store_buffer_in_checkpoints is false, or the algorithm has none. Inspect its "
-                f"run, {path.parent}"
+                f"{path} holds no replay buffer: replay_buffer_config has in_checkpoints: false, or the algorithm has none. "
+                f"Inspect its run, {path.parent}"
             )
         env, config = _environment(verified)
         lines = _lines(verified, env)

@@ -219,7 +219,10 @@ def evaluations_of(results: Lines) -> Lines:
     for row in results:
         if (each := _evaluation(row)) is None:
             continue
-        if found and _figures(each) == _figures(found[-1]):
+        config = row.get("config")
+        interval = config.get("evaluation_interval") if isinstance(config, Mapping) else None
+        is_due = isinstance(interval, int) and interval > 0 and _iteration(row) % interval == 0
+        if found and not is_due and _figures(each) == _figures(found[-1]):
             continue
         found.append(each)
     return found

@@ -10,7 +10,7 @@ const CURVES = [
   { title: "Does not parse", low: 0, lines: [[S + "future/" + U, "futures"], [S + "critique/" + U, "critiques"], [S + "refinement/" + U, "refined"], [S + "target/" + U, "targets"]], note: "shares of the answers" },
   { title: "Away from the base model", low: 0, lines: [["kl_to_base", "KL to base"]], note: "nats a token" },
   { title: "Engine against learner", lines: [["logprob_gap", "largest gap"]], note: "nats; near 0 when weights agree" },
-  { title: "Tokens generated", low: 0, lines: [[S + "num_generated_tokens", "critic and refinement"], ["env_runners/num_response_tokens", "play"]], note: "an iteration" },
+  { title: "Tokens generated", low: 0, lines: [[S + "num_generated_tokens", "critic and refinement"], ["env_runners/num_generated_tokens", "play"]], note: "an iteration" },
   { title: "Age of what is replayed", low: 0, lines: [["replay_buffer/staleness_mean", "mean"], ["replay_buffer/staleness_max", "oldest"]], note: "versions" },
   { title: "Pass@k and success", low: 0, high: 1, lines: [["evaluation/repeated/pass_at_4", "pass@4"], ["evaluation/repeated/pass_at_2", "pass@2"], [E + "success_rate", "pass@1"]], note: "evaluation" },
   { title: "Entropy of the actions", low: 0, lines: [[E + "action_entropy", "of a turn"], [E + "token_entropy", "of a token"]], note: "nats" },
