@@ -60,10 +60,12 @@ def main() -> None:
     parser.add_argument("--transitions", type=int, default=10_000)
     parser.add_argument("--iterations", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.transitions > (capacity := quick_config().replay_settings.capacity):
+        parser.error(f"--transitions must be at most {capacity:,}: the buffer keeps no more")
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     algorithm = quick_config().build_algo()
     if arguments.iterations:
-        warm_up = 50
+        warm_up = min(50, arguments.iterations)
         for number in range(1, arguments.iterations + 1):
             algorithm.train()
             if number == warm_up:

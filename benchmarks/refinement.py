@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare import positive, results_of, run
+from benchmarks.compare import build, positive, results_of, run
 from benchmarks.compare_plan import HERE, Cell, Plan
 from benchmarks.compare_tables import Row
 from rllib_nlac.algorithm.calibration import Z, wilson
@@ -130,6 +130,7 @@ def main() -> None:
     folder = arguments.out.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     plan = Plan(HERE / "compare.yaml", folder / "models")
+    build(plan, arguments.world)
     rows: list[Row] = []
     for seed in arguments.seeds:
         for method in CRITICS:

@@ -385,6 +385,8 @@ def test_a_real_model_by_the_command(tmp_path, commands):
     (checkpoint,) = tmp_path.glob("small/*/checkpoint_*")
     played = commands.run("evaluate", checkpoint, "--episodes", "4", cwd=tmp_path)
     assert played.returncode == 0 and "GEPA on TwentyQuestions" in played.stdout, played.stderr[-2000:]
+    exported = commands.run("export", checkpoint, tmp_path / "model", cwd=tmp_path)
+    assert exported.returncode == 2 and "GEPA, which trains nothing: use tiny" in exported.stderr + exported.stdout
 
 
 class TestSettings:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
@@ -39,6 +40,13 @@ class TestRows:
         )
         assert dialogue.rewards == (0.5, 1.0) and (dialogue.terminated, dialogue.truncated) == (True, False)
         assert (dialogue.success, dialogue.task_id) == (True, "7")
+
+    def test_an_end_that_the_environment_calls_both_is_written_as_one(self):
+        """Fails where a log that was written here is refused here."""
+        episode = SingleAgentEpisode(id_="both")
+        episode.add_env_reset("o0", {})
+        episode.add_env_step("o1", "a0", 1.0, {"success": True}, terminated=True, truncated=True)
+        assert parse_dialogue(Row("", as_row(episode))).terminated
 
     def test_one_reward_is_paid_at_the_end(self):
         fields = {key: value for key, value in row().fields.items() if key != "rewards"}

@@ -370,6 +370,8 @@ def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
         with verified.open(verified.folder / MODULE_STATE) as file:
             state = {re.sub(r"^(model\.)?lm\.", "", name): tensor for name, tensor in pickle.load(file).items()}
     config = info["class"].get_default_config().update_from_dict(info["ctor_args_and_kwargs"][0][0])
+    if not config.trains:
+        raise CheckpointError(f"{checkpoint} is of {info['class'].__name__}, which trains nothing: use {config.language_model}")
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.model_settings["dtype"])
     if (lora := config.lora_settings) is not None:
         add_adapter(model, lora)

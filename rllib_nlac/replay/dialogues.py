@@ -325,7 +325,7 @@ def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:
         "messages": messages,
         "rewards": [float(reward) for reward in episode.get_rewards()],
         "terminated": bool(episode.is_terminated),
-        "truncated": bool(episode.is_truncated),
+        "truncated": bool(episode.is_truncated and not episode.is_terminated),  # some environments say both
         "success": None if success is None else bool(success),
         "task_id": first.get("task_id"),
     }
