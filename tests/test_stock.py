@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from pathlib import Path
@@ -44,6 +45,13 @@ def appo_config():
     config.env_runners(rollout_fragment_length=4)
     config.reporting(min_time_s_per_iteration=0)
     return config
+
+
+def test_a_configuration_goes_through_tune(ppo_config):
+    """As in ``tune.Tuner("PPO", param_space=config)``. Fails where a key holds a method, bound to a half-made copy."""
+    given = TextPPOConfig().update_from_dict(copy.deepcopy(ppo_config.to_dict()))
+    pipeline = given.build_learner_connector(TextSpace(), TextSpace())
+    assert any(isinstance(connector, TextToTokens) for connector in pipeline.connectors)
 
 
 @pytest.fixture()
@@ -256,6 +264,17 @@ class TestRuns:
             assert (inputs - batch[Columns.ACTION_DIST_INPUTS])[rows][..., 0].abs().max().item() < 1e-3
         finally:
             other.stop()
+
+    def test_an_earlier_state_plays_again_after_a_restore_in_place(self, ppo, tmp_path):
+        """Fails where a runner ignores what is older than what it has: then evaluations are of weights that are gone."""
+        ppo.train()
+        path = ppo.save_to_path(str(tmp_path / "checkpoint"))
+        kept = {name: tensor.clone() for name, tensor in ppo.env_runner._weights.items()}
+        ppo.train()
+        assert any(not torch.equal(kept[name], tensor) for name, tensor in ppo.env_runner._weights.items())
+        ppo.restore_from_path(path)
+        ppo.env_runner.sample(num_episodes=1)
+        assert all(torch.equal(kept[name], tensor) for name, tensor in ppo.env_runner._weights.items())
 
     def test_a_checkpoint_restores_what_plays(self, ppo, tmp_path, lent_local_engine):
         ppo.train()

@@ -53,7 +53,6 @@ class StockConfig(LanguageConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         self.env_runner_cls = StockTextEnvRunner
-        self.learners(learner_connector=self._text_to_tokens)
         self.gamma = 1.0
         self.lambda_ = 0.95
         self.grad_clip = 1.0
@@ -69,6 +68,13 @@ class StockConfig(LanguageConfig):
             max_action_tokens=self.manners.max_action_tokens,
             history_turns=self.history_turns,
         )
+
+    @override(AlgorithmConfig)
+    def build_learner_connector(self, *args: Any, **kwargs: Any) -> Any:
+        """RLlib's, behind ours. A bound method among the keys would go to Tune with a half-made copy of this."""
+        own = self.copy(copy_frozen=False)
+        own.learners(learner_connector=self._text_to_tokens)
+        return super(StockConfig, own).build_learner_connector(*args, **kwargs)
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
@@ -120,6 +126,13 @@ class StockOnText(Watched, CheckedCheckpoints):
         self._broken_losses = 0
         super().__init__(*args, **kwargs)
 
+    @override(CheckedCheckpoints)
+    def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.foreach_env_runner(_forget_version)
+        super().restore_from_path(*args, **kwargs)
+
     @override(Algorithm)
     def step(self) -> dict[str, Any]:
         """RLlib's iteration.
@@ -138,6 +151,11 @@ class StockOnText(Watched, CheckedCheckpoints):
         if self._broken_losses >= MAX_IN_A_ROW:
             raise NotFiniteError(f"the loss was not finite in {self._broken_losses} iterations in a row. {self.way_back()}")
         return results
+
+
+def _forget_version(runner: Any) -> None:
+    """What is restored may be older than what this runner plays by, and is not to be ignored for that."""
+    runner.forget_version()
 
 
 def _broken_weights(learner: Any) -> str | None:

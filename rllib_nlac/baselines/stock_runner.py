@@ -79,6 +79,10 @@ class StockTextEnvRunner(TextEnvRunner):
         if weights and (version == 0 or version > self._weights_version):
             self._weights, self._weights_version = weights, max(version, self._weights_version)
 
+    def forget_version(self) -> None:
+        """Whatever weights come next are taken."""
+        self._weights_version = 0
+
     def _serve_own_weights(self) -> None:
         """Puts the weights of RLlib's last sync into this process's engine, which others here may have used in between."""
         if self._weights is not None:
