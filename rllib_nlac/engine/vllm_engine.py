@@ -150,6 +150,7 @@ class VLLMEngine:
         self._policy_state: Mapping[str, torch.Tensor] | None = None
         self._checksums: dict[Weights, int] = {}  # of what vLLM's model serves, in its own precision
         self._versions = dict.fromkeys(Weights, 0)
+        self._given = dict.fromkeys(Weights, 0)  # how often each was
         # Of whole sets the one that serves; None: nobody's, since a change of weights failed.
         self._serving: Weights | None = None if self.mixes_sets else Weights.POLICY
         self._pending: dict[str, Request] = {}
@@ -267,6 +268,7 @@ class VLLMEngine:
             self._policy_state = None
         self._checksums.pop(weights, None)
         self._versions[weights] = version
+        self._given[weights] += 1
 
     def _must_serve(self, weights: Weights) -> bool:
         """Whether a whole set is put into the model as it comes. The others are when they are asked for; where they cannot be
@@ -378,8 +380,8 @@ class VLLMEngine:
             return None
         from vllm.lora.request import LoRARequest
 
-        # The prefix cache knows an adapter by its name and path alone, so a new version must be another one.
-        name = f"{weights}@v{self._versions[weights]}"
+        # The prefix cache knows an adapter by its name and path alone. Versions come again where a run is restored.
+        name = f"{weights}@{self._given[weights]}"
         return LoRARequest(lora_name=name, lora_int_id=ADAPTERS[weights], lora_path=name)
 
     def _read(self, output: Any) -> tuple[int, Generation]:
