@@ -286,6 +286,14 @@ class TestGradientStep:
         learner = make_learner(tau=0.5, learner_model={"dtype": "bfloat16"})
         assert learner.token_logprobs([(3, 10)], [(20, 1)]).keys() == {Weights.POLICY}
 
+    def test_nothing_stands_in_for_weights_that_zero_3_gathers(self, make_learner):
+        """Fails where the target's do: DeepSpeed's hooks find plain tensors in the place of its own."""
+        learner, texts = make_learner(tau=0.5, **zero(3)), ([(3, 10)], [(20, 1)])
+        (found,) = learner.token_logprobs(*texts).items()
+        (expected,) = make_learner(tau=0.0).token_logprobs(*texts)[Weights.POLICY]
+        assert found[0] is Weights.POLICY
+        np.testing.assert_allclose(found[1][0], expected, atol=1e-5)
+
     @pytest.mark.parametrize("stage", [0, 1, 2, 3])
     def test_in_bfloat16_small_steps_add_up(self, make_learner, stage):
         """In float32 master weights: in bfloat16 most of these steps are lost (cosine 0.18, a length of 0.27)."""

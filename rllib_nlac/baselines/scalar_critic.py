@@ -120,7 +120,8 @@ class ScalarCriticLearner(PolicyGradientLearner):
         """Q or Q̄ at the end of each sequence of prompt and action, shape (N,)."""
         values = np.zeros(len(sequences), np.float32)
         assert self.target is not None
-        weights = self.target.state if target else dict(self.trained.named_parameters())
+        own = dict(self.trained.named_parameters())
+        weights = {name: tensor.to(own[name].dtype) for name, tensor in self.target.state.items()} if target else own
         for group, layout in self._layouts(sequences, [()] * len(sequences)):
             arguments = {**layout.arguments, "positions": layout.ends, "logits_to_keep": 1}
             values[group] = torch.func.functional_call(self.trained, weights, kwargs=arguments)[1].cpu().numpy()
@@ -219,4 +220,6 @@ class ScalarCritic(ReplayAlgorithm):
         if not generations:
             return np.zeros(0)
         sequences = [(*g.prompt_ids, *g.token_ids) for g in generations]
-        return on_first_learner(self.learner_group, lambda learner: learner.q_values(sequences, target))
+        return self._with_learners(
+            lambda: on_first_learner(self.learner_group, lambda learner: learner.q_values(sequences, target))
+        )

@@ -214,10 +214,12 @@ class LanguageLearner(TorchLearner):
 
         Returns:
             Log-probabilities of each text's ids by θ, shape (len(ids),), and by θ̄ where it lies here whole and in the model's
-            own precision: a copy of a large model in another one is not worth it.
+            own precision: a copy of a large model in another one is not worth it. Under ZeRO 3 no weights can stand in
+            for others.
         """
         found = {Weights.POLICY: self._by_text(prompt_ids, token_ids)}
-        target = self.target.state if self.target is not None and self.target.num_shares == 1 else {}
+        is_whole = self.target is not None and self.target.num_shares == 1 and self.trainer.zero_stage < 3
+        target = self.target.state if self.target is not None and is_whole else {}
         own = dict(self.trained.named_parameters())
         if target and all(name in own and own[name].dtype == tensor.dtype for name, tensor in target.items()):
             found[Weights.TARGET] = self._by_text(prompt_ids, token_ids, target)
