@@ -76,6 +76,7 @@ class Request:
         logprobs: Whether the answer's log-probabilities are wanted, which cost an engine up to a third of its speed.
         weights: Which weights answer.
         role: What the answer is for, by which its tokens are counted.
+        env: Name of the environment that is played, for who criticises a turn before it is; empty where nobody does.
     """
 
     prompt_ids: tuple[int, ...]
@@ -87,6 +88,7 @@ class Request:
     logprobs: bool = True
     weights: Weights = Weights.POLICY
     role: str = "other"
+    env: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,6 +36,16 @@ def small(config):
     config.evaluation(evaluation_interval=1, evaluation_duration=32, evaluation_critic={"states": 24, "branches": 2})
     config.num_envs_per_env_runner = 16
     return config
+
+
+def test_what_is_replayed_is_of_the_environment_that_was_trained_in(chat):
+    stages = SimpleNamespace(settings=SETTINGS, purpose="")
+    examiner = Examiner(stages, "Evaluated", 0, 1)
+    place = (episode(0, 1), 0)
+    assert [t.env for t in (*examiner.transitions([place]), *examiner.transitions([place], "Trained"))] == [
+        "Evaluated",
+        "Trained",
+    ]
 
 
 def trained(config, iterations: int = 2) -> tuple[list[dict], str]:

@@ -87,7 +87,7 @@ def table(chat, compact) -> dict[str, dict[str, set[str]]]:
     for name, variant in (("the defaults", NLAC_AS_IT_IS), ("run: NLAC_FrozenCritic", FrozenCritic.variant)):
         engine = ScriptedEngine(chat, lambda prompt, w: answers(prompt, w))
         settings = NLACConfig().roles(max_reasoning_tokens=64).stage_settings
-        refining = RefiningPolicy(engine, chat, compact, "TwentyQuestions", settings, variant)
+        refining = RefiningPolicy(engine, chat, lambda env: compact, settings, variant)
         refining.submit([Request(chat.prompt_ids(prompt), 24, messages=prompt)])
         refining.poll()
         rows[f"`evaluate_refined`, {name}"] = asked_by(engine)
@@ -225,7 +225,17 @@ class TestRefiningPolicy:
     def refining(self, chat, compact, answer=answers, **settings):
         engine = ScriptedEngine(chat, answer)
         config = NLACConfig().roles(max_reasoning_tokens=64).training(**settings)
-        return engine, RefiningPolicy(engine, chat, compact, "TwentyQuestions", config.stage_settings)
+        return engine, RefiningPolicy(engine, chat, lambda env: compact, config.stage_settings)
+
+    def test_the_prompts_are_those_of_the_environment_that_is_played(self, chat, compact):
+        """As of a task set, whose rows are of several. Fails where they are those of the one that is configured."""
+        asked = []
+        engine, settings = ScriptedEngine(chat, answers), NLACConfig().stage_settings
+        policy = RefiningPolicy(engine, chat, lambda env: asked.append(env) or compact, settings)
+        prompt = (Message("user", "Guess my object."),)
+        policy.submit([Request(chat.prompt_ids(prompt), 24, messages=prompt, env=env) for env in ("A", "B")])
+        policy.poll()
+        assert set(asked) == {"A", "B"}
 
     def ask(self, policy, chat, seeds, text="Guess my object."):
         prompt = (Message("user", text),)

@@ -77,7 +77,7 @@ class TestRoles:
         examiner.refine([transition(1)])
         assert {request.role for _, request in engine.requests} == {"evaluation_critic"} and stages.purpose is None
         engine.requests.clear()
-        refining = RefiningPolicy(engine, chat, compact, "TwentyQuestions", SETTINGS)
+        refining = RefiningPolicy(engine, chat, lambda env: compact, SETTINGS)
         prompt = (Message("user", "Guess my object."),)
         refining.submit([Request(chat.prompt_ids(prompt), 24, messages=prompt, role="evaluation")])
         refining.poll()

@@ -118,9 +118,9 @@ class Examiner:
         order = np.random.default_rng([SEED, self._seed]).permutation(len(places))[:count]
         return [places[i] for i in order]
 
-    def transitions(self, places: Sequence[Place]) -> list[Transition]:
-        """The turns as the stages take them."""
-        return [replace(transition_at(self._env, episode, t), id=i) for i, (episode, t) in enumerate(places)]
+    def transitions(self, places: Sequence[Place], env: str | None = None) -> list[Transition]:
+        """The turns as the stages take them; ``env`` is theirs, where another than evaluation's."""
+        return [replace(transition_at(env or self._env, episode, t), id=i) for i, (episode, t) in enumerate(places)]
 
     def predict(self, transitions: Sequence[Transition], weights: Weights | None = None) -> list[tuple[Future, ...]]:
         """The futures of each turn, those that parse.
@@ -253,6 +253,7 @@ def examine(
     branches: int,
     play: Callable[[Sequence[Start]], list[SingleAgentEpisode]],
     asked: list[tuple[Transition, Sequence[Future]]] | None = None,
+    trained_env: str | None = None,
 ) -> dict[str, Any]:
     """All figures of one evaluation, nested as in the results.
 
@@ -265,6 +266,7 @@ def examine(
         branches: Continuations of an action and of its refined one; 0: none.
         play: Plays them.
         asked: Takes the turns of the evaluation's episodes, with what was predicted of each.
+        trained_env: Name of the environment that is replayed, where evaluations play another.
     """
     results: dict[str, Any] = {}
     places = examiner.draw(episodes, states)
@@ -273,7 +275,7 @@ def examine(
     if asked is not None:
         asked += zip(fresh, futures, strict=True)
     results |= calibration(fresh, futures, [t + 1 for _, t in places], "turn")
-    old = examiner.transitions(examiner.draw(replayed, states))
+    old = examiner.transitions(examiner.draw(replayed, states), trained_env)
     if old:
         ages = [version - t.generation.weight_version for t in old]
         results["replayed"] = calibration(old, examiner.predict(old), [max(age, 0) for age in ages], "age")

@@ -55,6 +55,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
                     asked.branches,
                     partial(play_forks, self, group),
                     heard,
+                    self.config.played_env,
                 )
             figures, fixed = self._ask_about_fixed_states(examiner, episodes)
             log(self.metrics, {**results, **figures})

@@ -6,6 +6,7 @@ not used because their batching walks a string character by character.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,7 +73,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.engine: Engine | None = None
         self.chat = self.config.make_chat()
-        self.prompts = self.config.prompts_for(self.config.env)
         self._env_creator = kwargs.get("env_creator") or _creator_of(self.config)
         self._callbacks = [callbacks() for callbacks in force_list(self.config.callbacks_class)]
         self._next_episode = 0
@@ -274,7 +274,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if not self.config.criticises_in_words:
             raise ValueError(f"{type(self.config).__name__} has no critic in words, so its policy cannot be refined")
         variant = getattr(self.config.algo_class, "variant", NLAC_AS_IT_IS)
-        return RefiningPolicy(engine, self.chat, self.prompts, str(self.config.env), self.config.stage_settings, variant)
+        return RefiningPolicy(engine, self.chat, functools.cache(self.config.prompts_for), self.config.stage_settings, variant)
 
     def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float, repeated: Mapping[str, int] | None) -> None:
         """Counts what was played.

@@ -183,6 +183,7 @@ class TextPlayer:
             seed=hash_seed(slot.sampling_seed, len(slot.episode)),
             messages=messages,
             role=slot.role,
+            env=environment_of(slot.episode) or str(self._config.env),
         )
 
     def answers(self, patience_s: float | None = None) -> Sequence[tuple[int, Generation]]:

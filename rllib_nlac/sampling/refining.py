@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from rllib_nlac.engine.chat import Chat
@@ -22,8 +23,7 @@ class RefiningPolicy:
     Args:
         engine: Holds the weights of all roles.
         chat: Turns messages into tokens and back.
-        prompts: The environment's prompts.
-        env: The environment's name.
+        prompts_for: The prompts of an environment, by its name.
         settings: Sampling and weights of the roles. How training decides what to learn does not matter here: there is one
             round, the turn that was sampled is what is judged, and the refined one is played whether it would be verified
             or not.
@@ -34,17 +34,15 @@ class RefiningPolicy:
         self,
         engine: Engine,
         chat: Chat,
-        prompts: PromptSet,
-        env: str,
+        prompts_for: Callable[[str], PromptSet],
         settings: StageSettings,
         variant: Variant = NLAC_AS_IT_IS,
     ) -> None:
         self._engine = engine
         self._chat = chat
-        self._env = env
         settings = replace(settings, num_refinements=1, rejected_weight=1.0)
         variant = NLAC_AS_IT_IS if variant.judges_new_actions else variant  # a turn that is played is today's
-        self._stages = LanguageStages(engine, chat, lambda name: prompts, settings, variant=variant)
+        self._stages = LanguageStages(engine, chat, prompts_for, settings, variant=variant)
         self._stages.purpose = "evaluation"  # as the turns
         self._queue: list[tuple[int, Request]] = []
         self._next_ticket = 0
@@ -69,7 +67,7 @@ class RefiningPolicy:
         transitions = [
             Transition(
                 id=ticket,
-                env=self._env,
+                env=request.env,
                 state=request.messages,
                 action=self._chat.decode(turn.token_ids),
                 generation=turn,
