@@ -333,16 +333,10 @@ class NLAC(RecordedAlgorithm):
         return sequences
 
     @override(LanguageAlgorithm)
-    def own_state(self) -> dict[str, Any]:
-        """Also the stages' random state."""
-        return {**super().own_state(), "stages_rng": self.stages.rng.bit_generator.state}
-
-    @override(LanguageAlgorithm)
     def set_own_state(self, state: dict[str, Any]) -> None:
         if self.ahead is not None:
             self.ahead.drop()  # it draws from that random state
         super().set_own_state(state)
-        self.stages.rng.bit_generator.state = state["stages_rng"]
 
     @override(LanguageAlgorithm)
     def save_parts(self, folder: Path) -> None:

@@ -406,6 +406,10 @@ class TestReAct:
         with pytest.raises(EngineError, match="needs a key: set the environment variable NO_SUCH_KEY"):
             EndpointEngine(chat, "https://api.openai.com/v1", "m", api_key_env="NO_SUCH_KEY")
 
+    def test_no_engine_waits_for_an_adapter_that_nobody_trains(self):
+        config = small(ReActConfig()).language(lora={"rank": 4})
+        assert config.engine_spec.lora is None and not config.engine_spec.merges_lora
+
     def test_wrong_keys_are_named(self):
         config = small(ReActConfig())
         with pytest.raises(ValueError, match="did you mean 'base_url'"):

@@ -196,6 +196,12 @@ class TestFiles:
         with pytest.raises(ValueError, match="offline_iterations is 3 and needs input_"):
             config.copy(copy_frozen=False).offline_data(offline_iterations=3).validate()
         write_log(tmp_path / "a.jsonl", 1)
+        alone = NLACConfig().offline_data(input_=str(tmp_path)).evaluation(evaluation_interval=2)
+        with pytest.raises(ValueError, match="evaluation_interval is 2 and needs evaluation_config"):
+            alone.validate()
+        alone.evaluation(evaluation_interval=None).reporting(min_sample_timesteps_per_iteration=100)
+        with pytest.raises(ValueError, match="min_sample_timesteps_per_iteration is 100 and is never reached"):
+            alone.validate()
         grpo = GRPOConfig().environment("TwentyQuestions").offline_data(input_=str(tmp_path))
         with pytest.raises(ValueError, match="needs an algorithm with a replay buffer"):
             grpo.validate()
@@ -239,7 +245,7 @@ class TestTraining:
                 sizes.append(len(algorithm.local_replay_buffer.episodes))
             assert sizes == [8, 8, 12, 16]
             written = sorted(path.name for path in (tmp_path / "out").iterdir())
-            assert written == ["episodes_00000003.jsonl", "episodes_00000004.jsonl"]
+            assert [name.split("_")[-2] for name in written] == ["00000003", "00000004"]
             rows = [json.loads(line) for name in written for line in (tmp_path / "out" / name).read_text().splitlines()]
             assert len(rows) == 8 and all(parse_dialogue(Row("", fields)).actions for fields in rows)
         finally:

@@ -154,7 +154,7 @@ class TestRolloutCritics:
     @pytest.mark.parametrize("runners", [0, 1, 2, 3])
     def test_branches_are_shared_out_and_come_back_in_their_places(self, runners):
         """With several EnvRunners each plays every n-th prefix, on the algorithm's engine; their answers come in any order."""
-        a, aggregated, states = self.algorithm(sample_timeout_s=77.0), [], {}
+        a, aggregated, states = self.algorithm(sample_timeout_s=77.0, max_staleness=0), [], {}
         a.engine, a.metrics = "engine", SimpleNamespace(aggregate=lambda *given, key: aggregated.append((given, key)))
         a.collector = SimpleNamespace(runner_states=states) if runners != 1 else None
         workers = [BranchingRunner(number) for number in range(runners + 1)]
@@ -170,6 +170,15 @@ class TestRolloutCritics:
         assert all(worker.engines == (["engine"] if runners else []) for worker in played)
         assert states == ({worker.number: {"of": worker.number} for worker in played} if runners > 1 else {})
         assert group.asked == ([{"local_env_runner": False, "timeout_seconds": 77.0}] if runners else [])
+
+    def test_branches_do_not_disown_a_round_that_was_played_ahead(self):
+        """Its episodes' numbers are below those after it. Fails where each such round is thrown away."""
+        a, states = self.algorithm(sample_timeout_s=77.0, max_staleness=1), {1: "before"}
+        a.engine, a.metrics = "engine", SimpleNamespace(aggregate=lambda *_, **__: None)
+        a.collector = SimpleNamespace(runner_states=states)
+        a.env_runner_group = BranchingGroup([BranchingRunner(number) for number in (0, 1)])
+        RolloutCritic.branch(a, [("a", 0)], 2)
+        assert states == {1: "before"}
 
     def test_of_a_lost_runner_there_are_no_branches_and_a_failing_one_is_named(self):
         a = self.algorithm(sample_timeout_s=77.0)

@@ -72,7 +72,7 @@ from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.types import Transition, Weights
 
 STATE = "nlac"  # key of our part of a checkpoint
-BASE_ANSWERS = "base_answers"  # a key within it
+BASE_ANSWERS, STAGES_RNG = "base_answers", "stages_rng"  # keys within it
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 # What a person calls the critic's roles, and the key that limits each one's tokens.
@@ -100,6 +100,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     weight_version: int = 0
     _owes_sync = False  # whether the learners may have weights that no engine was given
     _is_stepping = False
+    _recorded = -1, 0  # the iteration whose dialogues were written last, and how often
     nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
 
     @override(Algorithm)
@@ -196,8 +197,16 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         log_collection(self.metrics, episodes, self.weight_version)
         self.remember_base(lambda: [transition_at(str(self.config.env), e, t) for e in episodes for t in range(len(e))])
         if self.config.output:
-            write_dialogues(Path(self.config.output) / f"episodes_{self.iteration + 1:08d}.jsonl", episodes)
+            self.record_dialogues(episodes)
         return episodes
+
+    def record_dialogues(self, episodes: Sequence[SingleAgentEpisode]) -> None:
+        """Writes episodes below ``output``, in a file that no other trial has, and no other call in this iteration."""
+        if self._recorded[0] != self.iteration:
+            self._recorded = self.iteration, 0
+        self._recorded = self.iteration, self._recorded[1] + 1
+        name = f"episodes_{self.trial_id}_{self.iteration + 1:08d}_{self._recorded[1]}.jsonl"
+        write_dialogues(Path(self.config.output) / name, episodes)
 
     def remember_base(self, turns_of: Callable[[], Sequence[Transition]]) -> None:
         """With the first episodes, has the untrained model answer what is rehearsed and what evaluations look at.
@@ -366,7 +375,9 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         runners = dict(self.collector.runner_states) if self.collector is not None else {}
         if self.env_runner is not None:
             runners[self.env_runner.worker_index] = self.env_runner.get_state(not_components=COMPONENT_RL_MODULE)
+        stages = {} if self.stages is None else {STAGES_RNG: self.stages.rng.bit_generator.state}
         return {
+            **stages,
             "weight_version": self.weight_version,
             "rng": self.rng.bit_generator.state,
             "env_runners": runners,
@@ -377,6 +388,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         """Restores what ``own_state`` gave."""
         self.weight_version = state["weight_version"]
         self.rng.bit_generator.state = state["rng"]
+        if self.stages is not None and STAGES_RNG in state:
+            self.stages.rng.bit_generator.state = state[STAGES_RNG]
         self.base_answers = state.get(BASE_ANSWERS, BaseAnswers())  # a checkpoint of an earlier version has none
         runners = dict(state["env_runners"])
         if self.env_runner is not None:

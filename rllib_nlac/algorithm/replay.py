@@ -137,6 +137,16 @@ class ReplayConfig(LanguageAlgorithmConfig):
         if self.is_offline:
             input_files(self.input_)
         self._check(self.offline_iterations is None or self.is_offline, "offline_iterations", "needs input_, the dialogues")
+        self._check(
+            not self.min_sample_timesteps_per_iteration or not (self.env == LOGGED or self.offline_iterations),
+            "min_sample_timesteps_per_iteration",
+            "is never reached while logged dialogues alone are learned from: leave it out",
+        )
+        self._check(
+            self.in_evaluation or not self.evaluation_interval or self.played_env != LOGGED,
+            "evaluation_interval",
+            "needs evaluation_config: {env: NAME}, for logged dialogues cannot be played",
+        )
 
 
 class ReplayAlgorithm(LanguageAlgorithm):

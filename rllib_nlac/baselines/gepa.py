@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -36,7 +35,6 @@ from rllib_nlac.engine.chat import Chat, Prompt, Wanted
 from rllib_nlac.engine.make import make_engine
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.parsing import without_thinking
-from rllib_nlac.replay.dialogues import write_dialogues
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.sampling.slot import Start
 from rllib_nlac.types import Message, Request
@@ -156,7 +154,7 @@ class GEPA(ReAct):
         self.heed_reflections(adapter.rounds, adapter.proposals)
         log_collection(self.metrics, self.played, self.weight_version)
         if config.output:
-            write_dialogues(Path(config.output) / f"episodes_{self.iteration + 1:08d}.jsonl", self.played)
+            self.record_dialogues(self.played)
 
     def heed_reflections(self, rounds: int, proposals: int) -> None:
         """Tells a person where no reflection of an iteration came to new instructions for a reason that can be removed."""

@@ -66,7 +66,8 @@ class ReActConfig(LanguageAlgorithmConfig):
     @property
     @override(LanguageConfig)
     def engine_spec(self) -> EngineSpec:
-        return replace(super().engine_spec, endpoint=self.endpoint)
+        # An adapter that nobody trains changes nothing, and an engine would wait for one.
+        return replace(super().engine_spec, endpoint=self.endpoint, lora=None, merges_lora=None)
 
     @override(LanguageConfig)
     def make_chat(self) -> Chat:

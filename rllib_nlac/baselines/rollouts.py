@@ -116,7 +116,7 @@ class RolloutCritic(LanguageAlgorithm):
         for part, played, _, state in answers:
             if isinstance(played, Failure):
                 raise played.raised(f"EnvRunner {ids[part]}")
-            if self.collector is not None:
+            if self.collector is not None and not self.config.max_staleness:  # else a round played ahead brings a later one
                 self.collector.runner_states[ids[part]] = state
         self.metrics.aggregate([metrics for _, _, metrics, _ in answers], key=ENV_RUNNER_RESULTS)
         branches = [[] for _ in prefixes]
