@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rllib_nlac.engine.chat import Chat, PromptTooLong, check_model_path
+from benchmarks.attacks.families import Family
+from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted, check_model_path
 from rllib_nlac.tiny.build import Encoder
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
-from rllib_nlac.types import Message
+from rllib_nlac.types import Message, Seen
 
 DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it big?"), Message("user", "No."))
 
@@ -48,6 +49,51 @@ def test_the_corpus_encoder_equals_the_chat_template(chat):
     for shown in itertools.islice(TWENTY_QUESTIONS.corpus(3), 200):
         prompt, answer = encoder(shown)
         assert tuple(prompt) == chat.prompt_ids(shown.prompt) and tuple(answer) == chat.encode(shown.answer)
+
+
+class TestTurnsThatEndOtherwise:
+    """As of Gemma 2: what ends a turn is not the tokenizer's ``eos_token``, and a system message has no place."""
+
+    TEMPLATE = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for m in messages %}"
+        "{{ '<start_of_turn>' + m['role'] + '\\n' + m['content'] + '<end_of_turn>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<start_of_turn>assistant\\n' }}{% endif %}"
+    )
+
+    @pytest.fixture()
+    def chat(self):
+        tokenizer = Family(self.TEMPLATE, ("<eos>", "<start_of_turn>", "<end_of_turn>")).tokenizer()
+        return Chat(tokenizer, 4096, [*tokenizer.convert_tokens_to_ids(["<eos>", "<end_of_turn>"])])
+
+    def test_a_turn_ends_as_in_a_dialogue(self, chat):
+        """Fails where logged and corrected turns are trained to end by eos, which no dialogue shows."""
+        assert chat.tokenizer.convert_ids_to_tokens(chat.end_id) == "<end_of_turn>" != chat.tokenizer.eos_token
+        assert chat.encode("Is it big?")[-1] == chat.end_id and set(chat.end_ids) == {chat.end_id, chat.tokenizer.eos_token_id}
+
+    @pytest.mark.parametrize("end", ["<end_of_turn>", "<eos>"])
+    def test_what_was_sampled_stays_as_it_is(self, chat, end):
+        """Fails where the sampled end is no end to the one who writes the next prompt: all is encoded again."""
+        start = DIALOGUE[:1]
+        ids = chat.prompt_ids(start)
+        turn = (*chat.encode("Is it big?")[:-1], chat.tokenizer.convert_tokens_to_ids(end))
+        (prompt,) = chat.prompts([Wanted(DIALOGUE, seen=Seen(ids, turn))])
+        assert prompt == (chat.prompt_ids(DIALOGUE), False)
+
+    def test_a_system_message_without_a_place_opens_the_first_other_one(self, chat):
+        told = chat.tokenizer.decode(chat.prompt_ids((Message("system", "Play <eos>."), *DIALOGUE[:1])))
+        assert told == "<start_of_turn>user\nPlay <eos>.\n\nGuess my object.<end_of_turn>\n<start_of_turn>assistant\n"
+        ids = chat.prompt_ids((Message("system", "Play <eos>."), *DIALOGUE[:1]))
+        assert chat.tokenizer.eos_token_id not in ids  # a message's text is no control token
+        assert chat.prompt_ids((Message("system", "Play."), DIALOGUE[1], DIALOGUE[2]))
+
+
+def test_the_tokens_by_which_a_model_ends_are_read_from_its_folder(tmp_path, model_path):
+    shutil.copytree(model_path, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [1, 3]}))
+    assert Chat.from_pretrained(str(tmp_path / "model")).end_ids == (1, 3)
+    file.unlink()
+    assert Chat.from_pretrained(str(tmp_path / "model")).end_ids == (1,)
 
 
 def test_a_prompt_beyond_the_context_says_what_to_change(chat):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from rllib_nlac.engine.model_folder import check_tokenizer_files, check_vocabulary, read_config
 from rllib_nlac.engine.template import ChatTemplate, Written
@@ -57,12 +57,17 @@ class Chat:
     Args:
         tokenizer: A Hugging Face tokenizer with a chat template and an end-of-turn token.
         max_context: The most tokens of prompt and answer together.
+        end_ids: Other tokens than the tokenizer's ``eos_token`` by which the model ends a turn.
+
+    Attributes:
+        end_id: Ends a turn in a dialogue: the one of them that the template writes there.
+        end_ids: All of them.
 
     Raises:
         ValueError: The tokenizer has no chat template or no end-of-sequence token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_context: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_context: int, end_ids: Sequence[int] = ()) -> None:
         name = tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise ValueError(
@@ -74,8 +79,9 @@ class Chat:
         self.tokenizer = tokenizer
         self.max_context = max_context
         self.max_characters = MOST_CHARACTERS_PER_TOKEN * max_context
-        self.end_id: int = tokenizer.eos_token_id
         self.template = ChatTemplate(tokenizer)
+        self.end_ids = tuple(dict.fromkeys((tokenizer.eos_token_id, *end_ids)))
+        self.end_id: int = next((id for id in self.template.behind_a_turn if id in self.end_ids), tokenizer.eos_token_id)
 
     @classmethod
     def from_pretrained(cls, model: str, max_context: int | None = None) -> Chat:
@@ -101,7 +107,7 @@ class Chat:
                 f"the tokenizer of {model!r} cannot be read ({type(error).__name__}: {error}): copy its files again"
             ) from error
         check_vocabulary(model, config, tokenizer)
-        return cls(tokenizer, max_context or longest)
+        return cls(tokenizer, max_context or longest, _end_ids(model))
 
     def prompt_ids(self, messages: Sequence[Message], room: int = 0) -> tuple[int, ...]:
         """Token ids of a prompt that the assistant answers next.
@@ -166,7 +172,7 @@ class Chat:
     def _open_turn(self, seen: Seen) -> tuple[int, ...]:
         """A turn's ids without their end, which the template writes, also where the turn was cut off."""
         ids = seen.turn_ids or ()
-        return ids[:-1] if ids[-1:] == (self.end_id,) else ids
+        return ids[:-1] if ids and ids[-1] in self.end_ids else ids
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of an assistant's turn, its end included. For text that no engine sampled, such as a scripted one."""
@@ -184,8 +190,13 @@ class Chat:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
 
 
-def _plain(messages: Sequence[Message]) -> list[dict[str, str]]:
-    return [message._asdict() for message in messages]
+def _end_ids(model: str) -> tuple[int, ...]:
+    """What the model itself says that it stops at, in generation_config.json."""
+    try:
+        said = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # there is none
+        return ()
+    return tuple(said) if isinstance(said, (list, tuple)) else () if said is None else (said,)
 
 
 def check_model_path(model: str) -> None:

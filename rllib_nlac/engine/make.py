@@ -92,7 +92,7 @@ class EngineSpec:
 
     def maker(self, chat: Chat) -> partial[LocalEngine]:
         """What builds one engine, in whichever process it is called."""
-        make = partial(ENGINES[self.kind], self.model, chat.max_context, [chat.end_id], self.settings, self.seed)
+        make = partial(ENGINES[self.kind], self.model, chat.max_context, list(chat.end_ids), self.settings, self.seed)
         return make if self.lora is None else partial(make, lora=self.lora, merges_lora=self.merges_lora)
 
 
@@ -101,7 +101,7 @@ def local_engine(spec: EngineSpec, chat: Chat) -> LocalEngine:
 
     Ask ``holds`` before generating: another caller may have put its own weights in.
     """
-    name = repr((spec.kind, spec.model, chat.max_context, chat.end_id, spec.settings, spec.lora, spec.merges_lora))
+    name = repr((spec.kind, spec.model, chat.max_context, chat.end_ids, spec.settings, spec.lora, spec.merges_lora))
     engine = _shared.get(name)
     if engine is None:
         _shared[name] = engine = spec.maker(chat)()

@@ -47,6 +47,8 @@ class ChatTemplate:
         opening: The spaces that the template writes between a prompt and the answer to it, which an answer brings itself; None
             where no dialogue can be extended, and why is in ``obstacle``.
         obstacle: Empty where there is none.
+        behind_a_turn: The token ids that it writes between a turn of the agent's and the message that follows, and of that
+            message.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -55,7 +57,9 @@ class ChatTemplate:
         self._recent: dict[tuple[Message, ...], Written] = {}
         self._num_characters = 0
         self._mark = f"\ue000{secrets.token_hex(16)}:"  # of a placeholder; no text can know it, and no ids depend on it
+        self._folds_system = not self._takes_system()
         self.opening, self.obstacle = self._find_opening()
+        self.behind_a_turn = self._find_end()
 
     def write(self, messages: Sequence[Message], num_harmless: int = 0) -> Written:
         """The text of a prompt, of whose messages the first so many are known to hold no part of a control token.
@@ -125,7 +129,31 @@ class ChatTemplate:
 
     def _apply(self, messages: Sequence[Message]) -> str:
         rows = [message._asdict() for message in messages]
+        if self._folds_system and rows and rows[0]["role"] == "system":
+            told = rows.pop(0)["content"]
+            if rows and rows[0]["role"] == "user":
+                told = f"{told}\n\n{rows.pop(0)['content']}"
+            rows.insert(0, {"role": "user", "content": told})
         return str(self._tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True))
+
+    def _takes_system(self) -> bool:
+        """Whether the template has a place for a system message; else it becomes the beginning of the first other one."""
+        self._folds_system = False
+        try:
+            return "Play." in self._apply((Message("system", "Play."), Message("user", "Guess my object.")))
+        except (TemplateError, TypeError, ValueError):
+            return False
+
+    def _find_end(self) -> tuple[int, ...]:
+        for messages in _probes():
+            try:
+                text = self._apply(messages)
+            except (TemplateError, TypeError, ValueError):
+                continue
+            turn = messages[-2].content
+            if (place := text.find(turn)) >= 0:
+                return self.encode([Written(text[place + len(turn) :])])[0]
+        return ()
 
     def _find_opening(self) -> tuple[str | None, str]:
         """Extends small dialogues, and compares what comes of it with the whole ones."""

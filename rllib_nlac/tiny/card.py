@@ -105,7 +105,7 @@ def example_play(world: World, games: int) -> dict[str, float]:
 def measure(world: World, model: str, games: int = 512, examples: int = 3000) -> dict[str, float]:
     """Every figure of the card, by name."""
     chat = Chat.from_pretrained(model)
-    engine = VLLMEngine(model, chat.max_context, [chat.end_id])
+    engine = VLLMEngine(model, chat.max_context, list(chat.end_ids))
     player = Player(world, engine, chat, HELD_OUT_SEED)
     figures = {
         **{f"the play that it learned from: {name}": share for name, share in example_play(world, games).items()},
