@@ -176,6 +176,7 @@ class TestScalarCritic:
 
         a.learner_group = Group()
         a.learner_group.is_local = is_local
+        a._with_learners = lambda call: call()
         actions = [self.action(-1.0), self.action(-1.0, -2.0)]
         assert ScalarCritic._q(a, actions, target=False) == [2.0, 3.0]
         assert ScalarCritic._q(a, actions, target=True) == [102.0, 103.0]
