@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from contextlib import contextmanager
@@ -170,6 +171,18 @@ class TestRolloutCritics:
         assert all(worker.engines == (["engine"] if runners else []) for worker in played)
         assert states == ({worker.number: {"of": worker.number} for worker in played} if runners > 1 else {})
         assert group.asked == ([{"local_env_runner": False, "timeout_seconds": 77.0}] if runners else [])
+
+    def test_a_resumed_run_asks_with_the_seeds_that_it_would_have_asked_with(self):
+        """They are drawn by the stages. Fails where a checkpoint leaves their random state out: it begins anew then."""
+        a = self.algorithm()
+        a.stages, a.rng = SimpleNamespace(rng=np.random.default_rng(3)), np.random.default_rng(4)
+        a.weight_version, a.base_answers, a.collector, a.env_runner = 1, None, None, None
+        a.stages.rng.integers(9, size=5)
+        kept = copy.deepcopy(RolloutCritic.own_state(a))
+        expected = a.stages.rng.integers(1 << 31, size=5).tolist()
+        a.stages.rng = np.random.default_rng(3)  # as a new process has it
+        RolloutCritic.set_own_state(a, kept)
+        assert a.stages.rng.integers(1 << 31, size=5).tolist() == expected
 
     def test_branches_do_not_disown_a_round_that_was_played_ahead(self):
         """Its episodes' numbers are below those after it. Fails where each such round is thrown away."""

@@ -57,6 +57,7 @@ class ChatTemplate:
         self._recent: dict[tuple[Message, ...], Written] = {}
         self._num_characters = 0
         self._mark = f"\ue000{secrets.token_hex(16)}:"  # of a placeholder; no text can know it, and no ids depend on it
+        self._folds_system = False  # into the message behind it
         self._folds_system = not self._takes_system()
         self.opening, self.obstacle = self._find_opening()
         self.behind_a_turn = self._find_end()
@@ -137,8 +138,7 @@ class ChatTemplate:
         return str(self._tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True))
 
     def _takes_system(self) -> bool:
-        """Whether the template has a place for a system message; else it becomes the beginning of the first other one."""
-        self._folds_system = False
+        """Whether the template has a place for a system message."""
         try:
             return "Play." in self._apply((Message("system", "Play."), Message("user", "Guess my object.")))
         except (TemplateError, TypeError, ValueError):
