@@ -114,13 +114,13 @@ class NLACConfig(ReplayConfig, RecordedConfig):
     ) -> Self:
         """Sets NLAC's own hyper-parameters.
 
-        ``train_batch_size_per_learner`` is the number of transitions sampled per iteration, ``minibatch_size`` that of one
-        gradient step, and ``num_epochs`` how often each target and refinement is trained on. Gradient steps are cheap compared
-        with generating their data.
+        An iteration draws ``train_batch_size_per_learner`` transitions for each learner. ``minibatch_size`` of them, of all
+        learners together, make one gradient step, and each target and refinement is trained on ``num_epochs`` times. Gradient
+        steps are cheap compared with generating their data.
 
         Args:
-            preset: A name of ``PRESETS``, "paper" or "long_horizon". Its settings are applied first; any other key overrides
-                them.
+            preset: A name of ``PRESETS``, "paper" or "long_horizon". Its settings are applied first, in place of those of the
+                preset before; any other key overrides them.
             num_futures: k, futures that the evaluator sees for each action.
             num_next_actions: Number of next actions a' sampled in s'. The backup uses the first one that the evaluator approves
                 (1: the current policy's, as in the paper). Costs so many futures and critiques for each target.
@@ -158,7 +158,10 @@ class NLACConfig(ReplayConfig, RecordedConfig):
     def _take(self, preset: str) -> None:
         if preset not in PRESETS:
             raise ValueError(f"config.preset: {unknown_key(preset, PRESETS, 'preset')}")
-        self._set(copy.deepcopy(PRESETS[preset]))
+        if self.preset is not None:
+            defaults = type(self)(self.algo_class)
+            self._set({key: getattr(defaults, key) for key in PRESETS[self.preset]})
+        self._set({**copy.deepcopy(PRESETS[preset]), "preset": preset})
 
     @override(AlgorithmConfig)
     def validate(self) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,6 +91,13 @@ class Request:
     env: str = ""
 
 
+_IDS: dict[int, int] = {}
+
+
+def _generation(prompt_ids: np.ndarray, token_ids: np.ndarray, *rest: Any) -> Generation:
+    return Generation(tuple(prompt_ids.tolist()), tuple(token_ids.tolist()), *rest)
+
+
 @dataclass(frozen=True)
 class Generation:
     """What an engine answered.
@@ -113,6 +120,17 @@ class Generation:
     weight_version: int
     weights: Weights = Weights.POLICY
     cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        # Many are kept for long: all share one object for each id, where a list of new ones takes four times the memory.
+        for name in ("prompt_ids", "token_ids"):
+            ids = getattr(self, name)
+            object.__setattr__(self, name, tuple(map(_IDS.setdefault, ids, ids)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        ids = (np.array(each, np.int32) for each in (self.prompt_ids, self.token_ids))
+        rest = (getattr(self, field.name) for field in fields(self)[2:])
+        return _generation, (*ids, *rest)
 
     @property
     def seen(self) -> Seen:

@@ -301,7 +301,7 @@ class TestNLRLAndSelfDistillation:
         assert transcript(t) == Future("reply 3.1 reply 3.2 reply 3.3 SUCCESS", True)
         algorithm = build(SelfDistillationConfig())
         sequences = algorithm.training_sequences(algorithm.collect())
-        assert {s.role for s in sequences} <= {POLICY}
+        assert {s.role for s in sequences} == {POLICY}
 
 
 class TestNLQL:

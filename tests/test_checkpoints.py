@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.sync.sync import export_weights
@@ -88,6 +90,28 @@ def of_two_learners(small, stage: int):
     """In bfloat16, so that the float32 master weights are part of what is resumed."""
     zero = {"zero_optimization": {"stage": stage}}
     return small.learners(num_learners=2).deepspeed(deepspeed_config=zero).language(learner_model={"dtype": "bfloat16"})
+
+
+def test_a_part_that_lacks_its_shards_is_refused(tmp_path):
+    """Fails where the next update writes DeepSpeed's own copies over the restored weights."""
+    a = SimpleNamespace(facts=lambda: {"shards": {"num_learners": 2, "zero_stage": 1}})
+    for component in ("learner_group", "learner_group/learner"):
+        with pytest.raises(checkpoint.CheckpointError, match="the weights alone: component='learner_group/learner/rl_mod"):
+            LanguageAlgorithm.restore_from_path(a, tmp_path, component=component)
+
+
+def test_a_state_that_was_set_reaches_the_engines(algorithm, monkeypatch):
+    """Fails where an engine goes on with the weights of before, in play and in evaluation."""
+    algorithm.train()
+    state, pushed = algorithm.get_state(), []
+    algorithm.train()
+    algorithm.settle()
+    monkeypatch.setattr(algorithm, "sync_weights", lambda: pushed.append(algorithm.weight_version))
+    algorithm.settle()
+    assert not pushed
+    algorithm.set_state(state)
+    algorithm.settle()
+    assert pushed == [state["nlac"]["weight_version"]]
 
 
 @pytest.mark.long
@@ -301,6 +325,8 @@ class TestExport:
             checkpoint.export_model(tmp_path, tmp_path / "out")
         with pytest.raises(FileExistsError, match="is not empty"):
             checkpoint.export_model(tmp_path, Path(__file__).parent)
+        with pytest.raises(FileExistsError, match=r"test_checkpoints\.py is a file: name a new folder"):
+            checkpoint.export_model(tmp_path, Path(__file__))
 
 
 def test_a_checkpoint_on_another_file_system(algorithm, tmp_path):

@@ -22,6 +22,7 @@ from rllib_nlac.command.progress import read_result
 from rllib_nlac.engine.places import Node
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.names import unknown_key
+from rllib_nlac.nlac import PRESETS
 from rllib_nlac.reporting.results import evaluated, lookup
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +56,15 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("tau", 1.5, "between 0"),
         ("deepspeed_config", {"zero_optimization": {"stage": 4}}, "zero_optimization.stage of 0, 1, 2 or 3"),
         ("optimizer", {"weight_decai": 0.1}, "did you mean 'weight_decay'"),
-        ("minibatch_size", 4096, "must not exceed train_batch_size_per_learner, 512"),
+        ("minibatch_size", 4096, "must not exceed the batch, train_batch_size_per_learner times the learners, 512"),
+        ("max_critique_tokens", 512, "max_critique_tokens is 512, and the context, prompt and answer together, is 512 tokens"),
+        ("max_context", 32, "max_critique_tokens is 32, and the context"),
+        *(
+            (key, None, f"config.{key} is None and must be a mapping")
+            for key in ("engine_config", "deepspeed_config", "optimizer", "learner_model", "rehearsal", "evaluation_critic")
+        ),
+        ("deepspeed_config", {"zero_optimization": 2}, "must have a mapping at zero_optimization"),
+        ("deepspeed_config", {"bf16": True}, "must have a mapping at bf16"),
         ("critic_input", "random", "one of predicted, backed_up"),
         ("train_on_yes", "maybe", "one of success, always, never"),
         ("action_format", "xml", "one of plain, react"),
@@ -75,6 +84,22 @@ def test_a_wrong_value_names_key_and_fix(config, key, value, complaint):
     setattr(config, key, value)
     with pytest.raises((ValueError, FileNotFoundError), match=complaint):
         config.validate()
+
+
+def test_a_minibatch_is_part_of_what_all_learners_draw_and_of_nothing_without_replay(config):
+    """Fails where the bound is one learner's part, or is asked of algorithms that draw nothing."""
+    config.learners(num_learners=2).training(train_batch_size_per_learner=64, minibatch_size=128).validate()
+    with pytest.raises(ValueError, match="minibatch_size is 129 and must not exceed the batch"):
+        config.training(minibatch_size=129).validate()
+    GRPO.get_default_config().environment("TwentyQuestions").training(minibatch_size=1024).validate()
+
+
+def test_where_no_step_is_made_no_schedule_over_steps_is_taken(tmp_path):
+    (tmp_path / "log.jsonl").write_text("{}")
+    config = NLACConfig().offline_data(input_=[str(tmp_path)]).training(lr=1e-3)
+    config.copy(copy_frozen=False).validate()
+    with pytest.raises(ValueError, match=r"lr is .* and counts environment steps, and learning from logs alone makes none"):
+        config.training(lr=[[0, 1e-3], [1000, 1e-5]]).validate()
 
 
 def test_an_engine_needs_a_gpu_for_each_of_its_parts(config):
@@ -134,6 +159,10 @@ def test_a_preset_comes_first_and_everything_else_over_it():
     for keys in ({"n_step": 5, "preset": "long_horizon"}, {"preset": "long_horizon", "n_step": 5}):
         assert NLACConfig().update_from_dict(keys).n_step == 5
     assert NLACConfig().update_from_dict(config.to_dict()).n_step == 5
+    again = NLACConfig().training(preset="long_horizon").training(preset="paper")  # fails where the first one's keys stay
+    assert {key: getattr(again, key) for key in PRESETS["long_horizon"]} == {
+        key: getattr(NLACConfig(), key) for key in PRESETS["long_horizon"]
+    }
     with pytest.raises(ValueError, match=r"config\.preset: unknown preset 'long_horizn'; did you mean 'long_horizon'"):
         NLACConfig().training(preset="long_horizn")
 
@@ -249,7 +278,7 @@ class TestCommand:
             ((name, entry),) = yaml.safe_load(path.read_text()).items()
             entry["env"] = "ServiceDesk"
             entry["config"] |= {"env_config": {}} | (
-                {"language_model": "tiny", "max_context": 512} if "react" in path.stem else {}
+                {"language_model": "tiny", "max_context": 512, "max_action_tokens": 128} if "react" in path.stem else {}
             )
             if "evaluation_config" in entry["config"]:
                 entry["config"]["evaluation_config"]["env_config"] = {"split": "eval"}

@@ -78,6 +78,39 @@ def test_environment_overrides_change_one_environment_only():
     assert load_prompts("default", "TwentyQuestions").backup == load_prompts("default", "Other").backup
 
 
+class TestExtends:
+    def test_a_role_that_is_set_is_set_in_every_environment(self):
+        """Fails where the base's own text for an environment hides the user's."""
+        mine = {"extends": "default", "name": "mine", "predict": "Mine."}
+        for env in ("TwentyQuestions", "ServiceDesk", None):
+            assert load_prompts(mine, env).predict == "Mine."
+        assert load_prompts(mine, "ServiceDesk").evaluate == load_prompts("default", "ServiceDesk").evaluate
+
+    def test_what_is_set_of_one_environment_leaves_the_rest_of_it(self):
+        """Fails where the mapping's ``environments`` replace the base's."""
+        mine = {"extends": "default", "environments": {"ServiceDesk": {"predict": "Mine."}}}
+        found, base = load_prompts(mine, "ServiceDesk"), load_prompts("default", "ServiceDesk")
+        assert (found.predict, found.evaluate) == ("Mine.", base.evaluate) and base.predict != "Mine."
+        assert load_prompts(mine, "TwentyQuestions") == load_prompts("default", "TwentyQuestions")
+
+    def test_a_path_starts_where_the_file_stands(self, tmp_path):
+        (tmp_path / "base.yaml").write_text("extends: compact\nname: base\npredict: Base.")
+        (tmp_path / "own.yaml").write_text("extends: base.yaml\nname: own")
+        found = load_prompts(str(tmp_path / "own.yaml"))
+        assert (found.name, found.predict, found.refine) == ("own", "Base.", load_prompts("compact").refine)
+
+    def test_no_circle(self, tmp_path):
+        (tmp_path / "a.yaml").write_text("extends: b.yaml")
+        (tmp_path / "b.yaml").write_text("extends: a.yaml")
+        with pytest.raises(ValueError, match=r"'a\.yaml' extends itself"):
+            load_prompts({"extends": str(tmp_path / "a.yaml")})
+
+    @pytest.mark.parametrize("environments", [["ServiceDesk"], {"ServiceDesk": "Mine."}])
+    def test_environments_map_names_to_roles(self, environments):
+        with pytest.raises(ValueError, match="environments must map names to mappings of roles"):
+            load_prompts({"extends": "default", "environments": environments})
+
+
 def test_system_prompt_is_kept_replaced_or_dropped():
     default, compact = load_prompts("default"), load_prompts("compact")
     assert default.state("You play.", "Go.") == (Message("system", "You play."), Message("user", "Go."))
@@ -205,6 +238,8 @@ def test_critiques_that_do_not_parse(text):
         ("my Action: y", "react", None),
         ("   ", "plain", None),
         ("<think>long</think> go", "plain", "go"),
+        ("<think>go", "plain", None),
+        ("<think>\nAction: go", "react", None),
     ],
 )
 def test_parse_action(text, action_format, action):

@@ -368,9 +368,11 @@ class TestRun:
         algorithm = small.build_algo()
         learner = algorithm.learner_group._learner
         base = {n: p.detach().clone() for n, p in learner.lm.named_parameters() if not p.requires_grad}
+        gaps = []
         for _ in range(2):
             result = algorithm.train()
-            assert result["logprob_gap"] < 1e-3 or np.isnan(result["logprob_gap"])
+            gaps.append(result["logprob_gap"])
+        assert gaps[1] < 1e-3  # a NaN would say that no turn is by the weights of the first update
         states = learner.export_weights()
         assert all(torch.equal(p, base[n]) for n, p in learner.lm.named_parameters() if n in base)
         assert any(states[Weights.POLICY][n].abs().max() > 0 for n in states[Weights.POLICY] if "lora_B" in n)

@@ -77,6 +77,8 @@ class TestRows:
             ({"reward": 1.0}, "either 'rewards'"),
             ({"terminated": True, "truncated": True}, "this one is both"),
             ({"terminated": "yes"}, "'terminated' must be true or false"),
+            ({"terminated": False}, "only episodes that have ended can be learned from"),
+            ({"terminated": False, "truncated": False}, "'terminated' is false and 'truncated' is not true"),
         ],
     )
     def test_a_malformed_row_is_named_with_its_line(self, fields, complaint):
@@ -234,6 +236,12 @@ class TestTraining:
             assert results[-1]["evaluation"]["env_runners"]["num_episodes"] == 8
         finally:
             algorithm.stop()
+
+    def test_logs_that_do_not_fit_are_refused(self, ray_session, lent_engine, config, tmp_path):
+        """Fails where the oldest dialogues are left out without a word."""
+        config.training(replay_buffer_config={"capacity": 5})
+        with pytest.raises(ValueError, match=r"of 8 only the last [1-7] did\. Raise replay_buffer_config's capacity, 5 turns"):
+            self.build(config, tmp_path)
 
     def test_before_going_online(self, ray_session, lent_engine, config, tmp_path):
         config.offline_data(output=str(tmp_path / "out"))

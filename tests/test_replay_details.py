@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import pickle
+import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +17,7 @@ from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.replay import storage
 from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, TextReplayBuffer, size_of
 from rllib_nlac.replay.storage import EPISODES_PER_FILE, EpisodeFiles
-from rllib_nlac.types import Generation, Message
+from rllib_nlac.types import Generation, Message, Weights
 
 
 def episode(number: int, length: int = 3) -> SingleAgentEpisode:
@@ -34,6 +38,34 @@ def filled(episodes: int = 4, **settings) -> TextReplayBuffer:
 
 def masses(buffer: TextReplayBuffer) -> dict[tuple[int, int], float]:
     return {(index, t): buffer._sum_segment[node] for index, t, node in buffer._indices}
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_what_is_counted_is_what_memory_holds(pickled):
+    """Of long dialogues, as a runner in another process sends them. Fails where each id is an object of its own."""
+
+    def long(number: int) -> SingleAgentEpisode:
+        made, ids = episode(number, 8), list(range(1000, 1400))
+        for t in range(8):
+            prompt, answer = (tuple(json.loads(json.dumps(some))) for some in (ids * (t + 1), ids[:100]))
+            made.extra_model_outputs[GENERATION][t] = Generation(prompt, answer, np.zeros(100, np.float32), True, 0)
+        return pickle.loads(pickle.dumps(made)) if pickled else made
+
+    buffer = TextReplayBuffer(env="E")
+    long(0)  # what all share is made
+    tracemalloc.start()
+    buffer.add([long(number) for number in range(3)])
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert buffer.num_bytes > 300_000 and 0.8 < held / buffer.num_bytes < 1.3
+
+
+def test_a_generation_is_the_same_wherever_it_was():
+    made = Generation((1, 300_000), (7,), np.array([-0.5], np.float32), False, 3, Weights.TARGET, 2)
+    back = pickle.loads(pickle.dumps(made))
+    assert back.logprobs.tolist() == [-0.5] and replace(back, logprobs=0) == replace(made, logprobs=0)
+    assert [type(i) for i in back.prompt_ids] == [int, int]
 
 
 def test_of_a_transition_that_was_drawn_twice_the_last_priority_counts():

@@ -57,7 +57,7 @@ class TestScalarCritic:
         made = ScalarCritic._sequences(a, sample, [5.0, 6.0, 7.0], candidates, advantages)
         assert len(made) == 9 * epochs and {s.minibatch for s in made} == set(range(2 * epochs))
         for s in made:
-            i, share = s.item, float(sample.weights[s.item]) / 2
+            i, share = s.item, float(sample.weights[s.item]) / len({o.item for o in made if o.minibatch == s.minibatch})
             if s.role == CRITIC:
                 assert s.prompt_ids == transitions[i].generation.prompt_ids and s.answer_ids == (10, 11)
                 assert s.scalar == 5.0 + i and s.weight == pytest.approx(3.0 * share)

@@ -365,7 +365,7 @@ def test_with_hindsight_a_refined_action_is_not_judged_as_nothing_came_of_it(mak
     engine, stages = make(script(), WhatCame(), num_refinements=3, rejected_weight=0.5)
     _, (refinement,), _ = stages.run([transition()])
     asked = [last_message(p).split(".")[0] for _, ps in engine.calls for p in ps]
-    assert asked == ["Evaluate", "Refine"] and (refinement.reason, refinement.weight) == ("rejected", 0.5)
+    assert asked == ["Evaluate", "Refine"] and (refinement.reason, refinement.weight) == ("refined", 1.0)
 
 
 def test_constant_futures_hide_the_critic(make):
@@ -380,6 +380,7 @@ def test_a_prompt_beyond_the_context_drops_its_item_only(make):
     _, stages = make(script())
     targets, refinements, report = stages.run([transition(1), long])
     assert report.counts["prompt_too_long"] >= 2
+    assert report.prompts["future"] == 2 and report.too_long["future"] == 1 and "refinement" not in report.too_long
     assert targets[0].generation is not None and refinements[0].generation is not None
     assert targets[1].generation is None and refinements[1].generation is None
 

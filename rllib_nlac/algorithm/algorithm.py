@@ -43,7 +43,7 @@ from rllib_nlac.algorithm.metrics import (
 from rllib_nlac.algorithm.placement import check_cluster, trial_request
 from rllib_nlac.algorithm.rehearsal import BaseAnswers
 from rllib_nlac.algorithm.spending import Spending
-from rllib_nlac.algorithm.watch import Watched
+from rllib_nlac.algorithm.watch import MANY, Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
 from rllib_nlac.checkpoints.storage import check_storage
@@ -82,7 +82,11 @@ ROLES = {
     "critique": ("the critic's critiques", "max_critique_tokens"),
     "refinement": ("the refined actions", "max_action_tokens"),
 }
-WEIGHTS = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"  # alone, in a checkpoint
+TOO_LONG = (
+    "Raise max_context, or lower history_turns, the environment's max_turns or the limits of the answers (max_..._tokens)"
+)
+LEARNER = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}"
+WEIGHTS = f"{LEARNER}/{COMPONENT_RL_MODULE}"  # alone, in a checkpoint
 MAX_LEARNER_RESTARTS = 3  # in a row; more have a cause that a restart does not cure
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
@@ -156,7 +160,14 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         self.notices.heed("nothing to learn", text)
 
     def heed_stages(self, report: StageReport) -> None:
-        """Tells a person where most answers of one of the critic's roles do not parse."""
+        """Tells a person where most answers of one of the critic's roles do not parse, or most of its prompts are too long."""
+        lost = [
+            f"{n} of {report.prompts[role]} of {role}" for role, n in report.too_long.items() if n > MANY * report.prompts[role]
+        ]
+        text = (
+            f"prompts that exceed the context of {self.chat.max_context} tokens were not asked: {', '.join(lost)}. {TOO_LONG}"
+        )
+        self.notices.heed("long prompts", text if lost else None)
         for role, (name, limit) in ROLES.items():
             self.heed_parsing(
                 name, report.unparsed[role], report.answered[role], report.cut_off[role], report.examples.get(role, ""), limit
@@ -406,6 +417,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         super().set_state(state)
         if STATE in state:
             self.set_own_state(state[STATE])
+        self._owes_sync = True
 
     @override(CheckedCheckpoints)
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
@@ -443,7 +455,16 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     @override(CheckedCheckpoints)
     def restore_from_path(self, path: Any, **kwargs: Any) -> None:
-        """Restores a checkpoint, or with ``component`` a part of one; see ``CheckedCheckpoints``."""
+        """Restores a checkpoint, or with ``component`` a part of one; see ``CheckedCheckpoints``.
+
+        Raises:
+            CheckpointError: It is damaged or does not fit, or optimizers that are divided among learners are not part of it.
+        """
+        if kwargs.get("component") in (COMPONENT_LEARNER_GROUP, LEARNER) and self.facts()["shards"]:
+            raise CheckpointError(
+                f"{path}: each learner's part of the optimizer (zero_optimization) is kept beside this component. Restore the "
+                f"whole checkpoint, or the weights alone: component={WEIGHTS!r}"
+            )
 
         def restore() -> None:
             with watched(self.learner_group):

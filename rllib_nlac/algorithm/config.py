@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -211,6 +212,10 @@ class LanguageAlgorithmConfig(LanguageConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        self._check(isinstance(self.deepspeed_config, Mapping), "deepspeed_config", "must be a mapping of DeepSpeed's keys")
+        for part in ("zero_optimization", "bf16"):
+            good = isinstance(self.deepspeed_config.get(part, {}), Mapping)
+            self._check(good, "deepspeed_config", f"must have a mapping at {part}")
         super().validate()
         self._check(
             # An evaluation plays nothing ahead: its own EnvRunner may be in this process.
@@ -243,11 +248,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
         for part, key in (("zero_optimization", "compute_grad_norm"), ("bf16", "check_grad_overflow")):
             off = self.deepspeed_settings.get(part, {}).get(key) is False
             self._check(not off, "deepspeed_config", f"lets gradients pass that are not finite: leave out {part}.{key}")
-        self._check(
-            self.minibatch_size <= self.train_batch_size_per_learner,
-            "minibatch_size",
-            f"must not exceed train_batch_size_per_learner, {self.train_batch_size_per_learner}",
-        )
         self._check(
             self.num_env_runners == 0 or self.num_engines > 0,
             "num_engines",

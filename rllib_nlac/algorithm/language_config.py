@@ -395,9 +395,17 @@ class LanguageConfig(AlgorithmConfig):
         if (lora := self.lora_settings) is not None:
             check_targets(self.model_path, lora)
         if Path(self.model_path).is_dir():  # a hub's name is left to the hub
-            self.make_chat()
+            self._check_room(self.make_chat().max_context)
             if not self.engine_spec.endpoint:  # behind an endpoint are weights of their own
                 check_weights(Path(self.model_path))
+
+    def _check_room(self, context: int) -> None:
+        for key in ("max_action_tokens", *(("max_future_tokens", "max_critique_tokens") if self.criticises_in_words else ())):
+            if (limit := getattr(self.manners, key)) >= context:
+                raise ValueError(
+                    f"config.{key} is {limit}, and the context, prompt and answer together, is {context} tokens: lower it, or "
+                    "raise max_context if the model reads more"
+                )
 
     @classmethod
     def of_all_bases(cls, table: str) -> dict[str, Any]:
@@ -410,14 +418,15 @@ class LanguageConfig(AlgorithmConfig):
             ranges_of_all |= {key: LanguageConfig.RANGES[key] for key in ranges.POLICY_GRADIENT}
         values = {key: getattr(self, key) for key in ranges_of_all if hasattr(self, key)}
         ranges.check(ranges_of_all, values, "config.{key}")
-        for key, inner in nested.items():
-            if getattr(self, key) is None:
-                continue
-            self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
-            ranges.check(inner, getattr(self, key), f"config.{key}[{{key!r}}]")
-        for key, settings in self.of_all_bases("SETTINGS").items():
-            self._check(isinstance(getattr(self, key), Mapping), key, "must be a mapping")
-            self._check_keys(key, {field.name for field in fields(settings)})
+        settings = self.of_all_bases("SETTINGS")
+        for key in {**nested, **settings, "engine_config": None}:
+            if key != "lora" or self.lora is not None:
+                self._check(
+                    isinstance(getattr(self, key), Mapping), key, "must be a mapping: leave it out where it sets nothing"
+                )
+                ranges.check(nested.get(key, {}), getattr(self, key), f"config.{key}[{{key!r}}]")
+        for key, known in settings.items():
+            self._check_keys(key, {field.name for field in fields(known)})
 
     def _check(self, condition: bool, key: str, complaint: str) -> None:
         if not condition:

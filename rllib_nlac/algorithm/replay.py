@@ -31,7 +31,7 @@ class ReplaySettings:
 
     Attributes:
         capacity: The most transitions.
-        max_bytes: The most memory.
+        max_bytes: The most memory, in bytes of texts and token ids.
         alpha: How much priorities count when transitions are drawn; 0 draws uniformly.
         beta: How much importance weights correct for that, at the start.
         beta_final: And at the end.
@@ -103,7 +103,7 @@ class ReplayConfig(LanguageAlgorithmConfig):
         n_step: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
-        """Sets replay. ``train_batch_size_per_learner`` counts the transitions sampled per iteration.
+        """Sets replay. An iteration draws ``train_batch_size_per_learner`` transitions for each learner.
 
         Args:
             replay_buffer_config: The fields of ``ReplaySettings``, such as ``alpha: 0`` for uniform replay.
@@ -136,6 +136,16 @@ class ReplayConfig(LanguageAlgorithmConfig):
         super().validate()
         if self.is_offline:
             input_files(self.input_)
+        self._check(
+            self.minibatch_size <= self.total_train_batch_size,
+            "minibatch_size",
+            f"must not exceed the batch, train_batch_size_per_learner times the learners, {self.total_train_batch_size}",
+        )
+        self._check(
+            self.env != LOGGED or not isinstance(self.lr, (list, tuple)),
+            "lr",
+            "counts environment steps, and learning from logs alone makes none: give one number, or a scheduler of DeepSpeed",
+        )
         self._check(self.offline_iterations is None or self.is_offline, "offline_iterations", "needs input_, the dialogues")
         self._check(
             not self.min_sample_timesteps_per_iteration or not (self.env == LOGGED or self.offline_iterations),
@@ -170,6 +180,12 @@ class ReplayAlgorithm(LanguageAlgorithm):
         if self.offline_data is not None:
             prompts = self.config.prompts_for(self.config.played_env)
             self.local_replay_buffer.add(self.offline_data.episodes(self.chat, prompts))
+            if gone := self.local_replay_buffer.num_evicted:
+                settings, kept = self.config.replay_settings, self.local_replay_buffer.get_num_episodes()
+                raise ValueError(
+                    f"the logged dialogues do not fit the replay buffer: of {gone + kept} only the last {kept} did. Raise "
+                    f"replay_buffer_config's capacity, {settings.capacity} turns, or max_bytes, {settings.max_bytes}"
+                )
 
     @property
     def is_learning_offline(self) -> bool:

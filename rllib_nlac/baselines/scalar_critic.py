@@ -174,7 +174,8 @@ class ScalarCritic(ReplayAlgorithm):
         orders = [range(count), *(self.rng.permutation(count).tolist() for _ in range(self.config.num_epochs - 1))]
         for epoch, order in enumerate(orders):
             for place, i in enumerate(order):
-                step, weight = epoch * -(-count // size) + place // size, float(sample.weights[i]) / size
+                members = min(size, count - place // size * size)  # the last step of an epoch may have fewer
+                step, weight = epoch * -(-count // size) + place // size, float(sample.weights[i]) / members
                 g, origin = sample.transitions[i].generation, f"transition {sample.transitions[i].id}"
                 of_critic, of_candidate = weight * self.config.vf_loss_coeff, weight / len(candidates[i])
                 sequences.append(

@@ -353,10 +353,10 @@ def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
 
     Raises:
         CheckpointError, FileNotFoundError: The checkpoint or its model cannot be read.
-        FileExistsError: The folder is not empty.
+        FileExistsError: The folder is not empty, or a file.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty: name a new folder to export to")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}: name a new folder to export to")
     if not is_ours(str(checkpoint)):
         if (checkpoint / CONSTRUCTOR).is_file():
             raise CheckpointError(

@@ -93,7 +93,7 @@ def improvement_stage(
         if settings.num_refinements == 0:
             break
         yield from _refine(attempts, critiques, settings, report)
-    if settings.rejected_weight < 1 and any(attempt.refined for attempt in attempts):
+    if settings.rejected_weight < 1 and variant.predicts and any(attempt.refined for attempt in attempts):
         _, verdicts = yield from _judge(attempts, settings, report, rng, variant, verifies=True)
         for attempt, verdict in zip(attempts, verdicts, strict=True):
             attempt.rejected = attempt.open_action is not None and not (verdict and verdict.optimal)

@@ -62,9 +62,11 @@ def parse_action(text: str, action_format: str) -> str | None:
         action_format: "plain", all of it, or "react", what follows the last ``Action:``.
 
     Returns:
-        The action, or None where the turn is empty or lacks its ``Action:`` part.
+        The action, or None where the turn is empty, is all reasoning, or lacks its ``Action:`` part.
     """
     text = without_thinking(text)
+    if text.startswith("<think>"):
+        return None
     if action_format == "react":
         labels = list(_REACT_ACTION.finditer(text))
         if not labels:

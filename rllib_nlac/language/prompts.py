@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -203,17 +203,22 @@ def load_prompts(source: str | dict[str, Any], env: str | None = None) -> Prompt
 
     Args:
         source: Name of a shipped set ("default", "compact"), path of a YAML file, or the mapping itself; one with the key
-            ``extends`` names another source and says only what differs.
+            ``extends`` names another source, a path from the file in which it stands, and says only what differs. A role that
+            it sets is set for every environment; below ``environments`` it sets those of one.
         env: Registered name of the environment, a key below ``environments`` in the set.
 
     Raises:
-        ValueError: The set is unknown, lacks a role, or has an unknown key.
+        ValueError: The set is unknown, lacks a role, has an unknown key, or extends itself.
     """
-    data = dict(source) if isinstance(source, dict) else _read(source)
-    while "extends" in data:
-        base = data.pop("extends")
-        data = (dict(base) if isinstance(base, dict) else _read(base)) | data
-    overrides = data.pop("environments", None) or {}
+    data: dict[str, Any] = {}
+    overrides: dict[str, dict[str, Any]] = {}
+    for layer in reversed(_layers(source)):
+        data |= {key: value for key, value in layer.items() if key != "environments"}
+        overrides = {name: {key: roles[key] for key in roles if key not in layer} for name, roles in overrides.items()}
+        own = layer.get("environments") or {}
+        if not isinstance(own, Mapping) or not all(isinstance(roles, Mapping) for roles in own.values()):
+            raise ValueError(f"prompt set {data.get('name', source)!r}: environments must map names to mappings of roles")
+        overrides |= {name: {**overrides.get(name, {}), **roles} for name, roles in own.items()}
     known = {field.name for field in fields(PromptSet)}
     for key in [*data, *(key for override in overrides.values() for key in override)]:
         if key not in known:
@@ -221,17 +226,41 @@ def load_prompts(source: str | dict[str, Any], env: str | None = None) -> Prompt
     missing = known - {field.name for field in fields(PromptSet) if field.default is not MISSING} - set(data)
     if missing:
         raise ValueError(f"prompt set {data.get('name', source)!r} lacks {sorted(missing)}")
-    return replace(PromptSet(**data), **overrides.get(env, {}))
+    return replace(PromptSet(**data), **overrides.get(env or "", {}))
 
 
-def _read(source: str) -> dict[str, Any]:
-    shipped = resources.files("rllib_nlac.language") / "prompt_sets" / f"{source}.yaml"
-    path = shipped if shipped.is_file() else Path(source)
+def _layers(source: str | Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A prompt set and those that it extends, itself first."""
+    layers: list[dict[str, Any]] = []
+    folder, read = Path(), set[Path]()
+    while True:
+        if isinstance(source, Mapping):
+            layer = dict(source)
+        else:
+            path = _find(source, folder)
+            if path.resolve() in read:
+                raise ValueError(f"prompt set {source!r} extends itself")
+            read.add(path.resolve())
+            layer, folder = _read(path), path.parent
+        layers.append(layer)
+        if "extends" not in layer:
+            return layers
+        source = layer.pop("extends")
+
+
+def _find(source: Any, folder: Path) -> Path:
+    """The file of a shipped set, or else one by its path from a folder."""
+    shipped = Path(str(resources.files("rllib_nlac.language") / "prompt_sets" / f"{source}.yaml"))
+    path = shipped if shipped.is_file() else folder / str(source)
     if not path.is_file():
         raise ValueError(
             f"no prompt set is called {source!r}, and no file of that name is there; shipped are 'default' and 'compact'"
         )
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
-        raise ValueError(f"prompt set {source!r} must be a YAML mapping, and it is a {type(data).__name__}")
+        raise ValueError(f"prompt set {str(path)!r} must be a YAML mapping, and it is a {type(data).__name__}")
     return data

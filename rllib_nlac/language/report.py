@@ -24,6 +24,8 @@ class StageReport:
         seconds: Wall-clock by wave.
         calls: Engine calls.
         backs_up: Whether targets were asked for.
+        prompts: How many were to be asked for each role, as ``Ask`` names it.
+        too_long: How many of these exceeded the context, so that nobody was asked.
         answered: How often each role answered: "future", "target", "critique", "refinement".
         unparsed: How many of these answers did not parse, by role.
         cut_off: How many of those that did not parse the token limit cut off, by role.
@@ -40,6 +42,8 @@ class StageReport:
     seconds: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     backs_up: bool = True
+    prompts: Counter[str] = field(default_factory=Counter)
+    too_long: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)
     unparsed: Counter[str] = field(default_factory=Counter)
     cut_off: Counter[str] = field(default_factory=Counter)

@@ -178,8 +178,10 @@ class LanguageStages:
         asked: list[tuple[int, int, Greedy | None]] = []
         again: list[tuple[int, int, Greedy]] = []
         for (part, place), prompt in zip(places, made, strict=True):
+            report.prompts[asks[part].role] += 1
             if isinstance(prompt, PromptTooLong):
                 report.counts["prompt_too_long"] += 1
+                report.too_long[asks[part].role] += 1
                 continue
             seen = asks[part].seen
             report.counts["retokenised"] += prompt.retokenised or (bool(seen) and seen[place] is None)

@@ -107,6 +107,11 @@ def parse_dialogue(row: Row) -> Dialogue:
     terminated, truncated = bool(flags["terminated"]), bool(flags["truncated"])
     if terminated and truncated:
         raise ValueError(f"{row.place}: an episode is either terminated or truncated, and this one is both")
+    if flags["terminated"] is False and not truncated:
+        raise ValueError(
+            f"{row.place}: 'terminated' is false and 'truncated' is not true, and only episodes that have ended can be learned "
+            "from: say truncated: true where one was cut off"
+        )
     task = id_field(row, "task_id")
     return Dialogue(
         system,
