@@ -29,6 +29,11 @@ from rllib_nlac.rewards.math_verify_worker import MathVerify, UnreadableTruth
 from rllib_nlac.rewards.sandbox import Limits, run_python, why_unavailable
 from rllib_nlac.rewards.styles import reward
 
+# The whole package takes long to import.
+ALONE = (
+    "import sys, types\npackage = sys.modules['rllib_nlac'] = types.ModuleType('rllib_nlac')\n"
+    f"package.__path__ = [{str(Path(styles.__file__).parents[1])!r}]\n"
+)
 needs_sandbox = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 
 
@@ -224,6 +229,25 @@ class TestMathVerify:
         assert isinstance(UnreadableTruth(), ValueError)
         verify.stop()
 
+    def test_a_question_that_never_ends_ends_with_its_trainer(self):
+        script = (
+            f"{ALONE}from rllib_nlac.rewards.math_verify_worker import *\n"
+            "verify = MathVerify()\n"
+            "verify._start()\n"
+            "verify._line = lambda deadline: print(verify._process.pid, flush=True) or time.sleep(1000)\n"
+            "verify.equal('3x', '9^{9^{9^9}}', timeout_s=2)"
+        )
+        trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        try:
+            worker = Path(f"/proc/{int(trainer.stdout.readline())}/cmdline")  # empty once it has ended
+        finally:
+            trainer.kill()
+            trainer.wait()
+        deadline = time.monotonic() + 20
+        while worker.exists() and worker.read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
 
 @pytest.mark.process
 @needs_sandbox
@@ -234,12 +258,12 @@ class TestSandbox:
             import collections, decimal, fractions, functools, hashlib, heapq, itertools, random, re, sqlite3, tempfile
             import threading, zlib
             from concurrent.futures import ThreadPoolExecutor
-            import datetime, os, shutil, sys, time, zoneinfo
+            import datetime, os, sys, time, zoneinfo
             sys.setrecursionlimit(10**5)
             def deep(n): return n and deep(n - 1)
             assert deep(20_000) == 0
             assert sum(ThreadPoolExecutor(8).map(int, '123')) == 6
-            open('a', 'w').write('b'); shutil.copyfile('a', 'c'); os.rename('c', 'd'); os.remove('d')
+            open('a', 'w').write('b'); open('a', 'a').write('c'); assert open('a').read() == 'bc'; open('a', 'w')
             sqlite3.connect(':memory:').execute('select 1'); time.sleep(0.01); random.random(); os.listdir('.')
             print(input(), datetime.datetime.now(zoneinfo.ZoneInfo('UTC')).tzinfo, file=sys.stdout)
             """
@@ -258,10 +282,7 @@ class TestSandbox:
 
     def test_a_program_ends_with_its_trainer(self, tmp_path):
         script = (
-            "import sys, types\n"
-            "package = sys.modules['rllib_nlac'] = types.ModuleType('rllib_nlac')\n"  # the whole one takes long to import
-            f"package.__path__ = [{str(Path(styles.__file__).parents[1])!r}]\n"
-            "from rllib_nlac.rewards.sandbox import *\n"
+            f"{ALONE}from rllib_nlac.rewards.sandbox import *\n"
             "run_python('import time; time.sleep(1000)', limits=Limits(seconds=1000))"
         )
         trainer = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)})

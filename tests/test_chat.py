@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from benchmarks.attacks.families import Family
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted, check_model_path
@@ -69,6 +70,14 @@ class TestTurnsThatEndOtherwise:
         """Fails where logged and corrected turns are trained to end by eos, which no dialogue shows."""
         assert chat.tokenizer.convert_ids_to_tokens(chat.end_id) == "<end_of_turn>" != chat.tokenizer.eos_token
         assert chat.encode("Is it big?")[-1] == chat.end_id and set(chat.end_ids) == {chat.end_id, chat.tokenizer.eos_token_id}
+
+    def test_the_end_is_no_part_of_the_turn_also_where_the_tokenizer_calls_it_no_special_token(self):
+        family = Family(self.TEMPLATE, ("<eos>", "<start_of_turn>"))
+        tokenizer = family.tokenizer()
+        tokenizer.add_tokens([AddedToken("<end_of_turn>", special=False, normalized=False)])
+        end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+        chat = Chat(tokenizer, 4096, [end])
+        assert chat.decode((*tokenizer.encode("Is it big?", add_special_tokens=False), end)) == "Is it big?"
 
     @pytest.mark.parametrize("end", ["<end_of_turn>", "<eos>"])
     def test_what_was_sampled_stays_as_it_is(self, chat, end):

@@ -10,6 +10,7 @@ from scripted_engine import ScriptedEngine
 
 import rllib_nlac.inputs.endpoint
 from rllib_nlac import NLACConfig
+from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.service_desk.env import ServiceDesk, expert_script
 from rllib_nlac.envs.service_desk.store import make_store
 from rllib_nlac.envs.service_desk.tasks import make_tasks
@@ -122,10 +123,20 @@ class TestOracle:
         (tmp_path / "words.txt").write_text("# things\nGlass door\ndog\n\nice-cream cone\n")
         env = self.env(server, words=str(tmp_path / "words.txt"))
         env.reset(seed=0, options={"task_id": "glass door"})
-        for guess in ("Is it a dog?", "the ice-cream cone", "My guess is a dog."):
+        for guess in ("Is it a dog?", "the ice-cream cone", "My guess is a dog.", "Could it be a dog?"):
             assert env.step(guess)[0] == "No."
         assert env.step("is it a glass  Door?")[:3] == ("Correct!", 1.0, True) and not server.asked
         assert "glass door" in env.system_prompt
+
+    @pytest.mark.parametrize("word", ["apple", "ant", "theatre", "anchor", "the wall", "isle"])
+    def test_the_article_of_a_guess_is_no_part_of_the_word(self, serve, word):
+        server = serve()
+        env = self.env(server, words=[word, "dog"])
+        for opening in ("", "Is it ", "is it a ", "It's an ", "is the object the ", "Could it be "):
+            for name in (word, word.removeprefix("the ")):
+                env.reset(seed=0, options={"task_id": word})
+                assert env.step(f"{opening}{name}?")[:3] == ("Correct!", 1.0, True), opening
+        assert not server.asked
 
     def test_listing_everything_is_no_guess(self, serve):
         env = self.env(serve(say="No"), words=["lamp", "dog"])
@@ -210,6 +221,18 @@ class TestFailures:
         texts = {t.observation for t in buffer.sample_transitions(200, 0.0).transitions}
         assert texts == {"Yes.", "Yes. No turns left."}
 
+    @pytest.mark.parametrize("threads", [0, 4])
+    def test_a_short_outage_while_many_episodes_begin_ends_no_run(self, serve, config, chat, threads):
+        server = serve(*[500] * 40)
+        user = {"kind": "endpoint", "base_url": server.url, "model": "m", "max_retries": 0}
+        config.env, config.env_config = "ServiceDesk", {"user": user, "max_turns": 2}
+        config.num_envs_per_env_runner, config.env_threads = 32, threads
+        runner = TextEnvRunner(config=config, worker_index=0)
+        runner.attach(ScriptedEngine(chat, lambda prompt, weights: "Hm."))
+        assert len(runner.sample(num_episodes=32)) == 32
+        metrics = runner.get_metrics()
+        assert int(metrics["stop_reason_endpoint_failure"]) == 40 and "env_failures" not in metrics
+
     def test_an_endpoint_that_is_gone_ends_the_run_with_the_cause(self, config, chat):
         runner = TextEnvRunner(config=self.config(config, "http://127.0.0.1:9/v1", num_envs_per_env_runner=4), worker_index=0)
         runner.attach(ScriptedEngine(chat, lambda prompt, weights: "Is it big?"))
@@ -238,7 +261,7 @@ def test_a_real_vllm_server_is_oracle_and_customer(real_server, config, chat):
     try:
         observation, _ = desk.reset(seed=0)
         assert observation.startswith("Customer: ")
-    except EndpointError as error:  # the small model reads 512 tokens, and may well say nothing
-        assert "without content" in str(error) or "context" in str(error)
+    except EpisodeLost as lost:  # the small model reads 512 tokens, and may well say nothing
+        assert lost.reason == "endpoint_failure" and ("without content" in lost.cause or "context" in lost.cause)
     with pytest.raises(EndpointError, match=r"NotFoundError.*does not exist"):
         Endpoint(real_server, "another model").ask(QUESTION)

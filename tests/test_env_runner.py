@@ -139,9 +139,45 @@ def test_an_environment_that_raises_loses_its_episode_and_nothing_else(make):
 
 
 def test_an_environment_that_always_raises_ends_with_its_own_error(make):
-    runner = make(lambda *_: "x", env_creator=lambda context: Faulty(fails=1))
-    with pytest.raises(RuntimeError, match=r"failed 20 times in a row.*OSError: the simulator fell over"):
+    runner = make(lambda *_: "x", env_creator=lambda context: Faulty(fails=1), num_envs_per_env_runner=1)
+    with pytest.raises(RuntimeError, match=r"failed 21 times in a row.*OSError: the simulator fell over"):
         runner.sample(num_episodes=2)
+
+
+def test_environments_that_each_fail_once_end_no_run(make):
+    """Fails where as many failures are borne by a hundred environments as by one."""
+
+    class FailsAtFirst(Faulty):
+        resets = 0
+
+        def reset(self, *, seed=None, options=None):
+            FailsAtFirst.resets += 1
+            if FailsAtFirst.resets <= 40:
+                raise OSError("still starting")
+            return super().reset(seed=seed)
+
+    runner = make(lambda *_: "x", env_creator=lambda context: FailsAtFirst(fails=10**9), num_envs_per_env_runner=32)
+    assert len(runner.sample(num_episodes=32)) == 32 and int(runner.get_metrics()["env_failures"]) == 40
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_every_environment_is_closed_once_it_is_replaced_or_the_run_ends(make, threads):
+    made, closed = [], []
+
+    class Closed(Faulty):
+        def __init__(self):
+            super().__init__(fails=7)
+            made.append(self)
+
+        def close(self):
+            closed.append(self)
+            raise LookupError("it is broken")
+
+    runner = make(lambda *_: "x", env_creator=lambda context: Closed(), num_envs_per_env_runner=4, env_threads=threads)
+    assert len(runner.sample(num_episodes=10)) == 10
+    assert len(closed) == len(made) - 4 > 0 and not set(closed) & {slot.env for slot in runner.player.slots}
+    runner.stop()
+    assert len(closed) == len(made) and set(closed) == set(made)
 
 
 @pytest.mark.parametrize("last", ["raises", "is no text"])

@@ -203,6 +203,15 @@ class TestBadInput:
         with pytest.raises(ValueError, match="line 2"):
             load_table(str(table))
 
+    @pytest.mark.parametrize("name", ["café", "iphone5", "glass door", "-dog", ""])
+    def test_an_object_that_no_guess_can_name(self, tmp_path, name):
+        table = tmp_path / "own.table"
+        table.write_text(f"attribute red | Is it red? | red\nobject Rose-bud | red\nobject {name} |\n")
+        with pytest.raises(ValueError, match=rf"line 3: the object {name!r} .*one word.*'glass-door'.*env_config.words"):
+            load_table(str(table))
+        table.write_text("attribute red | Is it red? | red\nobject Rose-bud | red\n")
+        assert play(TwentyQuestions(table=str(table)), "Rose-bud")[0] == 1.0
+
     def test_table_with_an_undefined_attribute(self, tmp_path):
         table = tmp_path / "own.table"
         table.write_text("attribute red | Is it red? | red\nobject rose | redd\n")

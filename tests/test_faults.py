@@ -161,7 +161,7 @@ def test_an_error_of_an_environment_ends_the_run_with_its_text(algorithm, first)
 
     group.foreach_env_runner(spoil, local_env_runner=False)
     with pytest.raises(
-        CollectionError, match=r"EnvRunner \d \(pid \d+\) failed: RuntimeError: .*failed 20 times in a row.*ZeroDivisionError"
+        CollectionError, match=r"EnvRunner \d \(pid \d+\) failed: RuntimeError: .*failed \d+ times in a row.*ZeroDivisionError"
     ):
         algorithm.train()
 

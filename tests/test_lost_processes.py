@@ -258,6 +258,24 @@ def test_an_environment_that_never_returns_loses_its_episode(make, engine, threa
     assert mine and all(thread.daemon for thread in mine)
 
 
+def test_an_environment_that_hangs_and_whose_close_hangs_is_left_behind(make, engine, monkeypatch):
+    asked = []
+
+    class Stuck(Hanging):
+        def close(self):
+            asked.append(self)
+            Hanging.release.wait()
+
+    monkeypatch.setattr("rllib_nlac.sampling.player.CLOSE_S", 0.1)
+    Hanging.calls, Hanging.hang_in = 0, frozenset({2, 5})
+    runner = make(1, creator=lambda context: Stuck(), env_step_timeout_s=0.2)
+    runner.attach(engine)
+    started = time.monotonic()
+    assert len(runner.sample(num_episodes=10)) == 10 and len(asked) == 2
+    runner.stop()
+    assert len(asked) == 2 + len(runner.player.slots) and time.monotonic() - started < 10
+
+
 @pytest.mark.parametrize("threads", [0, 3])
 def test_where_nothing_limits_the_wait_it_is_said_whom_one_waits_for(make, engine, threads, monkeypatch, caplog):
     """In the log and in the line that a person reads; once for each doubling, and no more when the answer is there."""

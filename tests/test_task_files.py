@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rllib_nlac.envs import official
+from rllib_nlac.envs import official, registry
 from rllib_nlac.envs.base import EpisodeLost
-from rllib_nlac.envs.official import BaseEnvironment, make_env, parse_env_str, register_env
+from rllib_nlac.envs.official import BaseEnvironment, agent_env, make_env, parse_env_str, register_env
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.rewards.sandbox import why_unavailable
@@ -145,6 +145,38 @@ def test_an_episode_that_a_rows_environment_loses_is_counted_by_that_environment
     env.reset(seed=0)
     text, *_, truncated, info = env.step("look")
     assert (text, truncated, info["discard"], info["stop_reason"]) == ("the browser is gone", True, True, "browser_lost")
+
+
+def test_the_environments_of_rows_are_closed(monkeypatch, tmp_path):
+    made, closed = [], []
+
+    class House(TextHouse):
+        def __init__(self, depth: int = 1) -> None:
+            super().__init__(depth=depth)
+            made.append(self)
+
+        def begin(self, task):
+            if len(made) == 3:
+                raise EpisodeLost("browser_lost", "the browser is gone")
+            return super().begin(task)
+
+        def close(self):
+            closed.append(self)
+
+    monkeypatch.setitem(registry.ENVIRONMENTS, "House", House)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"env_str": "House@{}"}) + "\n")
+    env = TaskSet(train_files=str(tmp_path / "rows.jsonl"), environments={"House": {}})
+    for seed in range(2):
+        env.reset(seed=seed)
+    assert closed == made[:1]
+    with pytest.raises(EpisodeLost):
+        env.reset(seed=2)
+    assert closed == made and len(made) == 3
+    env.reset(seed=3)
+    env.close()
+    env.close()
+    assert closed == made and len(made) == 4
+    assert agent_env("look", "House@{}", trusted=True) == 0.0 and closed == made and len(made) == 5
 
 
 class TestTaskSet:

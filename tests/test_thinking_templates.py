@@ -86,6 +86,30 @@ def test_the_environment_gets_the_turn_without_its_thought(played):
     assert all(reply in ("Yes.", "No.") for episode in episodes for reply in episode.get_observations()[1:3])
 
 
+@pytest.mark.parametrize(
+    ("opens", "turn", "reached"),
+    [
+        ("", "<think>\nIs it a dog? Is it a", False),
+        ("<think>\n", "Is it a dog? Is it a", False),
+        ("<think>\n", "Is it a dog?\n</think>\n\nIs it big?", True),
+        ("", "Is it big?", True),
+    ],
+)
+def test_reasoning_that_was_cut_off_reaches_no_environment(chat, config, monkeypatch, opens, turn, reached):
+    """Fails where a thought is played as the action, which may name the object or the right answer by chance."""
+    tokenizer = copy.deepcopy(chat.tokenizer)
+    tokenizer.chat_template += "{% if add_generation_prompt %}" + opens + "{% endif %}"
+    opening = Chat(tokenizer, chat.max_context)
+    config.language(max_action_tokens=32)
+    monkeypatch.setattr(config, "make_chat", lambda: opening)
+    runner = TextEnvRunner(config=config, worker_index=0)
+    runner.attach(ScriptedEngine(opening, lambda prompt, weights: turn))
+    (episode,) = runner.sample(num_episodes=1)
+    replies = episode.get_observations()[1:]
+    assert {reply in ("Yes.", "No.") for reply in replies[:-1]} == {reached}
+    assert int(runner.get_metrics()["action_parse_failures"]) == (0 if reached else len(episode))
+
+
 def test_training_uses_the_prompt_that_the_engine_saw_and_the_ids_that_it_sampled(played, stripping, compact):
     engine, episodes = played
     buffer = TextReplayBuffer(env="TwentyQuestions", seed=0)

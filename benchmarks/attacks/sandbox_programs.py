@@ -142,8 +142,20 @@ LIMITS = (
     _out("output without end", LIMIT, "while True: print('x' * 10**5)"),
     _out("errors without end", LIMIT, "while True: sys.stderr.write('x' * 10**5)"),
     _out("one large file", LIMIT, "f = open('a', 'wb')\nwhile True: f.write(b'x' * 10**6)"),
-    _out("a large file without writing it", LIMIT, "os.posix_fallocate(os.open('a', os.O_RDWR | os.O_CREAT), 0, 10**9)"),
+    _out("a file's room without writing it", NO_CALL, "os.posix_fallocate(os.open('a', os.O_RDWR | os.O_CREAT), 0, 1 << 20)"),
     _out("many large files", COUNTED, "for i in range(60): open(str(i), 'wb').write(b'x' * (7 << 20))"),
+    _out(
+        "removed files that stay mapped, which no one counts",
+        NO_CALL,
+        "import mmap\nm = []\nfor i in range(12):\n  with open('a', 'wb+') as f:\n    f.write(bytes(7 << 20))\n"
+        "    m.append(mmap.mmap(f.fileno(), 4096))\n  os.unlink('a')",
+    ),
+    _out(
+        "files written over, which stay mapped",
+        NO_CALL,
+        "import mmap\nm = []\nfor i in range(12):\n  with open('b', 'wb+') as f:\n    f.write(bytes(7 << 20))\n"
+        "    m.append(mmap.mmap(f.fileno(), 4096))\n  os.replace('b', 'a')",
+    ),
     _out("many small files", COUNTED, "for i in range(10**6): open(str(i), 'w').close()"),
     _out("open files", LIMIT, "fs = [open('a', 'w') for i in range(40)]"),
     _out("nameless files", "seccomp: no O_TMPFILE", "os.open('.', os.O_TMPFILE | os.O_RDWR)"),
@@ -185,8 +197,8 @@ FILES = (
     _out("a file of the project", NO_FILE, "open(PROJECT)"),
     _out("the packages beside Python", "without site (-I -S) they are on no path", "import numpy"),
     _out("overwrite a file", NO_FILE, "open(SECRET, 'w')"),
-    _out("remove a file", NO_FILE, "os.remove(SECRET)"),
-    _out("rename a file", NO_FILE, "os.rename(SECRET, 'mine')"),
+    _out("remove a file", NO_CALL, "os.remove(SECRET)"),
+    _out("rename a file", NO_CALL, "os.rename(SECRET, 'mine')"),
     _out("truncate a file", NO_CALL, "os.truncate(SECRET, 0)"),
     _out(
         "truncate a library while opening it to read",

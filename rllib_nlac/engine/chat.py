@@ -186,8 +186,9 @@ class Chat:
         return self.tokenizer.decode(list(prompt_ids[-8:])).rstrip().endswith("<think>")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of sampled ids, without special tokens."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
+        """Text of sampled ids, without special tokens and without the end of the turn, which need not be one."""
+        own = ids[:-1] if ids and ids[-1] in self.end_ids else ids
+        return self.tokenizer.decode(list(own), skip_special_tokens=True).strip()
 
 
 def _end_ids(model: str) -> tuple[int, ...]:

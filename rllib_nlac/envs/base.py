@@ -69,7 +69,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
     no prompt may show. ``terminated`` means that the task is decided; ``truncated`` that the turns ran out, that somebody
     behind an endpoint, such as a simulated user, could not be reached, or that ``reply`` raised ``EpisodeLost``. The latter two
     are no fault of the agent: such an episode has ``info["discard"]`` set and is left out of replay, of training and of every
-    mean.
+    mean. Where it happens in ``begin``, ``reset`` raises ``EpisodeLost``.
 
     Args:
         max_turns: Actions per episode, at least 1.
@@ -140,7 +140,10 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
             raise ValueError(f"unknown reset option {sorted(unknown)[0]!r}; known are 'task_id' and 'spec'")
         self._current = self.sample_task(options.get("task_id", options.get("spec")))
         self._turn, self._success, self._stop_reason, self.dialogue = 0, None, None, []
-        return self.begin(self._current.task), self._info()
+        try:
+            return self.begin(self._current.task), self._info()
+        except EndpointError as error:
+            raise EpisodeLost("endpoint_failure", str(error)) from None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._current is None:

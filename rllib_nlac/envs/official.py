@@ -10,6 +10,7 @@ import abc
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, ClassVar, Self, TypeVar
 
 import gymnasium as gym
@@ -87,6 +88,9 @@ class BaseEnvironment(abc.ABC):
     def success(self) -> bool:
         """Whether an episode that is over was a success: by default where its reward is 1 or more."""
         return self.reward >= 1.0
+
+    def close(self) -> None:  # noqa: B027
+        """Gives back what the task holds; by default nothing."""
 
 
 Environment = TypeVar("Environment", bound=type[BaseEnvironment])
@@ -208,7 +212,11 @@ class GymTask(BaseEnvironment):
 
     def __init__(self, env: gym.Env[str, str], task_id: str | None = None, seed: int | None = None) -> None:
         self.env = env
-        self.prompt, self.info = env.reset(seed=seed, options={"task_id": task_id} if task_id is not None else None)
+        try:
+            self.prompt, self.info = env.reset(seed=seed, options={"task_id": task_id} if task_id is not None else None)
+        except BaseException:
+            env.close()
+            raise
         self.system_prompt = self.info.get("system_prompt", "")
         self._reward, self._finished = 0.0, False
 
@@ -236,6 +244,9 @@ class GymTask(BaseEnvironment):
         said = self.info.get("success")
         return super().success if said is None else bool(said)
 
+    def close(self) -> None:
+        self.env.close()
+
 
 def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False, **_: Any) -> float:
     """What an environment itself pays for these actions, until it is over.
@@ -249,12 +260,12 @@ def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False,
         ValueError: The string names no environment, or sets more than a row may.
         EpisodeLost: The environment lost the episode, as where somebody behind an endpoint could not be reached.
     """
-    env = make_env(str(truth)) if trusted else row_env(str(truth))
-    for action in [answer] if isinstance(answer, str) else answer:
-        if env.finished:
-            break
-        env.step(action)
-    return env.reward
+    with closing(make_env(str(truth)) if trusted else row_env(str(truth))) as env:
+        for action in [answer] if isinstance(answer, str) else answer:
+            if env.finished:
+                break
+            env.step(action)
+        return env.reward
 
 
 AGENT_ENV = "agent_env"  # a reward style; in a task set the agent plays the environment turn by turn

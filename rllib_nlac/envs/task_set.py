@@ -129,8 +129,8 @@ class TaskSet(TextEnv[TaskRow]):
         return TaskId(str(index), row, {"ground_truth": row.truth, "env_str": row.env_str})
 
     def begin(self, task: TaskRow) -> str:
+        self.close()
         if task.style != AGENT_ENV:
-            self._inner = None
             return task.prompt
         try:
             if self._trusted:
@@ -152,6 +152,11 @@ class TaskSet(TextEnv[TaskRow]):
         _, output = self._inner.step(action)
         value = self._inner.reward
         return Reply(output, value - before, success=self._inner.success if self._inner.finished else None)
+
+    def close(self) -> None:
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.close()
 
     def _settings_of(self, task: TaskRow) -> dict[str, Any]:
         settings = {**self._settings, **task.settings}

@@ -17,8 +17,9 @@ YES, NO, UNKNOWN, CORRECT = "Yes.", "No.", "I do not know.", "Correct!"
 DEFAULT_TABLE = "twenty_questions.table"
 MAX_LISTED = 256  # objects that the system prompt names; of more it says nothing
 _GUESS = re.compile(
-    r"(?:is it|it is|it's|i guess|my guess is|is the object|is your object)?\s*(?:an?|the)?\s*(.+?)\s*[?.!]*", re.I
+    r"(?:(?:is it|could it be|it is|it's|i guess|my guess is|is (?:the|your) object) )?(?:(?:an?|the) )*(.+?) ?[?.!]*"
 )
+_WORD = re.compile(r"[a-z][a-z-]*")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ObjectTable:
 
         A text that names exactly one object is a guess; otherwise one that names exactly one attribute asks for it.
         """
-        words = re.findall(r"[a-z][a-z-]*", text.lower()[:2000])
+        words = _WORD.findall(text.lower()[:2000])
         guesses = {self._object_words[w] for w in words if w in self._object_words}
         if guesses:
             return ("guess", guesses.pop()) if len(guesses) == 1 else None
@@ -138,6 +139,11 @@ def load_table(path: str | None = None, num_objects: int | None = None, num_attr
         if kind == "attribute" and len(fields) == 3:
             attributes.append(Attribute(fields[0], fields[1], frozenset(fields[2].lower().split())))
         elif kind == "object" and len(fields) == 2:
+            if not _WORD.fullmatch(fields[0].lower()):
+                raise ValueError(
+                    f"{name}, line {number}: the object {fields[0]!r} must be one word of letters a to z and hyphens, as in "
+                    "'glass-door', or no guess can name it; env_config.words takes others, with an oracle behind an endpoint"
+                )
             objects.append((fields[0], set(fields[1].split())))
         else:
             raise ValueError(
@@ -305,13 +311,19 @@ def ask_model(model: Endpoint, objects: Sequence[str], target: int, question: st
     Raises:
         EndpointError: The endpoint does not answer.
     """
-    guess = _GUESS.fullmatch(" ".join(question[:2000].split()))
-    if guess and guess[1].lower() in objects:
-        return CORRECT if guess[1].lower() == objects[target] else NO
+    said = _bare(question[:2000])
+    if said in map(_bare, objects):
+        return CORRECT if said == _bare(objects[target]) else NO
     told = f"The object is: {objects[target]}. Answer the question about it with Yes or No, or Unknown where neither is right."
     messages = [{"role": "system", "content": told}, {"role": "user", "content": question[:2000] or "?"}]
     word = re.match(r"\W*(yes|no)\b", model.ask(messages).text.lower())
     return UNKNOWN if word is None else YES if word[1] == "yes" else NO
+
+
+def _bare(text: str) -> str:
+    """What a guess names, or a name, without articles and marks at the end."""
+    guess = _GUESS.fullmatch(" ".join(text.lower().split()))
+    return guess[1] if guess else ""
 
 
 def oracle_action(env: TwentyQuestions, dialogue: Sequence[tuple[str, str]]) -> str:

@@ -13,7 +13,7 @@ from rllib_nlac.rewards.math_verify_worker import MathVerify
 _DROPPED = re.compile(r"\\(left|right|big|Big|bigl|bigr|displaystyle|,|;|!|:|\s)|\\?\$|\^\\circ|\^{\\circ}|\\%|%|~")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*{([^{}]*)}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:{([^{}]+)}|(\d))\s*(?:{([^{}]+)}|(\d))")
-_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)")
+_NUMBER = re.compile(r"[-+]?((\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d*)?|\.\d+)")  # 1,234 but not 0,100
 MAX_ANSWER = 2000  # characters; a longer "answer" is none
 MAX_DIGITS = 400
 _MATH_VERIFY = MathVerify()
@@ -45,8 +45,7 @@ def after_hashes(text: str) -> str | None:
 def normal_form(answer: str) -> str:
     """An answer without what does not matter: LaTeX spacing, units' degrees and per cents, dollar signs, final points."""
     text = _TEXT.sub(r"\1", answer)
-    text = _DROPPED.sub("", text)
-    text = re.sub(r"(?<=\d),(?=\d{3}(\D|$))", "", text)  # 1,234 but not (1,2)
+    text = _DROPPED.sub("", text).replace("{,}", ",")
     text = re.sub(r"(?<=\d)\s+(?=\d+\s*/\s*\d)", "+", text.strip())  # a mixed number, 2 3/4
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).rstrip(".").lower()  # 1 2 are two numbers
 
@@ -65,7 +64,7 @@ def as_number(answer: str) -> Fraction | None:
     parts = [fraction[1] or fraction[2], fraction[3] or fraction[4]] if fraction else unsigned.split("/")
     if len(parts) > 2 or not all(_NUMBER.fullmatch(part) for part in parts) or len(text) - len(unsigned) > 1:
         return None
-    numbers = [Fraction(part) for part in parts]
+    numbers = [Fraction(part.replace(",", "")) for part in parts]
     if len(numbers) == 2:
         return sign * numbers[0] / numbers[1] if numbers[1] else None
     return sign * numbers[0]

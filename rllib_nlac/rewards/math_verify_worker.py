@@ -1,18 +1,21 @@
 """math-verify in a process of its own, which can be ended: ``9^{9^{9^9}}`` keeps sympy busy for ever.
 
-Run as a script it answers one JSON line, ``[truth, answer]``: a line when it has read the truth, then ``true`` or ``false``,
-until its input ends. What it reads was written by anyone, and sympy is large: it has the sandbox's limits and rights, as far as
-the kernel offers them, and none of the trainer's environment variables.
+Run as a script it answers one JSON line, ``[truth, answer, seconds]``: a line when it has read the truth, then ``true`` or
+``false``, until its input ends, or a question takes longer: whoever asked it may be gone. What it reads was written by anyone,
+and sympy is large: it has the sandbox's limits and rights, as far as the kernel offers them, and none of the trainer's
+environment variables.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import resource
 import runpy
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -48,7 +51,7 @@ class MathVerify:
             deadline = time.monotonic() + timeout_s
             assert worker.stdin is not None
             try:
-                worker.stdin.write(json.dumps([truth, answer]).encode() + b"\n")
+                worker.stdin.write(json.dumps([truth, answer, timeout_s]).encode() + b"\n")
             except OSError:  # it died of the former question
                 self.stop()
                 return False
@@ -115,7 +118,9 @@ def main() -> None:
     probe, bearable = parse(r"\boxed{17}", parsing_timeout=None), set[str]()
     print("ready", flush=True)
     for line in sys.stdin:
-        truth, answer = (rf"\boxed{{{text}}}" for text in json.loads(line))
+        *texts, seconds = json.loads(line)
+        truth, answer = (rf"\boxed{{{text}}}" for text in texts)
+        signal.alarm(math.ceil(seconds) + 1)
         try:
             right = parse(truth, parsing_timeout=None)
             if truth not in bearable:  # an honest answer should not pay for a truth that cannot be compared with anything
@@ -129,6 +134,7 @@ def main() -> None:
             same = bool(verify(right, parse(answer, parsing_timeout=None), timeout_seconds=None))
         except Exception:
             same = False
+        signal.alarm(0)
         print(json.dumps(same), flush=True)
 
 

@@ -64,8 +64,6 @@ _X86_64 = {
     "getcwd": 79,
     "chdir": 80,
     "fchdir": 81,
-    "rename": 82,
-    "unlink": 87,
     "readlink": 89,
     "umask": 95,
     "gettimeofday": 96,
@@ -104,8 +102,6 @@ _X86_64 = {
     "epoll_wait": 232,
     "epoll_ctl": 233,
     "newfstatat": 262,
-    "unlinkat": 263,
-    "renameat": 264,
     "readlinkat": 267,
     "faccessat": 269,
     "pselect6": 270,
@@ -113,7 +109,6 @@ _X86_64 = {
     "set_robust_list": 273,
     "get_robust_list": 274,
     "epoll_pwait": 281,
-    "fallocate": 285,
     "eventfd2": 290,
     "epoll_create1": 291,
     "dup3": 292,
@@ -121,7 +116,6 @@ _X86_64 = {
     "preadv": 295,
     "pwritev": 296,
     "getcpu": 309,
-    "renameat2": 316,
     "getrandom": 318,
     "copy_file_range": 326,
     "statx": 332,
@@ -136,12 +130,9 @@ _AARCH64 = {
     "epoll_pwait": 22,
     "dup": 23,
     "dup3": 24,
-    "unlinkat": 35,
-    "renameat": 38,
     "statfs": 43,
     "fstatfs": 44,
     "ftruncate": 46,
-    "fallocate": 47,
     "faccessat": 48,
     "chdir": 49,
     "fchdir": 50,
@@ -214,7 +205,6 @@ _AARCH64 = {
     "msync": 227,
     "mincore": 232,
     "madvise": 233,
-    "renameat2": 276,
     "getrandom": 278,
     "copy_file_range": 285,
     "statx": 291,
@@ -313,7 +303,8 @@ def deny_system_calls() -> None:
 def deny_files(folder: str | None, readable: list[str]) -> None:
     """Landlock: what is ``readable`` can be read, plain files of ``folder`` can be written, nothing else can be opened.
 
-    In the folder there are no links, devices or folders: it stays flat, so that it can be measured and removed.
+    In the folder there are no links, devices or folders: it stays flat, so that it can be measured and removed. Nothing in it
+    is removed or renamed: a file that is still open or mapped would take up room where no one counts it.
 
     Raises:
         Refused: The kernel has no Landlock.
@@ -321,7 +312,7 @@ def deny_files(folder: str | None, readable: list[str]) -> None:
     version = _libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
         raise Refused("Landlock (Linux 5.13 or newer, allowed by the container)")
-    write, read, list_folder, remove, make_file, truncate = 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 8, 1 << 14
+    write, read, list_folder, make_file, truncate = 1 << 1, 1 << 2, 1 << 3, 1 << 8, 1 << 14
     newer = (1 << 13 if version >= 2 else 0) | (truncate if version >= 3 else 0) | (1 << 15 if version >= 5 else 0)
     rights = (1 << 13) - 1 | newer
     attributes = struct.pack("Q", rights)
@@ -331,7 +322,7 @@ def deny_files(folder: str | None, readable: list[str]) -> None:
     rules = dict.fromkeys([*readable, "/etc/ld.so.cache", "/dev/urandom"], read | list_folder)
     rules["/dev/null"] = read | write
     if folder is not None:
-        rules[folder] = rights & (write | read | list_folder | remove | make_file | truncate)
+        rules[folder] = rights & (write | read | list_folder | make_file | truncate)
     for path, wanted in rules.items():
         if not os.path.exists(path):
             continue

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any
 
 from rllib_nlac.inputs import plain_json
@@ -76,6 +77,7 @@ def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool
 
 def program_of(answer: str) -> str:
     """The last fenced block of Python's in a text, else the last block of any kind, or the text itself where it has none."""
+    answer = answer.replace("\r\n", "\n")
     blocks = re.findall(r"^[ \t]*```([^\n`]*)\n(.*?)```[ \t]*$", answer, re.DOTALL | re.MULTILINE)
     pythons = [program for tag, program in blocks if not tag.strip() or tag.strip().lower().startswith("py")]
     return textwrap.dedent((pythons or [program for _, program in blocks] or [answer])[-1])
@@ -122,7 +124,7 @@ def verifier(
             if 400 <= error.code < 500 and error.code != 429:
                 raise ValueError(f"the verifier {url} refuses: {error.code} {error.reason}") from None
             cause = f"{error.code} {error.reason}"
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             cause = f"{type(error).__name__}: {error}"
     raise EndpointError(f"the verifier {url} gave {cause}, {max_retries + 1} times")
 

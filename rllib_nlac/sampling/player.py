@@ -20,12 +20,14 @@ from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_outputs
 from rllib_nlac.inputs.texts import readable, readable_values
 from rllib_nlac.language.parsing import parse_action
+from rllib_nlac.limits import within
 from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.slot import Outcome, Played, Slot, Start
 from rllib_nlac.types import Generation, Message, Request, Seen, dialogue_after, hash_seed
 
 logger = logging.getLogger(__name__)
+CLOSE_S = 5.0  # for an environment's close, where it may hang
 
 
 @dataclass
@@ -64,7 +66,7 @@ class TextPlayer:
         stop_reason: Names the reasons why episodes ended, as metrics can have them.
     """
 
-    #: An environment that fails this often without one step in between is broken, not unlucky.
+    #: Environments that fail this often, and once more each, without one step in between are broken, not unlucky.
     MAX_FAILURES_IN_A_ROW = 20
     MAX_LOST_IN_A_ROW = 200  # episodes that failed somewhere, with none that came to its end among them
 
@@ -96,7 +98,14 @@ class TextPlayer:
     def close(self) -> None:
         """Closes the environments."""
         for slot in self.slots:
-            slot.env.close()
+            self._close(slot)
+
+    def _close(self, slot: Slot) -> None:
+        """Closes an environment, which may be broken or hang."""
+        try:
+            slot.env.close() if self.threads is None else within(CLOSE_S, slot.env.close)
+        except (Exception, SystemExit) as error:
+            logger.warning("%s.close() raised %s: %s", self._config.env, type(error).__name__, error)
 
     def _tell(self, which: str, slot: Slot, **arguments: Any) -> None:
         # The policy's weights live in the engine, so there is no RLModule to hand over.
@@ -199,7 +208,8 @@ class TextPlayer:
     def action(self, slot: Slot, generation: Generation) -> str:
         """The part of a turn that goes to a slot's environment; an empty text for a malformed turn."""
         turn = slot.turn = self._chat.decode(generation.token_ids)
-        action = parse_action(turn, self._config.action_format)
+        unfinished = "</think>" not in turn and self._chat.opens_thinking(generation.prompt_ids)
+        action = None if unfinished else parse_action(turn, self._config.action_format)
         self.count("action_parse_failures", action is None)
         self.count("action_parse_failures_cut_off", action is None and not generation.finished)
         if action is None and self.unparsed_turn is None:
@@ -293,7 +303,7 @@ class TextPlayer:
         self._lost_in_a_row += 1
         self.count("env_failures", 1)
         logger.warning("%s.%s() raised %s: %s; its episode is dropped", self._config.env, call, type(error).__name__, error)
-        if self._failures_in_a_row >= self.MAX_FAILURES_IN_A_ROW:
+        if self._failures_in_a_row >= self.MAX_FAILURES_IN_A_ROW + len(self.slots):
             raise RuntimeError(
                 f"the environment {self._config.env!r} failed {self._failures_in_a_row} times in a row, the last time in "
                 f"{call}(): {type(error).__name__}: {error}. Try it alone, by reset() and step() in a Python shell"
@@ -303,6 +313,7 @@ class TextPlayer:
                 f"the environment {self._config.env!r} lost {self._lost_in_a_row} episodes in a row and brought none to its "
                 f"end, the last time in {call}(): {type(error).__name__}: {error}. Play it to the end alone: rllib env play"
             ) from error
+        self._close(slot)
         slot.env = self.make_env(self.slots.index(slot))
 
     def _discard(self, slot: Slot, reason: str, cause: str) -> None:
