@@ -16,7 +16,9 @@ from rllib_nlac.ablations import Hindsight
 from rllib_nlac.algorithm.evaluation import action_entropy, pass_at, success_interval, success_metrics, success_table
 from rllib_nlac.algorithm.replay import LOGGED
 from rllib_nlac.baselines.grpo import GRPO, GRPOConfig
-from rllib_nlac.command.evaluate import evaluation_runner, obstacle_to_refining
+from rllib_nlac.command import evaluate
+from rllib_nlac.command.evaluate import evaluate_checkpoint, evaluation_runner, obstacle_to_refining, summary
+from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.episode import GENERATION, TASK, TASK_SEED
 from rllib_nlac.types import Generation
 
@@ -178,6 +180,28 @@ def test_what_cannot_refine_says_why(kind, obstacle):
     algorithm = kind.__new__(kind)
     algorithm.config = kind.get_default_config()
     assert obstacle in obstacle_to_refining(algorithm)
+
+
+def test_of_one_task_there_is_no_interval():
+    episodes = [episode(number, 2) for number in range(4)]
+    for number, each in enumerate(episodes):
+        each.custom_data[TASK_SEED] = number
+    assert summary(episodes[:1])["success"] == "1.000"
+    assert summary(episodes)["success"] == "1.000   (95 % interval 0.510 to 1.000)"  # Wilson's, of four that were won
+
+
+def test_attempts_of_what_is_no_text_are_refused(tmp_path, monkeypatch):
+    """RLlib's runners play episodes and know no tasks. Fails where the option is ignored."""
+    (tmp_path / "rllib_checkpoint.json").write_text("{}")
+    runner = SimpleNamespace(config=SimpleNamespace(env="CartPole-v1"), env=1, sample=lambda **how: pytest.fail("it plays"))
+    algorithm = SimpleNamespace(
+        eval_env_runner_group=None, env_runner=runner, config=SimpleNamespace(env="CartPole-v1"), stop=lambda: None
+    )
+    monkeypatch.setattr(evaluate, "start_ray", lambda verbose: None)
+    monkeypatch.setattr(evaluate.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(evaluate.Algorithm, "from_checkpoint", lambda *_: algorithm)
+    with pytest.raises(ValueError, match=r"CartPole-v1 is no environment of text.*leave out --attempts"):
+        evaluate_checkpoint(tmp_path, 8, 2, False, False, Terminal(), False)
 
 
 def test_what_cannot_be_evaluated_says_why(config):

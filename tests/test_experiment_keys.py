@@ -56,6 +56,23 @@ def check(**entry):
         ({"stop": {1: 2}}, "must be the path of a result"),
         ({"stop": {EXAMPLE_METRIC: 0.9}}, "needs evaluation"),
         ({"config": [1]}, "config is .* must be a mapping"),
+        ({"env": "TwentyQuestons"}, "environment: unknown key 'TwentyQuestons'; did you mean 'TwentyQuestions'"),
+        ({"env": "CartPole-v1"}, "environment: unknown key 'CartPole-v1'"),
+        (
+            {"run": "PPO", "env": "TwentyQuestons", "config": {"language_model": "tiny"}},
+            "unknown environment 'TwentyQuestons'; did",
+        ),
+        ({"config": {**EVALUATED, "evaluation_config": {"env": "TwentyQestions"}}}, "did you mean 'TwentyQuestions'"),
+        ({"config": {"env_config": 5}}, "env_config is 5 and must be a mapping"),
+        ({"scheduler": {"type": "pbt", "hyperparam_mutations": 5}, "metric": "m"}, "hyperparam_mutations is 5 and must map"),
+        ({"scheduler": {"type": "pb2", "hyperparam_bounds": {"lr": 5}}, "metric": "m"}, "hyperparam_bounds is {'lr': 5}"),
+        (
+            {
+                "checkpoint_config": {"checkpoint_score_attribute": EXAMPLE_METRIC, "checkpoint_frequency": 2},
+                "config": {**EVALUATED, "evaluation_interval": {"choice": [2, 4]}},
+            },
+            "evaluation_interval must be one number where checkpoints are kept by",
+        ),
         ({"config": {**EVALUATED, "evaluation_config": {"exploer": False}}}, "evaluation_config: unknown key 'exploer'"),
         (
             {"config": {**EVALUATED, "evaluation_config": {"action_temperature": -1}}},

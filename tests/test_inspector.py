@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
 import re
 import urllib.error
 import urllib.request
@@ -17,9 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import episode, make_run, transition, write_iteration, write_lines
+from recorded import episode, make_run, result, transition, write_iteration, write_lines
+from typer.testing import CliRunner
 
 from rllib_nlac.algorithm.record import EVALUATION, ITERATION, Learned, Record, RecordSettings, Said, plain, transition_lines
+from rllib_nlac.command.cli import app
 from rllib_nlac.command.inspect import inspect
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.inspector.atif import trajectories
@@ -140,16 +141,39 @@ class TestReading:
 
     def test_evaluations_that_found_the_same_are_several(self, tmp_path):
         """As of a method that wins nothing. Fails where figures alone tell one from the next."""
-        from recorded import result
-
         folder, config = make_run(tmp_path / "run"), {"config": {"evaluation_interval": 2}}
         rows = [result(2, True) | {"training_iteration": number} | config for number in (2, 3, 4, 5, 6)]
         write_lines(folder / "result.json", rows)
         assert [each["iteration"] for each in RunReader(folder).read().evaluations] == [2, 4, 6]
 
-    def test_an_evaluation_that_the_next_iterations_tell_again_is_one(self, tmp_path):
-        from recorded import result
+    def test_what_a_resumed_run_repeats_counts_once_and_the_later_one(self, tmp_path):
+        """Tune appends to its results. Fails where rows count and not iterations: the page sums seconds and stopped steps."""
+        folder = make_run(tmp_path / "run")
+        rows = [result(number, number == 2) for number in (1, 2, 3, 2, 3, 4)]
+        for place, row in enumerate(rows):
+            row["env_runners"]["success_rate"] = place / 10
+            row["learners"]["default_policy"]["num_stopped_steps"] = 1
+        write_lines(folder / "result.json", rows)
+        run = RunReader(folder).read()
+        assert run.iterations == [1, 2, 3, 4] and run.curves["env_runners/success_rate"] == [0, 0.3, 0.4, 0.5]
+        assert sum(run.curves["learners/default_policy/num_stopped_steps"]) == 4 and sum(run.curves["seconds/play"]) == 4
+        assert [each["iteration"] for each in run.evaluations] == [2] and len(run.notices) == 1 and run.unread == 0
 
+    @pytest.mark.parametrize("number", [0, -1, True, 1.5, "2", 10**10, 10**400, float("nan"), None])
+    def test_results_of_what_is_no_iteration_are_left_out_and_counted(self, tmp_path, number):
+        folder = make_run(tmp_path / "run")
+        write_lines(folder / "result.json", [result(1, False), result(2, False) | {"training_iteration": number}])
+        run = RunReader(folder).read()
+        assert run.iterations == [1] and run.unread == 1
+
+    def test_whole_numbers_that_a_browser_would_round_are_rounded_here(self, tmp_path):
+        folder = make_run(tmp_path / "run")
+        values = (2**53 - 1, 10**20 + 1, -(10**20) - 1, 10**400)
+        write_lines(folder / "result.json", [result(i, False) | {"time_total_s": v} for i, v in enumerate(values, start=1)])
+        found = RunReader(folder).read().curves["time_total_s"]
+        assert found == [2**53 - 1, 1e20, -1e20, None] and list(map(type, found)) == [int, float, float, type(None)]
+
+    def test_an_evaluation_that_the_next_iterations_tell_again_is_one(self, tmp_path):
         folder = make_run(tmp_path / "run")
         again = result(2, True) | {"training_iteration": 3}
         nothing = {"training_iteration": 4, "evaluation": {"env_runners": {"success_rate": float("nan")}}}
@@ -175,19 +199,55 @@ class TestReading:
             "text",
             [],
             [1],
+            [None],
+            ["a"],
             {"a": 1},
             {"text": 5, "success": "no"},
             [{"role": 1, "content": None}],
+            [{"role": "user"}],
+            [{"role": ["user"], "content": "x"}],
+            [float("nan")],
             float("inf"),
             10**400,
         ],
     )
-    def test_wrong_values_in_any_field_do_no_harm(self, value):
+    def test_wrong_values_in_any_field_do_no_harm(self, tmp_path, value):
         line = transition(1, 0)
         lines = [line | {name: value} for name in line if name != "kind"] + [{"kind": "transition"}, {"kind": "state"}]
         table = columns(lines, Texts())
         assert {len(column) for column in table.values()} == {len(lines)}
         json.dumps(table, allow_nan=False)
+
+        folder, line = make_run(tmp_path / "run"), episode(2, 0)
+        lines = [line | {name: value} for name in line if name != "kind"] + [{"kind": "episode"}, line]
+        write_lines(folder / "transitions" / "evaluation_00000002.jsonl", lines)
+        facts = json.loads((folder / "transitions" / "run.json").read_text())
+        (folder / "transitions" / "run.json").write_text(json.dumps(dict.fromkeys(facts, value)))
+        run = RunReader(folder).read()
+        assert run.unread + len(run.episodes) == len(lines) + 3 and run.unread >= 1
+        for found in (trajectories(run), logs(run), bundle([run])):
+            json.dumps(found, allow_nan=False)
+        assert len(trajectories(run)) == len(run.episodes) == sum(len(one["samples"]) for one in logs(run).values())
+
+    @pytest.mark.parametrize(
+        "field",
+        [
+            {"messages": [{"role": "user"}]},
+            {"messages": [{"role": ["user"], "content": "Guess."}]},
+            {"messages": "abc"},
+            {"messages": [None]},
+            {"iteration": "x"},
+            {"iteration": None},
+            {"rewards": ["a"]},
+            {"rewards": 5},
+        ],
+        ids=str,
+    )
+    def test_what_is_no_episode_is_left_out_and_counted(self, tmp_path, field):
+        folder = make_run(tmp_path / "run")
+        write_lines(folder / "transitions" / "evaluation_00000002.jsonl", [episode(2, 0) | field, episode(2, 1)])
+        run = RunReader(folder).read()
+        assert run.unread == 1 and [each["task"] for each in run.episodes] == [1, 0, 1, 2]
 
     def test_a_trial_is_found_and_several_are_named(self, tmp_path):
         run = make_run(tmp_path / "experiment" / "trial_1")
@@ -281,12 +341,37 @@ class TestOtherFormats:
             with pytest.raises(ValueError, match=complaint):
                 inspect(*arguments, 0, 100, Terminal())
 
+    def test_an_episode_without_rewards_is_exported(self, tmp_path):
+        folder = make_run(tmp_path / "run")
+        lines = [episode(2, 0, rewards=[]), episode(2, 1, rewards=[], messages=[])]
+        write_lines(folder / "transitions" / "evaluation_00000002.jsonl", lines)
+        run = RunReader(folder).read()
+        played, empty, *_ = trajectories(run).values()
+        assert [step["extra"]["reward"] for step in played["steps"] if step["source"] == "agent"] == [None, None]
+        assert empty["steps"] == [] and [each["final_metrics"]["extra"]["return"] for each in (played, empty)] == [0, 0]
+        outputs = [sample["output"]["completion"] for sample in logs(run)["iteration_00000002"]["samples"]]
+        assert outputs == ["Kite?", ""]
 
-def test_an_episode_without_rewards_is_exported(tmp_path):
-    folder = make_run(tmp_path / "run")
-    write_lines(folder / "transitions" / "evaluation_00000002.jsonl", [episode(2, 0, rewards=[], messages=[])])
-    run = RunReader(folder).read()
-    assert trajectories(run) and logs(run) and os.path.exists(folder)
+    @pytest.mark.parametrize("kind", ["atif", "inspect"])
+    def test_numbers_that_json_lacks_are_written_as_none(self, tmp_path, kind):
+        folder = make_run(tmp_path / "run")
+        line = episode(2, 0, rewards=[float("nan"), 1.0], task_seed=float("inf"))
+        write_lines(folder / "transitions" / "evaluation_00000002.jsonl", [line])
+        facts = {"algorithm": "NLAC", "env_config": {"limit": float("inf")}}
+        (folder / "transitions" / "run.json").write_text(json.dumps(facts))
+        inspect([folder], tmp_path / kind, kind, False, False, 0, 100, Terminal())
+        found = json.loads(min((tmp_path / kind).glob("*.json")).read_text(), parse_constant=pytest.fail)
+        if kind == "atif":
+            assert [step["extra"]["reward"] for step in found["steps"] if step["source"] == "agent"] == [None, 1.0]
+            assert found["extra"]["env_config"] == {"limit": None} and found["final_metrics"]["extra"]["return"] == 1
+        else:
+            assert found["samples"][0]["metadata"]["rewards"] == [None, 1.0] and found["eval"]["task_args"] == {"limit": None}
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999"])
+def test_a_port_that_there_is_not_is_refused(tmp_path, port):
+    made = CliRunner().invoke(app, ["inspect", str(make_run(tmp_path / "run")), "--follow", "--port", port])
+    assert made.exit_code == 2 and "Invalid value for '--port'" in made.output
 
 
 @pytest.fixture()

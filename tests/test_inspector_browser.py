@@ -255,6 +255,51 @@ def test_the_list_holds_only_the_rows_that_are_seen(view, address):
     assert view.until("return document.querySelector(`.row[href='#t=${arguments[0]}']`) !== null", last)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 1, [0, 0.5, 1]),
+        (0.25, 0.9, [0.4, 0.6, 0.8]),
+        (-3, 3, [-2, 0, 2]),
+        (3, 3, [3]),
+        (1e16, 1e16 + 2, [1e16]),
+        (-1e300, 1e300, [-1e300, -5e299, 0, 5e299, 1e300]),
+        (1, 0, []),
+    ],
+)
+def test_ticks_are_round_and_few(view, address, low, high, ticks):
+    """Fails where a step that is below the number's resolution never arrives."""
+    view.open(address)
+    assert view.js("return ticks(arguments[0], arguments[1])", low, high) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"predicted": [0.5]},
+        {"predicted": [0.5], "came": [0.5], "count": 3},
+        {"predicted": [0.5, 1], "came": [0.5], "count": [3, 3]},
+        {"predicted": [0.5], "came": [None], "count": [[1]]},
+        {"predicted": [], "came": [], "count": []},
+        5,
+    ],
+    ids=str,
+)
+def test_a_reliability_that_is_none_is_not_drawn(view, tmp_path, wrong):
+    for name in ("a", "b"):
+        folder = make_run(tmp_path / name)
+        rows = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+        rows[-1]["evaluation"]["critic"]["reliability"] = wrong
+        write_lines(folder / "result.json", rows)
+    view.open(save(tmp_path, tmp_path / "a", tmp_path / "b"))
+    view.go("#view=critic")
+    assert "By turn" in view.text and "Reliability" not in view.text
+    view.choose("evaluation", "0")
+    assert "Reliability" in view.text
+    view.go("#view=compare")
+    assert "A, after iteration 2" in view.text  # the last one that is
+
+
 def test_all_other_views(view, address):
     view.open(address)
     for text in (

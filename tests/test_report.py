@@ -78,6 +78,20 @@ class TestWhatIsTold:
         assert found["evaluation"].tokens == 1500 and found["learner"].tokens == 27000
         assert "| language stages | 12.0 | 40% | 12,000 |" in markdown(GOOD)
 
+    def test_where_the_engines_count_a_stage_has_its_roles_tokens(self):
+        """Runners count second attempts as episodes. Fails where theirs are taken, or another evaluation's told again."""
+        spent = {"play": 700, "second_attempts": 300, "reflection": 40, "future": 4000, "evaluation": 250}
+        seconds = {"play": 2.0, "second_attempts": 1.0, "reflection": 0.5, "waves": 4.0, "evaluation": 1.0}
+        found = stages(run_of(*(result(i, 0.5, evaluation(0.5), tokens=spent, seconds=seconds) for i in (1, 2))))
+        assert {each.name: each.tokens for each in found if not math.isnan(each.tokens)} == {
+            "episodes": 1400,
+            "second attempts": 600,
+            "reflections": 80,
+            "language stages": 8000,
+            "evaluation": 500,
+            "learner": 18000,
+        }
+
     def test_tokens_by_role_the_dearest_first(self):
         spent = [
             {"tokens": {"play": 100, "future": 250, "evaluation": 0}, "prompt_tokens": {"play": 900, "future": 2000}},
@@ -113,6 +127,12 @@ class TestWhatIsTold:
         assert "0.300 (0.220 to 0.380) (evaluation after iteration 1) -> 0.980" in lines[1]
         assert lines[2] == "Critic:      AUC 0.800 -> 0.800, Brier score 0.150 -> 0.150"
         assert lines[3].startswith("Time:        language stages 40%") and len(lines) <= 9
+
+    def test_a_stage_that_nobody_timed_has_no_share(self):
+        """As of RLlib's own algorithms. Fails where NaN counts as a time."""
+        plain = [result(i, seconds={"learner": 2.5}) for i in (1, 2)]
+        assert "Time:        training, not measured by stage 75%, learner 25%" in summary(run_of(*plain))
+        assert "| episodes | - | - | 2,000 |" in markdown(run_of(*plain))
 
 
 class TestWhatIsMissing:
@@ -165,7 +185,7 @@ class TestWhatIsMissing:
 
     def test_one_class(self):
         run = changed(changed(GOOD, "evaluation/critic/auc", math.nan), "evaluation/critic/one_class", 1.0)
-        assert "all episodes ended alike" in markdown(run)
+        assert "all turns that were drawn are of episodes that ended alike" in markdown(run)
 
     @settings(max_examples=60)
     @given(st.data())

@@ -211,6 +211,15 @@ class TestResume:
         assert (trial / "checkpoint_000002" / "file").read_text() == "1"
         assert (trial / "damaged_checkpoint_000002" / "file").read_text() == "X"
 
+    def test_a_second_damaged_one_of_the_same_number_is_put_aside_beside_the_first(self, tmp_path, trial):
+        for text in ("X", "Y", "Z"):
+            (trial / "checkpoint_000002" / "file").write_text(text)
+            lines = make_resumable(kept_in(tmp_path))
+        assert lines[0].endswith("put aside as damaged_checkpoint_000002_3")
+        names = [f"damaged_checkpoint_000002{number}" for number in ("", "_2", "_3")]
+        assert [(trial / name / "file").read_text() for name in names] == ["X", "Y", "Z"]
+        assert (trial / "checkpoint_000002" / "file").read_text() == "1"
+
     def test_one_of_an_older_version_is_refused_and_kept(self, tmp_path, trial):
         for path in trial.iterdir():
             (path / checkpoint.MANIFEST).write_bytes(render({"format": 2, "rllib_nlac": "0.0.9"}))

@@ -171,7 +171,7 @@ def inspect(
     follow: Annotated[
         bool, typer.Option("--follow", help="Serve the page on this machine, with news of a run that goes on.")
     ] = False,
-    port: Annotated[int, typer.Option(help="Of --follow; 0 takes any free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --follow; 0 takes any free one.")] = 0,
     most: Annotated[int, typer.Option(min=1, help="The most transitions of a run in the page.")] = 10_000,
 ) -> None:
     """Read what the critic thought: a page of the transitions, states and curves that a run recorded."""
@@ -338,7 +338,8 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
         return False
     if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
         value = best.metric_analysis[options["metric"]][options["mode"]]
-        chosen = best.evaluated_params or {key: best.config[key] for key in mutated(experiment.tune.get("scheduler"))}
+        changed = mutated(experiment.tune.get("scheduler"), experiment.name)
+        chosen = best.evaluated_params or {key: best.config[key] for key in changed}
         terminal.say(f"\nBest:        {best}, {options['metric']} {value:.3f}, with {chosen}")
     return ended_well
 

@@ -58,6 +58,8 @@ def evaluate_checkpoint(
             )
         if refined and (obstacle := obstacle_to_refining(algorithm)):
             raise ValueError(f"{type(algorithm).__name__} {obstacle}: leave out --refined")
+        if attempts > 1 and not isinstance(runner, TextEnvRunner):
+            raise ValueError(f"{runner.config.env} is no environment of text, and has no tasks to repeat: leave out --attempts")
         with running():
             if isinstance(runner, TextEnvRunner):
                 played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined, algorithm.instructions)
@@ -106,7 +108,8 @@ def summary(episodes: Sequence[SingleAgentEpisode]) -> Mapping[str, str]:
     if all("success" in episode.get_infos(-1) for episode in episodes):
         metrics = success_metrics(episodes)
         low, high = metrics["success_low"], metrics["success_high"]
-        rows["success"] = f"{metrics['success_rate']:.3f}   (95 % interval {low:.3f} to {high:.3f})"
+        interval = "" if np.isnan(low) else f"   (95 % interval {low:.3f} to {high:.3f})"  # of one task there is none
+        rows["success"] = f"{metrics['success_rate']:.3f}{interval}"
         rows |= {name.replace("_at_", "@"): f"{value:.3f}" for name, value in metrics.items() if "_at_" in name}
     rows["return"] = f"{returns.mean():.3f} ± {returns.std():.3f}"
     rows["length"] = f"{np.mean([len(episode) for episode in episodes]):.2f} steps"

@@ -5,6 +5,7 @@ Everything wrong with a file is said before Ray starts, with the name of the key
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,16 +13,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import yaml
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.registry import ALGORITHMS
 from ray.tune import CheckpointConfig
-from ray.tune.registry import get_trainable_cls
+from ray.tune.registry import ENV_CREATOR, _global_registry, get_trainable_cls
 
 import rllib_nlac
 from rllib_nlac import algorithms
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.algorithm.placement import PlacementError, check_room, kinds_of
 from rllib_nlac.command import search
 from rllib_nlac.command.search import ExperimentError
@@ -198,7 +201,7 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
     """
     trainable = algorithm_class(experiment.run, where, str(experiment.config.get("env")))
     first: AlgorithmConfig | None = None
-    mutated = search.mutated(experiment.tune.get("scheduler"))
+    mutated = search.mutated(experiment.tune.get("scheduler"), where)
     in_turn = chain(search.variants(experiment.config, where), search.variants({**experiment.config, **mutated}, where))
     for variant in in_turn:
         config = trainable.get_default_config()
@@ -206,9 +209,10 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
         for key in variant:
             if key not in known:
                 raise ExperimentError(f"{where}, config: {_unknown(key, known, of_config=True)}")
+        for key in ("env_config", "evaluation_config"):
+            if not isinstance(variant.get(key) or {}, Mapping):
+                raise ExperimentError(f"{where}: {key} is {variant[key]!r} and must be a mapping")
         evaluation = variant.get("evaluation_config") or {}
-        if not isinstance(evaluation, Mapping):
-            raise ExperimentError(f"{where}: evaluation_config is {evaluation!r} and must be a mapping of the algorithm's keys")
         for key in evaluation:
             if key not in known:
                 raise ExperimentError(f"{where}, evaluation_config: {_unknown(key, known)}")
@@ -218,18 +222,29 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
         try:
             config.update_from_dict(dict(variant))
             config.validate()
-            if env is not None and registry.is_known(env):
-                registry.make(env, variant.get("env_config")).close()
+            if env is not None:
+                _try_environment(env, variant.get("env_config"), config)
             env = evaluation.get("env", env)
-            if evaluation and env is not None and registry.is_known(env):
-                registry.make(env, evaluation.get("env_config", variant.get("env_config"))).close()
-        except (ValueError, TypeError, FileNotFoundError, KeyError) as error:
+            if evaluation and env is not None:
+                _try_environment(env, evaluation.get("env_config", variant.get("env_config")), config)
+        except (ValueError, TypeError, FileNotFoundError, KeyError, AttributeError) as error:
             raise ExperimentError(f"{where}: {error}") from error
         if evaluation:
             _check_evaluation(config, where)
         first = first or config
     assert first is not None
     return first
+
+
+def _try_environment(name: Any, env_config: Any, config: AlgorithmConfig) -> None:
+    """Builds a text environment once; of others only RLlib's own algorithms on their own know what to make.
+
+    Raises:
+        ValueError: There is none of that name, or its configuration is wrong.
+    """
+    on_text = isinstance(config, LanguageConfig) and not _global_registry.contains(ENV_CREATOR, name)
+    if registry.is_known(name) or on_text:
+        registry.make(name, env_config).close()
 
 
 def _check_evaluation(config: AlgorithmConfig, where: str) -> None:
@@ -276,6 +291,9 @@ def algorithm_class(name: str, where: str = "run", env: str | None = None) -> ty
     if name in ours:
         return ours[name]
     if not registry.is_known(env):
+        known_to_rllib = env in gym.registry or _global_registry.contains(ENV_CREATOR, env)
+        if isinstance(env, str) and not known_to_rllib and difflib.get_close_matches(env, registry.ENVIRONMENTS):
+            raise ExperimentError(f"{where}, env: {unknown_key(env, registry.ENVIRONMENTS, 'environment')}")
         return get_trainable_cls(name)
     on_text = algorithms.STOCK_ON_TEXT
     if name not in on_text:
@@ -300,6 +318,10 @@ def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
     given = experiment.tune.get("checkpoint_config") or {}
     score, frequency = str(given.get("checkpoint_score_attribute") or ""), given.get("checkpoint_frequency") or 0
     interval = experiment.config.get("evaluation_interval")
+    if score.startswith("evaluation/") and isinstance(interval, Mapping):
+        raise ExperimentError(
+            f"{experiment.name}, config: evaluation_interval must be one number where checkpoints are kept by {score!r}"
+        )
     if score.startswith("evaluation/") and (not interval or not frequency or frequency % interval):
         # RLlib repeats the last evaluation in results that had none, and a checkpoint would get another one's score.
         raise ExperimentError(

@@ -101,7 +101,7 @@ def _export(run: Run, kind: str, output: Path | None, terminal: Terminal) -> Non
     files: dict[str, dict[str, Any]] = files_of(run)
     folder = output or Path(f"{run.name}-{kind}")
     for name, content in files.items():
-        _write(folder / f"{name}.json", json.dumps(content, indent=1).encode())
+        _write(folder / f"{name}.json", json.dumps(content, indent=1, allow_nan=False).encode())
     terminal.say(f"Written:     {len(files)} files of {len(run.episodes)} episodes in {folder}")
     if kind == "inspect":
         terminal.say(f"Read them:   inspect view --log-dir {folder}   (in an environment of its own: pip install inspect_ai)")

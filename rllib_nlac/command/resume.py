@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def check_unchanged(experiment: Experiment, trials: Sequence[Any]) -> None:
         ExperimentError: Something else is asked for.
     """
     searched = {key for key, value in experiment.config.items() if has_spaces(value)}
-    free = {"env", *searched, *mutated(experiment.tune.get("scheduler"))}
+    free = {"env", *searched, *mutated(experiment.tune.get("scheduler"), experiment.name)}
     for trial in trials:
         config, kept = ({key: of[key] for key in of.keys() - free} for of in (experiment.config, trial.config))
         changes = [
@@ -126,8 +127,11 @@ def _put_right(where: Path, recorded: Path | None) -> list[str]:
             examine(path)
         except DamagedCheckpoint as error:
             refused = str(error)
-            path.replace(path.with_name(f"damaged_{path.name}"))
-            lines.append(f"{path}: {refused}; put aside as damaged_{path.name}")
+            aside, numbers = path.with_name(f"damaged_{path.name}"), count(2)
+            while aside.exists():
+                aside = path.with_name(f"damaged_{path.name}_{next(numbers)}")
+            path.replace(aside)
+            lines.append(f"{path}: {refused}; put aside as {aside.name}")
             continue
         if path != recorded:
             shutil.copytree(path, recorded)

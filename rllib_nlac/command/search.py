@@ -139,8 +139,12 @@ def _mutations(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return result
 
 
-def mutated(given: Any) -> dict[str, Any]:
-    """What a scheduler may change while a trial runs, as search spaces, so that its values can be checked."""
+def mutated(given: Any, where: str) -> dict[str, Any]:
+    """What a scheduler may change while a trial runs, as search spaces, so that its values can be checked.
+
+    Raises:
+        ExperimentError: It is no mapping.
+    """
 
     def as_spaces(value: Any) -> Any:
         if isinstance(value, list):
@@ -151,6 +155,11 @@ def mutated(given: Any) -> dict[str, Any]:
 
     if not isinstance(given, Mapping):
         return {}
+    for key in ("hyperparam_bounds", "hyperparam_mutations"):
+        value = given.get(key) or {}
+        pairs = key != "hyperparam_bounds" or (isinstance(value, Mapping) and all(isinstance(v, list) for v in value.values()))
+        if not isinstance(value, Mapping) or not pairs:
+            raise ExperimentError(f"{where}, scheduler: {key} is {value!r} and must map keys to what they may be")
     bounds = {key: {"uniform": list(pair)} for key, pair in (given.get("hyperparam_bounds") or {}).items()}  # PB2's
     return {**bounds, **as_spaces(given.get("hyperparam_mutations") or {})}
 

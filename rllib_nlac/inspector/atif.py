@@ -19,20 +19,20 @@ def trajectories(run: Run) -> dict[str, dict[str, Any]]:
     """All recorded episodes, by a name for each one's file."""
     found: dict[str, dict[str, Any]] = {}
     for line in run.episodes:
-        name = f"iteration_{int(line.get('iteration') or 0):08d}_{len(found):04d}"
+        name = f"iteration_{line['iteration']:08d}_{len(found):04d}"
         found[name] = trajectory(run, line, name)
     return found
 
 
 def trajectory(run: Run, line: Mapping[str, Any], name: str) -> dict[str, Any]:
     """One episode: what the environment says to an action is the next step, as the agent reads it."""
-    rewards = iter(line.get("rewards") or ())
+    rewards = iter(line["rewards"])
     steps: list[dict[str, Any]] = []
-    for message in line.get("messages") or ():
+    for message in line["messages"]:
         step = {
             "step_id": len(steps) + 1,
-            "source": SOURCES.get(message.get("role"), "user"),
-            "message": str(message["content"]),
+            "source": SOURCES.get(message["role"], "user"),
+            "message": message["content"],
         }
         if step["source"] == "agent":
             step["extra"] = {"reward": next(rewards, None)}
@@ -46,19 +46,19 @@ def trajectory(run: Run, line: Mapping[str, Any], name: str) -> dict[str, Any]:
             "name": str(facts.get("algorithm") or "rllib_nlac"),
             "version": str(facts.get("version") or __version__),
             "model_name": str(facts.get("language_model") or ""),
-            "extra": {"weight_version": line.get("version"), "iteration": line.get("iteration")},
+            "extra": {"weight_version": line["version"], "iteration": line["iteration"]},
         },
         "steps": steps,
         "final_metrics": {
             "total_steps": len(steps),
-            "extra": {"success": bool(line.get("success")), "return": sum(r for r in line.get("rewards") or () if r)},
+            "extra": {"success": line["success"], "return": sum(r for r in line["rewards"] if r)},
         },
         "extra": {
             "environment": facts.get("env"),
             "env_config": facts.get("env_config"),
-            "task": line.get("task"),
-            "task_seed": line.get("task_seed"),
-            "terminated": line.get("terminated"),
-            "truncated": line.get("truncated"),
+            "task": line["task"],
+            "task_seed": line["task_seed"],
+            "terminated": line["terminated"],
+            "truncated": line["truncated"],
         },
     }

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rllib_nlac.algorithm.record import plain
-from rllib_nlac.inspector.run import Lines, Run
+from rllib_nlac.inspector.run import Lines, Run, finite
 
 FORMAT = 1
 MOST = 10_000  # transitions of a run
-LARGEST = 1e300  # of a number; NaN is no smaller
 KINDS = ("transition", "state", "prediction")
 NUMBERS = (
     "iteration",
@@ -157,21 +156,13 @@ def _tokens(strips: Any, texts: Texts) -> dict[str, Any] | None:
 
 
 def _episode(line: dict[str, Any], texts: Texts) -> dict[str, Any]:
-    numbers = {name: finite(line.get(name)) for name in ("iteration", "version", "task", "task_seed")}
-    rewards = line.get("rewards")
     return {
-        **numbers,
-        "messages": dialogue(line.get("messages"), texts),
-        "rewards": [finite(each) or 0 for each in rewards] if isinstance(rewards, list) else [],
-        "success": bool(line.get("success")),
-        "ended": texts.number(line.get("stop_reason") or ("terminated" if line.get("terminated") else "truncated")),
-        "episode": texts.number(line.get("episode")),
+        **{name: line[name] for name in ("iteration", "version", "task", "task_seed", "success")},
+        "messages": dialogue(line["messages"], texts),
+        "rewards": [each or 0 for each in line["rewards"]],
+        "ended": texts.number(line["stop_reason"] or ("terminated" if line["terminated"] else "truncated")),
+        "episode": texts.number(line["episode"]),
     }
-
-
-def finite(value: Any) -> float | None:
-    """A number that a browser reads as one, else None."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST else None
 
 
 def _object(value: Any) -> dict[str, Any] | None:

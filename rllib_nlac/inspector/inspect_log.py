@@ -20,7 +20,7 @@ def logs(run: Run) -> dict[str, dict[str, Any]]:
     """A log of each evaluation, by a name for its file."""
     by_iteration: dict[int, list[dict[str, Any]]] = {}
     for line in run.episodes:
-        by_iteration.setdefault(int(line.get("iteration") or 0), []).append(line)
+        by_iteration.setdefault(line["iteration"], []).append(line)
     return {f"iteration_{number:08d}": log(run, number, own) for number, own in sorted(by_iteration.items())}
 
 
@@ -28,7 +28,7 @@ def log(run: Run, iteration: int, episodes: list[dict[str, Any]]) -> dict[str, A
     """One evaluation's recorded episodes; only some of those that it played."""
     facts, when = run.facts, datetime.fromtimestamp(0, UTC).isoformat()  # the record knows iterations and no clock
     model, env = f"rllib_nlac/{facts.get('language_model') or 'model'}", str(facts.get("env") or "environment")
-    won = sum(bool(line.get("success")) for line in episodes)
+    won = sum(line["success"] for line in episodes)
     return {
         "version": 2,
         "status": "success",
@@ -70,7 +70,7 @@ def _id(number: int) -> int:
 
 
 def _sample(number: int, line: Mapping[str, Any], model: str) -> dict[str, Any]:
-    messages = [_message(each, f"{number}-{at}", model) for at, each in enumerate(line.get("messages") or ())]
+    messages = [_message(each, f"{number}-{at}", model) for at, each in enumerate(line["messages"])]
     answers = [each["content"] for each in messages if each["role"] == "assistant"]
     last = answers[-1] if answers else ""
     reply = {"role": "assistant", "content": last, "source": "generate", "model": model}
@@ -81,10 +81,9 @@ def _sample(number: int, line: Mapping[str, Any], model: str) -> dict[str, Any]:
         "target": "",
         "messages": messages,
         "output": {"model": model, "choices": [{"message": reply, "stop_reason": "stop"}], "completion": last},
-        "scores": {SCORER: {"value": float(bool(line.get("success"))), "answer": last}},
+        "scores": {SCORER: {"value": float(line["success"]), "answer": last}},
         "metadata": {
-            name: line.get(name)
-            for name in ("task", "task_seed", "rewards", "terminated", "truncated", "stop_reason", "version")
+            name: line[name] for name in ("task", "task_seed", "rewards", "terminated", "truncated", "stop_reason", "version")
         },
         "store": {},
         "events": [],
@@ -94,8 +93,8 @@ def _sample(number: int, line: Mapping[str, Any], model: str) -> dict[str, Any]:
 
 
 def _message(message: Mapping[str, Any], name: str, model: str) -> dict[str, Any]:
-    role = message.get("role")
-    found: dict[str, Any] = {"id": name, "role": "user" if role == "tool" else role, "content": str(message.get("content", ""))}
+    role = message["role"]
+    found: dict[str, Any] = {"id": name, "role": "user" if role == "tool" else role, "content": message["content"]}
     if role == "assistant":
         found |= {"source": "generate", "model": model}
     return found

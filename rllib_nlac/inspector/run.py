@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.record import EVALUATION, FOLDER, ITERATION, RUN_FILE
+from rllib_nlac.algorithm.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain
 
 RESULTS, PARAMETERS = "result.json", "params.json"
 # Of the results only what a reader asks about; the rest are timers and the configuration once more.
@@ -31,6 +30,9 @@ TOLD = (
 CALIBRATION = "evaluation/critic/"
 MAX_ROWS = 2000  # of the curves
 MAX_LINE = 64 << 20  # characters
+MAX_ITERATION = 10**9  # no run has more
+LARGEST = 1e300  # of a number; NaN is no smaller
+EXACT = 1 << 53  # beyond it a browser rounds whole numbers
 Lines = list[dict[str, Any]]
 
 
@@ -46,7 +48,7 @@ class Run:
         evaluations: What each evaluation says of critic and policy, nested, with its ``iteration``.
         notices: Iteration and text of what the run said to a person.
         lines: Of the record: transitions, states and predictions.
-        episodes: Of the evaluations.
+        episodes: Of the evaluations, every field there and of its kind.
         unread: Lines that could not be read.
         is_buffer: Whether the transitions are a replay buffer's, which nobody was asked about.
     """
@@ -116,13 +118,17 @@ class RunReader:
             unread += bad
             for line in own:
                 kind = line.get("kind")
-                if kind == "episode":
-                    episodes.append(line)
+                if kind == "episode" and (played := _episode(line)):
+                    episodes.append(played)
                 elif kind in ("transition", "state", "prediction"):
                     lines.append(line)
                 else:
                     unread += 1
-        results, bad = self._lines(self.folder / RESULTS)
+        rows, bad = self._lines(self.folder / RESULTS)
+        # Tune appends what a resumed run repeats; the last time counts.
+        by_iteration = {number: row for row in rows if (number := _iteration(row))}
+        results = [by_iteration[number] for number in sorted(by_iteration)]
+        unread += bad + sum(not _iteration(row) for row in rows)
         iterations, curves = curves_of(results)
         return Run(
             self.folder.name,
@@ -133,7 +139,7 @@ class RunReader:
             [(_iteration(row), line) for row in results for line in str(row.get("notices") or "").splitlines()],
             lines,
             episodes,
-            unread + bad,
+            unread,
         )
 
     def _files(self) -> list[Path]:
@@ -190,15 +196,37 @@ def _read_lines(path: Path) -> tuple[Lines, int]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        value = plain(json.loads(path.read_text(encoding="utf-8", errors="replace")))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _iteration(row: Mapping[str, Any]) -> int:
-    number = row.get("training_iteration")
-    return number if isinstance(number, int) and abs(number) < 1 << 53 else 0
+def _iteration(row: Mapping[str, Any], key: str = "training_iteration") -> int:
+    """Its number; 0 where there is none."""
+    number = row.get(key)
+    return number if type(number) is int and 0 < number <= MAX_ITERATION else 0
+
+
+def _episode(line: Mapping[str, Any]) -> dict[str, Any] | None:
+    """All fields of an episode, each of its kind; None of what is no episode."""
+    iteration, messages, rewards = _iteration(line, "iteration"), line.get("messages"), line.get("rewards")
+    if not (iteration and isinstance(messages, list) and isinstance(rewards, list) and all(map(_is_message, messages))):
+        return None
+    if not all(each is None or isinstance(each, (int, float)) for each in rewards):
+        return None
+    return {
+        "iteration": iteration,
+        **{name: finite(line.get(name)) for name in ("version", "task", "task_seed")},
+        **{name: text if isinstance(text := line.get(name), str) else None for name in ("episode", "stop_reason")},
+        **{name: bool(line.get(name)) for name in ("success", "terminated", "truncated")},
+        "messages": [{"role": each["role"], "content": each["content"]} for each in messages],
+        "rewards": list(map(finite, rewards)),
+    }
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
 
 
 def _evaluation(row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -244,9 +272,15 @@ def _numbers(value: Any, depth: int = 6) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300 or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.5g}")
+    number = finite(value)
+    if number is None or (isinstance(number, int) and abs(number) < EXACT):
+        return number
+    return float(f"{number:.5g}")
+
+
+def finite(value: Any) -> float | None:
+    """A number that a browser reads as one, else None."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST else None
 
 
 def curves_of(results: Lines) -> tuple[list[int], dict[str, list[float | None]]]:

@@ -24,6 +24,7 @@ STAGES = {
     "replay": "replay",
     "logprob_gap": "comparing engine and learner",
 }
+ASKED = ("play", "branches", "reflection", "second_attempts", "evaluation")  # under their own names as roles
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def stages(run: Run) -> list[Stage]:
         "learner": run.total("learners/default_policy/num_tokens_trained"),
         "evaluation": sum(run.total(f"evaluation/{part}/num_generated_tokens", evaluations) for part in parts),
     }
+    if counted := {each.name: each.generated for each in roles(run)}:  # what the runners count is of all their episodes
+        tokens |= {key: counted.get(key, 0.0) for key in ASKED}
     seconds = {key: run.total(f"seconds/{key}") for key in STAGES}
     found = [
         Stage(name, seconds[key] or math.nan, tokens.get(key) or math.nan)

@@ -42,7 +42,10 @@ def critic(run: Run, drawn: set[str] | frozenset[str]) -> str:
         lines.append(f"| refined action better, where it mattered | {' | '.join(each or '-' for each in refined)} |")
     parts.append("\n".join(lines))
     if figure(ends[-1], f"{CRITIC}/one_class") == 1:
-        parts.append("In the last evaluation all episodes ended alike, so nothing can be said of how well it orders them.")
+        parts.append(
+            "In the last evaluation all turns that were drawn are of episodes that ended alike, so nothing can be said of how "
+            "well it orders them."
+        )
     if "report_calibration.svg" in drawn:
         parts.append("![report_calibration.svg](report_calibration.svg)")
         parts.append("A dot on the diagonal is a chance that was right; its size tells how many turns were given it.")

@@ -47,7 +47,7 @@ def summary(run: Run) -> list[str]:
     if known := ends(run):
         words = [f"{name} {' -> '.join(number(value) for value in values)}" for name, values in known.items()]
         lines.append(f"Critic:      {', '.join(words)}")
-    took = sorted((each for each in stages(run) if each.seconds), key=lambda each: -each.seconds)[:4]
+    took = sorted((each for each in stages(run) if each.seconds > 0), key=lambda each: -each.seconds)[:4]
     if took:
         total = run.total("time_this_iter_s") or math.nan
         lines.append(f"Time:        {', '.join(f'{each.name} {each.seconds / total:.0%}' for each in took)}")

@@ -12,9 +12,9 @@ const STYLES = [
 function ticks(low, high, wanted = 4) {
   const span = high - low || Math.abs(high) || 1, rough = span / wanted, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => span / each <= wanted) || 10 * power;
-  const found = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(Number(at.toPrecision(12)));
-  return found;
+  const first = Math.ceil(low / step - 1e-9), found = new Set();
+  for (let i = 0; i <= wanted + 1 && (first + i) * step <= high + step * 1e-6; i++) found.add(Number(((first + i) * step).toPrecision(12)));
+  return [...found];
 }
 
 function mark(kind, x, y, size, extra) {
@@ -80,6 +80,10 @@ function lastOf(values) {
 
 function key(style) {
   return s("svg", { viewBox: "0 0 26 10", width: 26, height: 10, "aria-hidden": "true" }, s("line", { x1: 1, x2: 25, y1: 5, y2: 5, class: `line ${style.class}`, "stroke-dasharray": style.dash }), mark(style.mark, 13, 5, 2.8, `dot ${style.class}`));
+}
+
+function isReliability(own) {
+  return !!own && ["predicted", "came", "count"].every((name) => Array.isArray(own[name]) && own[name].length === own.predicted.length && own[name].every(Number.isFinite)) && own.predicted.length > 0;
 }
 
 // What came where so much was predicted; several: [{name, predicted, came, count}]

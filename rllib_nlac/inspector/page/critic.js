@@ -49,7 +49,7 @@ function calibrationView(app) {
   const place = h("div", { class: "charts" });
   const select = h("select", { "aria-label": "Evaluation", id: "evaluation", onchange: () => draw(known[Number(select.value)]) }, known.map((each, at) => h("option", { value: String(at), selected: at === known.length - 1 }, `after iteration ${number(each.iteration)}`)));
   const draw = (each) => {
-    const sets = [["fresh episodes", each.critic.reliability], ["replay buffer", each.critic.replayed && each.critic.replayed.reliability]].filter(([, own]) => own && Array.isArray(own.predicted) && own.predicted.length).map(([name, own]) => ({ name, ...own }));
+    const sets = [["fresh episodes", each.critic.reliability], ["replay buffer", each.critic.replayed && each.critic.replayed.reliability]].filter(([, own]) => isReliability(own)).map(([name, own]) => ({ name, ...own }));
     replace(place, sets.length ? reliabilityChart(sets, "Reliability") : null, figuresCard(each.critic), byCard("By turn", each.critic.by_turn), byCard("Replay buffer, by age", each.critic.replayed && each.critic.replayed.by_age), refinementCard(each.critic.refinement));
   };
   replace(charts, lineChart([line("fresh", "critic/auc"), line("replayed", "critic/replayed/auc")], { title: "AUC", low: 0, high: 1, note: "0.5 is chance, 1 perfect" }),
@@ -122,7 +122,7 @@ function compareView(app) {
   const charts = CURVES.flatMap((each) => each.lines.slice(0, each.title === "Losses" ? 2 : 1).map((own) => lineChart([...series(a, [own], "A "), ...series(b, [own], "B ")], { ...each, title: each.title === "Losses" ? own[1] : each.title === "Success" ? "Success in evaluation" : `${each.title}: ${own[1]}` }))).filter(Boolean);
   const auc = lineChart([...series(a, [[C + "auc", "AUC"]], "A "), ...series(b, [[C + "auc", "AUC"]], "B ")], { title: "AUC of the critic", low: 0, high: 1 });
   put(page, null, [h("div", { class: "charts" }, charts, auc)]);
-  const reliable = [a, b].map((run, at) => { const last = run.evaluations.filter((each) => each.critic && each.critic.reliability).pop(); return last && { name: `${"AB"[at]}, after iteration ${number(last.iteration)}`, ...last.critic.reliability }; }).filter((each) => each && Array.isArray(each.predicted) && each.predicted.length);
+  const reliable = [a, b].map((run, at) => { const last = run.evaluations.filter((each) => each.critic && isReliability(each.critic.reliability)).pop(); return last && { name: `${"AB"[at]}, after iteration ${number(last.iteration)}`, ...last.critic.reliability }; }).filter(Boolean);
   if (reliable.length) page.append(h("div", { class: "charts" }, reliabilityChart(reliable, "Reliability at the last evaluation")));
   const of = (run, name) => { const pair = (run.facts.config || {})[name]; return pair === undefined ? undefined : Array.isArray(pair) ? pair[0] : pair; };
   const usual = (name) => [a, b].map((run) => (run.facts.config || {})[name]).filter(Array.isArray).map((pair) => pair[1])[0];
