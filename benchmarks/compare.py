@@ -20,7 +20,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from benchmarks.compare_plan import HERE, Cell, Plan, asked_for
 from benchmarks.compare_tables import COLUMNS, PASS, Row, markdown, plot, read_rows
 from benchmarks.rows import generated_tokens
 from rllib_nlac.names import unknown_key
-from rllib_nlac.reporting.results import evaluated, lookup
+from rllib_nlac.reporting.results import Results, evaluated, lookup, read_results
 
 
 def build(plan: Plan, world: str) -> None:
@@ -67,7 +67,7 @@ def run(cell: Cell, folder: Path) -> None:
 
 def is_done(cell: Cell, folder: Path) -> bool:
     """Whether the run has reached its end, by its own experiment file."""
-    file, results = folder / f"{cell.name}.yaml", list(results_of(cell, folder))
+    file, results = folder / f"{cell.name}.yaml", results_of(cell, folder)
     if not results or not file.is_file():
         return False
     if yaml.safe_load(file.read_text()) != {cell.name: json.loads(json.dumps(cell.experiment))}:
@@ -105,15 +105,11 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
-def results_of(cell: Cell, folder: Path) -> Iterator[dict]:
+def results_of(cell: Cell, folder: Path) -> list[Results]:
     """The results of a run, an iteration each."""
     # A run that was interrupted before its first checkpoint began again in a folder of its own.
     latest = max((folder / cell.name).glob("*/result.json"), key=lambda file: file.stat().st_mtime, default=None)
-    by_iteration = {}
-    for line in latest.read_text().splitlines() if latest else ():
-        result = json.loads(line)
-        by_iteration[result["training_iteration"]] = result  # a resumed run repeats what came after its checkpoint
-    yield from (by_iteration[number] for number in sorted(by_iteration))
+    return read_results(latest)[0] if latest else []
 
 
 def positive(text: str) -> int:
@@ -178,6 +174,8 @@ def main() -> None:
             parser.error(f"{arguments.plan} knows no {', '.join(sorted(others))}: give these rows their own --plan")
         print(markdown(rows, plan))
         return
+    if arguments.search and (arguments.quick or arguments.seeds):
+        parser.error("--search has runs and a seed of its own: leave out --quick and --seeds")
     runs = "search" if arguments.search else "quick" if arguments.quick else "runs"
     try:
         cells = plan.select(runs, arguments.worlds, arguments.methods, arguments.seeds)

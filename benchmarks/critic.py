@@ -73,7 +73,8 @@ def main() -> None:
     arguments = parser.parse_args()
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     algorithm = Algorithm.from_checkpoint(str(arguments.checkpoint.absolute()))
-    assert isinstance(algorithm, NLAC)
+    if not isinstance(algorithm, NLAC):
+        parser.error(f"{arguments.checkpoint} is of {type(algorithm).__name__}, which has no such critic: give one of NLAC")
     runner = evaluation_runner(algorithm)
     if runner is None:
         parser.error(f"{arguments.checkpoint} is of logged dialogues alone, without an environment to play in")

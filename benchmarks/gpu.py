@@ -246,9 +246,11 @@ def measure(
         model = str(folder / task.shape)
         if task.shape not in models:
             models[task.shape] = run(replace(task, part="build", folder=model), left)
-        outcome = models[task.shape]
-        if outcome.status == MEASURED:
-            outcome = run(replace(task, folder=model), end - time.monotonic())
+        outcome, left = models[task.shape], end - time.monotonic()
+        if left < SHORTEST_S:
+            outcome, note = Outcome(NOT_RUN, task.shape), "no time was left (--minutes)"
+        elif outcome.status == MEASURED:
+            outcome = run(replace(task, folder=model), left)
         else:
             outcome = replace(outcome, error=f"its model was not built: {outcome.error}")
         found[task.part] = replace(outcome, note=note)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare import build, positive, results_of, run
+from benchmarks.compare import build, is_done, positive, results_of, run
 from benchmarks.compare_plan import HERE, Cell, Plan
 from benchmarks.compare_tables import Row
 from rllib_nlac.algorithm.calibration import Z, wilson
@@ -136,6 +136,8 @@ def main() -> None:
         for method in CRITICS:
             one = cell(plan, arguments.world, method, seed, arguments.episodes, arguments.states, arguments.branches)
             run(one, folder)
+            if not is_done(one, folder):
+                raise SystemExit(f"a run failed: {folder / one.name}.log")
             rows += [row_of(one, result) for result in results_of(one, folder) if evaluated(result) is not None]
     with (folder / "refinement.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)

@@ -2,7 +2,7 @@
 
 Every method learns from the same log of the world ``Crossing`` and is evaluated from its near entrance. In the log "apart" no
 dialogue from there has won; wins begin at the far entrance, and meet the others' ways at the crossing. Whoever wins from the
-near entrance has joined parts of both. The log "joined" is the same play with the wins from the near entrance left in. Each
+near entrance has joined parts of both. The log "joined" is of the same player, with its wins from the near entrance. Each
 seed has a layout, a log and a training of its own; all methods begin with one base model, which the first call builds.
 
 A run's rows are in the CSV as soon as it has ended, and runs that are there are not run again: a command that is cut short goes

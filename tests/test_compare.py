@@ -198,6 +198,16 @@ def test_a_model_that_is_only_played_counts_by_its_own_episodes(tmp_path):
     assert (row["evaluation"], row["subgoals"]) == (0.1, [0.3])
 
 
+def test_a_line_that_was_not_written_to_its_end_is_no_result(tmp_path):
+    """Of a run that was killed, or that goes on. Fails where the comparison then never goes on."""
+    cell = Cell("house_1", "NLAC", 0, EXPERIMENT)
+    write(tmp_path, cell, [result(2, 64, 0.2)])
+    with (tmp_path / cell.name / "trial" / "result.json").open("a") as file:
+        file.write('\n{"training_iteration": 3, "env_run')
+    assert [row["evaluation"] for row in rows_of(cell, tmp_path)] == [rows_of(cell, tmp_path)[0]["evaluation"]]
+    assert not is_done(cell, tmp_path)
+
+
 def test_of_two_beginnings_the_later_one_counts(tmp_path):
     cell = Cell("house_1", "NLAC", 0, EXPERIMENT)
     write(tmp_path, cell, [result(2, 64, 0.2)])

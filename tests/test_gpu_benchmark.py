@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -170,6 +171,12 @@ class TestParts:
         found = measure([*tasks("speed"), Task("lora")], {"lora": "none fits"}, 1.0, run, tmp_path)
         assert found["speed"] == Outcome(NOT_RUN, "small", "no time was left (--minutes)")
         assert found["lora"] == Outcome(NOT_RUN, note="none fits, and no smaller shape does")
+
+    def test_a_part_whose_model_took_all_the_time_is_not_run(self, tmp_path, monkeypatch):
+        now = iter([0.0, 0.0, 70.0, 80.0])
+        monkeypatch.setattr("benchmarks.gpu.time", SimpleNamespace(monotonic=lambda: next(now)))
+        found = measure(tasks("speed"), {}, 80.0, lambda task, limit: Outcome(MEASURED), tmp_path)
+        assert found["speed"] == Outcome(NOT_RUN, "small", "no time was left (--minutes)")
 
     def test_what_json_has_not_is_not_known(self):
         assert plain({"a": {"b": float("nan"), "c": 1.5}, "d": float("inf")}) == {"a": {"b": None, "c": 1.5}, "d": None}
