@@ -404,7 +404,7 @@ class TestReplay:
         monkeypatch.setattr(LanguageAlgorithm, "setup", lambda self, config: None)
         algorithm, added = make(prompts="compact"), []
         algorithm.chat = "chat"
-        algorithm.local_replay_buffer = SimpleNamespace(add=added.append)
+        algorithm.local_replay_buffer = SimpleNamespace(add=added.append, num_evicted=0)
         data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
         algorithm.offline_data = data if logged else None
         ReplayAlgorithm.setup(algorithm, {})
