@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.rft import RFTConfig
@@ -140,16 +139,16 @@ class TestReport:
         assert (report.answered["future"], report.unparsed["future"], report.cut_off["future"]) == (3, 2, 1)
         assert report.examples == {"future": "answer 1"}
 
-    def test_prompts_that_are_too_long_are_said_of_the_role_that_lost_most_of_them(self, chat):
+    def test_prompts_that_are_too_long_are_said_of_the_role_that_lost_most_of_them(self):
         """Fails where a role that is never asked looks like one whose answers all parse."""
-        a = SimpleNamespace(chat=chat, notices=Notices(), heed_parsing=lambda *about: None)
+        a = SimpleNamespace(notices=Notices(), heed_parsing=lambda *about: None)
         report = StageReport()
         report.prompts.update(future=10, critique=10)
         report.too_long.update(future=5, critique=6)
-        LanguageAlgorithm.heed_stages(a, report)
+        Watched.heed_stages(a, report)
         (text,) = a.notices.take()
-        assert "exceed the context of 512 tokens were not asked: 6 of 10 of critique. Raise max_context, or lower" in text
-        LanguageAlgorithm.heed_stages(a, StageReport())
+        assert "exceed the context were not asked: 6 of 10 of critique. What to do: raise max_context, or lower" in text
+        Watched.heed_stages(a, StageReport())
         assert not a.notices.take()
 
 

@@ -43,13 +43,12 @@ from rllib_nlac.algorithm.metrics import (
 from rllib_nlac.algorithm.placement import check_cluster, trial_request
 from rllib_nlac.algorithm.rehearsal import BaseAnswers
 from rllib_nlac.algorithm.spending import Spending
-from rllib_nlac.algorithm.watch import MANY, Watched
+from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
 from rllib_nlac.checkpoints.storage import check_storage
 from rllib_nlac.engine.make import make_engine
 from rllib_nlac.engine.shared import NotFiniteError
-from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant, answered_by
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
@@ -75,16 +74,6 @@ STATE = "nlac"  # key of our part of a checkpoint
 BASE_ANSWERS, STAGES_RNG = "base_answers", "stages_rng"  # keys within it
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
-# What a person calls the critic's roles, and the key that limits each one's tokens.
-ROLES = {
-    "future": ("the critic's futures", "max_future_tokens"),
-    "target": ("the critic's Bellman targets", "max_future_tokens"),
-    "critique": ("the critic's critiques", "max_critique_tokens"),
-    "refinement": ("the refined actions", "max_action_tokens"),
-}
-TOO_LONG = (
-    "Raise max_context, or lower history_turns, the environment's max_turns or the limits of the answers (max_..._tokens)"
-)
 LEARNER = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}"
 WEIGHTS = f"{LEARNER}/{COMPONENT_RL_MODULE}"  # alone, in a checkpoint
 MAX_LEARNER_RESTARTS = 3  # in a row; more have a cause that a restart does not cure
@@ -158,20 +147,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         """Tells a person where an iteration has nothing to train on."""
         text = None if sequences else f"nothing was learned in iteration {self.iteration + 1}: {self.nothing_to_learn}"
         self.notices.heed("nothing to learn", text)
-
-    def heed_stages(self, report: StageReport) -> None:
-        """Tells a person where most answers of one of the critic's roles do not parse, or most of its prompts are too long."""
-        lost = [
-            f"{n} of {report.prompts[role]} of {role}" for role, n in report.too_long.items() if n > MANY * report.prompts[role]
-        ]
-        text = (
-            f"prompts that exceed the context of {self.chat.max_context} tokens were not asked: {', '.join(lost)}. {TOO_LONG}"
-        )
-        self.notices.heed("long prompts", text if lost else None)
-        for role, (name, limit) in ROLES.items():
-            self.heed_parsing(
-                name, report.unparsed[role], report.answered[role], report.cut_off[role], report.examples.get(role, ""), limit
-            )
 
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         """What the learner trains on after these episodes."""

@@ -17,10 +17,19 @@ from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.algorithm.metrics import SECONDS
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
 from rllib_nlac.algorithm.trends import Trends
+from rllib_nlac.engine.chat import TOO_LONG
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
-MANY = 0.5  # share of a role's answers that do not parse from which on it is said
+MANY = 0.5  # share of a role's answers that do not parse, or of its prompts that are too long, from which on it is said
+# What a person calls the critic's roles, and the key that limits each one's tokens.
+ROLES = {
+    "future": ("the critic's futures", "max_future_tokens"),
+    "target": ("the critic's Bellman targets", "max_future_tokens"),
+    "critique": ("the critic's critiques", "max_critique_tokens"),
+    "refinement": ("the refined actions", "max_action_tokens"),
+}
 
 
 class Watched(Algorithm):
@@ -76,6 +85,16 @@ class Watched(Algorithm):
         failed, steps, cut_off = (int(runners.get(name) or 0) for name in names)
         example = next(iter(examples), "")
         self.heed_parsing("the policy's turns", failed, steps, cut_off, example, "max_action_tokens")
+
+    def heed_stages(self, report: StageReport) -> None:
+        """Tells a person where most answers of one of the critic's roles do not parse, or most of its prompts are too long."""
+        lost = [f"{n} of {of} of {role}" for role, of in report.prompts.items() if (n := report.too_long[role]) > MANY * of]
+        text = f"prompts that exceed the context were not asked: {', '.join(lost)}. What to do: {TOO_LONG}" if lost else None
+        self.notices.heed("long prompts", text)
+        for role, (name, limit) in ROLES.items():
+            self.heed_parsing(
+                name, report.unparsed[role], report.answered[role], report.cut_off[role], report.examples.get(role, ""), limit
+            )
 
     def heed_parsing(self, role: str, failed: int, asked: int, cut_off: int, example: str, limit: str) -> None:
         """Tells a person where most answers of a role do not parse, and what to do; once, until it is better.

@@ -15,7 +15,9 @@ from rllib_nlac.types import Message, Seen
 # A text of more characters for each token of the context is not tokenized to find out that it is too long.
 MOST_CHARACTERS_PER_TOKEN = 64
 
-_TOO_LONG = "raise max_context, or lower max_turns, max_new_tokens or the length of the environment's texts"
+TOO_LONG = (
+    "raise max_context, or lower history_turns, the environment's max_turns or texts, or the answers' limits (max_..._tokens)"
+)
 
 
 class PromptTooLong(ValueError):
@@ -138,7 +140,7 @@ class Chat:
             characters = sum(len(message.content) for message in messages)
             if characters > self.max_characters:
                 found[place] = PromptTooLong(
-                    f"a prompt of {characters} characters exceeds the context of {self.max_context}: {_TOO_LONG}"
+                    f"a prompt of {characters} characters exceeds the context of {self.max_context}: {TOO_LONG}"
                 )
                 continue
             if seen is not None and seen.turn_ids is None:
@@ -157,7 +159,7 @@ class Chat:
             if isinstance(prompt, Prompt) and len(prompt.ids) + room > self.max_context:
                 prompt = PromptTooLong(
                     f"a prompt of {len(prompt.ids)} tokens with room for {room} more exceeds the context of "
-                    f"{self.max_context}: {_TOO_LONG}"
+                    f"{self.max_context}: {TOO_LONG}"
                 )
             prompts.append(prompt)
         return prompts
