@@ -237,7 +237,7 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
 
 
 def _try_environment(name: Any, env_config: Any, config: AlgorithmConfig) -> None:
-    """Builds a text environment once; of others only RLlib's own algorithms on their own know what to make.
+    """Builds an environment once, unless it is one that only RLlib or Tune knows.
 
     Raises:
         ValueError: There is none of that name, or its configuration is wrong.

@@ -157,8 +157,7 @@ def mutated(given: Any, where: str) -> dict[str, Any]:
         return {}
     for key in ("hyperparam_bounds", "hyperparam_mutations"):
         value = given.get(key) or {}
-        pairs = key != "hyperparam_bounds" or (isinstance(value, Mapping) and all(isinstance(v, list) for v in value.values()))
-        if not isinstance(value, Mapping) or not pairs:
+        if not isinstance(value, Mapping) or (key.endswith("bounds") and not all(isinstance(v, list) for v in value.values())):
             raise ExperimentError(f"{where}, scheduler: {key} is {value!r} and must map keys to what they may be")
     bounds = {key: {"uniform": list(pair)} for key, pair in (given.get("hyperparam_bounds") or {}).items()}  # PB2's
     return {**bounds, **as_spaces(given.get("hyperparam_mutations") or {})}
