@@ -137,7 +137,7 @@ def main() -> None:
             one = cell(plan, arguments.world, method, seed, arguments.episodes, arguments.states, arguments.branches)
             run(one, folder)
             if not is_done(one, folder):
-                raise SystemExit(f"a run failed: {folder / one.name}.log")
+                raise SystemExit(f"a run failed, {folder / one.name}.log says why; the same command tries it again")
             rows += [row_of(one, result) for result in results_of(one, folder) if evaluated(result) is not None]
     with (folder / "refinement.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
