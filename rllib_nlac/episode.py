@@ -45,9 +45,11 @@ def known_task_seed(episode: SingleAgentEpisode) -> int | None:
     return episode.custom_data.get(TASK_SEED)
 
 
-def task_of(episode: SingleAgentEpisode) -> int:
-    """The number of its task in an evaluation; of an episode of training the seed, which is as good."""
-    return episode.custom_data.get(TASK, task_seed_of(episode))
+def task_of(episode: SingleAgentEpisode) -> int | str:
+    """The number of its task in an evaluation; of an episode of training the seed, which is as good; of one that another
+    runner than ours has played the episode's own id.
+    """
+    return episode.custom_data.get(TASK, episode.custom_data.get(TASK_SEED, episode.id_))
 
 
 def environment_of(episode: SingleAgentEpisode) -> str | None:

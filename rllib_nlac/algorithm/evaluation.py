@@ -187,7 +187,7 @@ def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
 
 def success_table(episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
     """Successes, 1 or 0, shape (tasks, attempts); a task that lost an attempt to its environment loses the others too."""
-    by_task: dict[int, list[bool]] = {}
+    by_task: dict[int | str, list[bool]] = {}
     for episode in episodes:
         by_task.setdefault(task_of(episode), []).append(episode_success(episode))
     attempts = max(map(len, by_task.values()))

@@ -195,7 +195,7 @@ def forks_of(places: Sequence[Place], refinements: Sequence[Refinement], count: 
     One turn of a task is taken at most, and only where refinement changed the action. Both go on with the same seeds.
     """
     starts: list[Start] = []
-    taken: set[int] = set()
+    taken: set[int | str] = set()
     for number, ((episode, t), refinement) in enumerate(zip(places, refinements, strict=True)):
         refined = refinement.generation
         if refined is None or refinement.kept or task_of(episode) in taken:
