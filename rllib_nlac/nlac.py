@@ -54,8 +54,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_epochs": 5,
         "judged_fraction": 0.5,
         "policy_loss_coeff": 0.3,
-        # Rare transitions are drawn often and count in full.
-        "replay_buffer_config": {"alpha": 1.0, "beta": 0.0, "beta_final": 0.0},
+        # Rare transitions are drawn often and count in full. So are the first episodes that succeed, among hundreds that fail:
+        # by priorities alone most of their turns would never be drawn.
+        "replay_buffer_config": {"alpha": 1.0, "beta": 0.0, "beta_final": 0.0, "success_share": 0.25},
     },
 }
 

@@ -70,7 +70,14 @@ EXPECTED_METRICS = {
         "unparsed_action_rate",
         "num_generated_tokens",
     ),
-    "replay_buffer": ("num_transitions", "num_bytes", "priority_mean", "importance_weight_mean", "staleness_mean"),
+    "replay_buffer": (
+        "num_transitions",
+        "num_bytes",
+        "priority_mean",
+        "importance_weight_mean",
+        "success_rate",
+        "staleness_mean",
+    ),
     "sync": ("time_s", "num_bytes"),
     "seconds": ("play", "replay", "waves", "logprob_gap", "learner", "sync"),
 }

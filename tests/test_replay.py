@@ -75,6 +75,58 @@ def test_importance_weights(beta):
     assert sample.weights.max() <= 1.0 + 1e-6
 
 
+def half_won(success_share: float, alpha: float = 0.6) -> tuple[TextReplayBuffer, dict[int, float], set[int]]:
+    """Two lost episodes and one that was won; p^α of each node, and the nodes of the one that was won."""
+    buffer = TextReplayBuffer(env="E", seed=0, alpha=alpha)
+    buffer.add([episode(0, truncated=True), episode(1), episode(2, truncated=True)])
+    everything = buffer.sample_transitions(400, beta=0.0)
+    won = {node for t, node in zip(everything.transitions, everything.nodes, strict=True) if t.episode_success}
+    nodes = sorted(set(everything.nodes))
+    priorities = np.linspace(0.1, 2.0, len(nodes))
+    buffer.update_priorities_of(nodes, priorities)
+    assert (len(nodes), len(won)) == (12, 4)
+    buffer.success_share = success_share
+    return buffer, dict(zip(nodes, priorities**alpha, strict=True)), won
+
+
+@pytest.mark.parametrize("share", [0.1, 0.7, 1.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_successes_have_their_share_of_the_draws_and_keep_their_priorities_among_themselves(share, alpha):
+    """Chi-square against the closed form. Fails where the share comes on top of what priorities give, and where successes are
+    drawn uniformly."""
+    buffer, mass, won = half_won(share, alpha)
+    total, of_won = sum(mass.values()), sum(mass[node] for node in won)
+    wins = max(of_won / total, share)
+    expected = {n: wins * m / of_won if n in won else (1 - wins) * m / (total - of_won) for n, m in mass.items()}
+    sample = buffer.sample_transitions(4_000, beta=0.7)
+    possible = [node for node in mass if expected[node]]
+    observed = [sample.nodes.count(node) for node in possible]
+    assert sum(observed) == 4_000
+    assert stats.chisquare(observed, [4_000 * expected[node] for node in possible]).pvalue > 1e-3
+    # The weights correct for the chance that a transition really had.
+    raw = np.array([expected[node] ** -0.7 for node in sample.nodes])
+    np.testing.assert_allclose(sample.weights / sample.weights[0], raw / raw[0], rtol=1e-4)
+    assert 0 < sample.weights.max() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("truncated", [True, False])
+def test_without_successes_or_with_nothing_else_a_share_of_them_changes_no_draw(truncated):
+    buffers = [TextReplayBuffer(env="E", seed=5, success_share=share) for share in (0.0, 0.5)]
+    for buffer in buffers:
+        buffer.add([episode(number, truncated=truncated) for number in range(4)])
+    first, second = (buffer.sample_transitions(100, beta=0.4) for buffer in buffers)
+    assert first.nodes == second.nodes
+    np.testing.assert_array_equal(first.weights, second.weights)
+
+
+def test_evicted_successes_are_drawn_no_more_and_later_ones_are():
+    buffer = TextReplayBuffer(env="E", seed=0, capacity=12, success_share=1.0)
+    buffer.add([episode(0), *(episode(number, truncated=True) for number in range(1, 4))])
+    assert not any(t.episode_success for t in buffer.sample_transitions(200, beta=0.0).transitions)
+    buffer.add([episode(4)])
+    assert {t.action[:2] for t in buffer.sample_transitions(200, beta=0.0).transitions} == {"q4"}
+
+
 def test_new_transitions_get_the_largest_priority():
     buffer = filled(2)
     sample = buffer.sample_transitions(8, beta=0.0)

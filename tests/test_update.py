@@ -421,10 +421,10 @@ class TestReplay:
         assert [entry[0] for entry in log] == (["draw"] if offline else ["collect", "add", "draw"])
 
     def test_the_buffer_is_what_the_config_says(self, make):
-        settings = {"capacity": 123, "max_bytes": 456, "alpha": 0.3}
+        settings = {"capacity": 123, "max_bytes": 456, "alpha": 0.3, "success_share": 0.6}
         config = make(seed=7, replay_buffer_config=settings).config
         buffer = NLAC._create_local_replay_buffer_if_necessary(None, config)
-        assert (buffer.capacity, buffer.max_bytes, buffer.alpha, buffer.env) == (123, 456, 0.3, "TwentyQuestions")
+        assert {name: getattr(buffer, name) for name in settings} == settings and buffer.env == "TwentyQuestions"
         assert buffer.rng.random() == np.random.default_rng(7).random()
         config.seed = None
         plain = NLAC._create_local_replay_buffer_if_necessary(None, config)

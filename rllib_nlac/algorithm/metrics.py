@@ -100,7 +100,7 @@ def log_stages(
 
 
 def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplaySample, version: int) -> None:
-    """Size, priorities and age of what was replayed; age in versions of the weights."""
+    """Size, priorities, success and age of what was replayed; age in versions of the weights."""
     ages = [version - transition.generation.weight_version for transition in sample.transitions]
     for name, value in {
         "num_transitions": buffer.get_num_timesteps(),
@@ -108,6 +108,7 @@ def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplayS
         "num_bytes": buffer.num_bytes,
         "priority_mean": buffer.mean_priority,
         "importance_weight_mean": float(sample.weights.mean()),
+        "success_rate": float(np.mean([transition.episode_success for transition in sample.transitions])),
         "staleness_mean": float(np.mean(ages)),
         "staleness_max": float(np.max(ages)),
     }.items():

@@ -36,6 +36,8 @@ class ReplaySettings:
         beta: How much importance weights correct for that, at the start.
         beta_final: And at the end.
         beta_final_timesteps: Environment steps from the start to the end. Learning from logs alone makes none.
+        success_share: At least this share of the draws is from episodes that succeeded, as soon as there are any; which of
+            their turns, priorities decide. For tasks that are hardly ever won at first. 0: priorities alone.
         in_checkpoints: Whether checkpoints hold the buffer, with its priorities.
     """
 
@@ -45,6 +47,7 @@ class ReplaySettings:
     beta: float = 0.4
     beta_final: float = 1.0
     beta_final_timesteps: int = 100_000
+    success_share: float = 0.0
     in_checkpoints: bool = True
 
 
@@ -64,6 +67,7 @@ class ReplayConfig(LanguageAlgorithmConfig):
             "beta": ranges.SHARE,
             "beta_final": ranges.SHARE,
             "beta_final_timesteps": ranges.NOT_NEGATIVE,
+            "success_share": ranges.SHARE,
             "in_checkpoints": ranges.FLAG,
         }
     }
@@ -171,6 +175,7 @@ class ReplayAlgorithm(LanguageAlgorithm):
             capacity=settings.capacity,
             max_bytes=settings.max_bytes,
             alpha=settings.alpha,
+            success_share=settings.success_share,
             seed=config.seed or 0,
         )
 

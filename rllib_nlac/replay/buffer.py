@@ -51,18 +51,26 @@ class ReplaySample:
 
 
 class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
-    """Samples transitions with P(i) = p_i^α / Σ p^α.
+    """Samples transitions with P(i) = p_i^α / Σ p^α, or those of episodes that succeeded more often.
 
     Args:
         env: Name of the environment, which goes into every transition.
         capacity: The most transitions kept; the oldest episodes go first.
         max_bytes: The most bytes of texts and token ids kept, likewise.
         alpha: Exponent of the priorities; 0 is uniform replay.
+        success_share: At least this share of the draws is from episodes that succeeded, where there are any.
         seed: Seeds the draws.
     """
 
     def __init__(
-        self, *, env: str, capacity: int = 50_000, max_bytes: int = 4 << 30, alpha: float = 0.6, seed: int | None = None
+        self,
+        *,
+        env: str,
+        capacity: int = 50_000,
+        max_bytes: int = 4 << 30,
+        alpha: float = 0.6,
+        success_share: float = 0.0,
+        seed: int | None = None,
     ) -> None:
         # RLlib's segment trees refuse an alpha of 0, which is a legal ablation: any priority to the power of it is 1.
         super().__init__(capacity=capacity, alpha=alpha or 1e-12)
@@ -72,6 +80,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self._num_episodes_evicted: int
         self.episodes: deque[SingleAgentEpisode]
         self.alpha = alpha
+        self.success_share = success_share
         self.env = env
         self.max_bytes = max_bytes
         self.rng = np.random.default_rng(seed)
@@ -108,7 +117,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self._bytes = {key: size for key, size in self._bytes.items() if key in self.episode_id_to_index}
 
     def sample_transitions(self, count: int, beta: float, n_step: int = 1) -> ReplaySample:
-        """Draws ``count`` transitions in proportion to their priorities.
+        """Draws ``count`` transitions in proportion to their priorities, among all and, as often as it takes, among successes.
 
         Args:
             count: How many, with replacement.
@@ -120,16 +129,38 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         """
         if not self._num_timesteps:
             raise ValueError("the replay buffer is empty: collect episodes before sampling")
-        total = self._sum_segment.sum()
-        nodes = [self._sum_segment.find_prefixsum_idx(mass) for mass in self.rng.random(count) * total]
-        chances = np.array([self._sum_segment[node] for node in nodes]) / total
-        rarest = self._min_segment.min() / total
+        shares = self.rng.random(count)
+        if (favoured := self._favouring_success()) is not None:
+            every, chance = favoured
+            ends = np.cumsum(chance)
+            picks = np.minimum(np.searchsorted(ends, shares * ends[-1], side="right"), len(every) - 1)
+            nodes, chances, rarest = [every[i] for i in picks], chance[picks], chance.min()
+        else:
+            total = self._sum_segment.sum()
+            nodes = [self._sum_segment.find_prefixsum_idx(mass) for mass in shares * total]
+            chances = np.array([self._sum_segment[node] for node in nodes]) / total
+            rarest = self._min_segment.min() / total
         self.sampled_timesteps += count
         return ReplaySample(
             transitions=[self._transition(self._indices[self._tree_idx_to_sample_idx[node]], n_step) for node in nodes],
             weights=((chances / rarest) ** -beta).astype(np.float32),
             nodes=nodes,
         )
+
+    def _favouring_success(self) -> tuple[list[int], np.ndarray] | None:
+        """The nodes that can be drawn and their chances, shape (N,), where ``success_share`` changes these; else None."""
+        if not self.success_share:
+            return None
+        ended_well = {n for n, e in enumerate(self.episodes, self._num_episodes_evicted) if episode_success(e)}
+        nodes = [node for *_, node in self._indices]
+        chances = self.priorities / self._sum_segment.sum()
+        won = np.array([number in ended_well for number, *_ in self._indices], bool)
+        share = chances[won].sum()
+        if not won.any() or won.all() or share >= self.success_share:
+            return None
+        chances *= np.where(won, self.success_share / share, (1 - self.success_share) / (1 - share))
+        possible = np.flatnonzero(chances)
+        return [nodes[i] for i in possible], chances[possible]
 
     def _transition(self, place: Sequence[int], n_step: int) -> Transition:
         episode_index, t = place[:2]
