@@ -13,7 +13,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.language import refine
-from rllib_nlac.language.critique import predicts_success, transcript
+from rllib_nlac.language.critique import transcript
 from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.variant import Ask, Stage, Variant
 from rllib_nlac.nlac import NLAC, NLACConfig
@@ -84,22 +84,6 @@ class Fresh(Variant):
         return [replace(t, generation=new[0], action=new[1]) if new else t for t, new in zip(transitions, drawn, strict=True)]
 
 
-class Imitating(Variant):
-    """The action of an episode that ended in success is imitated where the futures predict failure.
-
-    Self-imitation learning (arXiv 1806.05635) imitates what returned more than its value. For a critic that foresees the next
-    steps better than the outcome.
-    """
-
-    @override(Variant)
-    def imitates(self, transition: Transition, futures: tuple[Future, ...]) -> bool:
-        return transition.episode_success and bool(futures) and not predicts_success(futures)
-
-
-class FrozenImitating(Frozen, Imitating):
-    """Both."""
-
-
 class FrozenCritic(Ablation):
     """The critic stays what it was before training."""
 
@@ -136,18 +120,6 @@ class FreshActions(Ablation):
     variant = Fresh()
 
 
-class SelfImitation(Ablation):
-    """What won unforeseen is imitated."""
-
-    variant = Imitating()
-
-
-class SelfImitationFrozenCritic(Ablation):
-    """Self-imitation, with a critic that stays what it was."""
-
-    variant = FrozenImitating()
-
-
 ABLATIONS: dict[str, type[Ablation]] = {
     f"NLAC_{cls.__name__}": cls
     for cls in (
@@ -156,7 +128,5 @@ ABLATIONS: dict[str, type[Ablation]] = {
         PermutedFutures,
         Hindsight,
         FreshActions,
-        SelfImitation,
-        SelfImitationFrozenCritic,
     )
 }

@@ -163,7 +163,7 @@ class Transition:
         reward: The reward of this step.
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
-        episode_success: Whether the episode ended in success; for self-imitation, diagnostics and baselines. The only prompts
+        episode_success: Whether the episode ended in success; for replay, diagnostics and baselines. The only prompts
             that show it are those of the evaluator that reads what really came, in self-distillation and ``NLAC_Hindsight``, of
             SDPO's teacher, and of the reflections of ERL and GEPA.
         returns_to_go: Undiscounted sum of rewards from this step to the end. No prompt shows it.
@@ -287,7 +287,6 @@ class Refinement:
         "not_refined",
         "rejected",
         "not_judged",
-        "imitated",
         "unparsed_future",
         "unparsed_critique",
         "unparsed_action",

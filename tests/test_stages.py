@@ -8,7 +8,7 @@ import pytest
 from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import NO, SETTINGS, YES, script, transition
 
-from rllib_nlac.ablations import Constant, Fresh, Frozen, Imitating, Permuted, WhatCame
+from rllib_nlac.ablations import Constant, Fresh, Frozen, Permuted, WhatCame
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.types import Message, Weights
@@ -234,54 +234,15 @@ class TestWhatThePolicyLearns:
         assert self.run(make, script(refine="Is it alive?"), action_format="react").reason == "unparsed_action"
         assert self.run(make, script(refine="Thought: x\nAction: y"), action_format="react").reason == "refined"
 
-    @pytest.mark.parametrize("variant", [NLAC_AS_IT_IS, Imitating()])
-    def test_a_stored_turn_that_the_environment_could_not_read_is_not_learned(self, make, variant):
+    def test_a_stored_turn_that_the_environment_could_not_read_is_not_learned(self, make):
         """Fails where the evaluator's yes, or a won game, is enough."""
         item = replace(transition(action="Is it alive?"), episode_success=True)
-        future = "Future: No. SUCCESS" if variant is NLAC_AS_IT_IS else "Future: No. FAILURE"
-        for action_format, reason in (("react", "unparsed_action"), ("plain", None)):
-            _, stages = make(script(verdict=YES, future=future), variant, action_format=action_format, train_on_yes="always")
+        for action_format, reason in (("react", "unparsed_action"), ("plain", "yes_success")):
+            _, stages = make(
+                script(verdict=YES, future="Future: No. SUCCESS"), action_format=action_format, train_on_yes="always"
+            )
             _, (refinement,), _ = stages.run([item])
-            assert (refinement.generation is None) is (action_format == "react")
-            assert reason is None or refinement.reason == reason
-
-
-class TestSelfImitation:
-    def test_what_won_unforeseen_is_imitated_whatever_its_critique_says(self, make):
-        item = replace(transition(), episode_success=True)
-        engine, stages = make(script(verdict=NO), variant=Imitating(), rejected_weight=0.0, num_refinements=3)
-        (target,), (refinement,), report = stages.run([item])
-        assert refinement.reason == "imitated" and refinement.kept and refinement.weight == 1
-        assert refinement.generation is item.generation and refinement.action == item.action
-        assert not refinement.critique.optimal and report.counts["refinement_imitated"] == 1
-        assert target.generation is not None  # the critic learns from it like from any other
-        asked = [last_message(prompt).split(".")[0] for _, prompts in engine.calls for prompt in prompts]
-        assert "Refine" not in asked and asked.count("Evaluate") == 1
-
-    @pytest.mark.parametrize(
-        ("on", "won", "future"),
-        [(True, True, "Future: No. SUCCESS"), (True, False, "Future: No. FAILURE"), (False, True, "Future: No. FAILURE")],
-    )
-    def test_what_was_foreseen_or_did_not_win_is_judged(self, make, on, won, future):
-        _, stages = make(script(future=future), Imitating() if on else NLAC_AS_IT_IS)
-        _, (refinement,), report = stages.run([replace(transition(), episode_success=won)])
-        assert refinement.reason == "refined" and report.counts["refinement_imitated"] == 0
-
-    @pytest.mark.parametrize("critic_input", ["predicted", "backed_up"])
-    def test_each_transition_keeps_its_own_refinement(self, make, critic_input):
-        items = [replace(transition(i, action=f"Is it {i}?"), episode_success=i % 3 == 0) for i in range(8)]
-        _, stages = make(
-            script(),
-            Imitating(),
-            judged_fraction=0.5,
-            critic_input=critic_input,
-            num_refinements=2,
-            rejected_weight=0.5,
-        )
-        _, refinements, _ = stages.run(items)
-        assert [r.transition.action for r in refinements] == [item.action for item in items]
-        judged = {i: r.reason for i, r in enumerate(refinements) if r.reason != "not_judged"}
-        assert judged == {0: "imitated", 2: "rejected", 4: "rejected", 6: "imitated"}
+            assert (refinement.generation is None) is (action_format == "react") and refinement.reason == reason
 
 
 @pytest.mark.parametrize("backup", ["no label", None, CutOff("Future: No. FAILURE")])

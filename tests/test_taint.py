@@ -16,7 +16,7 @@ import pytest
 from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import FRESH, NEXT, NO, role_of, thinking
 
-from rllib_nlac.ablations import Constant, Fresh, Imitating, Permuted, WhatCame
+from rllib_nlac.ablations import Constant, Fresh, Permuted, WhatCame
 from rllib_nlac.algorithm.examination import Examiner, forks_of
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.erl import ERL, ERLConfig
@@ -183,20 +183,6 @@ class TestPrompts:
             return prompts_of(engine)
 
         compared(ask)
-
-    def test_self_imitation_changes_who_is_asked_and_never_what(self, own_config, chat, compact):
-        def ask(world: int) -> list[str]:
-            runner = runner_of(own_config, chat, world)
-            buffer = TextReplayBuffer(env="TwentyQuestions", seed=0)
-            buffer.add(runner.sample(num_episodes=2))
-            settings = own_config.stage_settings
-            stages = LanguageStages(runner.engine, chat, lambda env: compact, settings, variant=Imitating())
-            _, refinements, _ = stages.run(buffer.sample_transitions(8, 0.4).transitions)
-            assert {r.reason == "imitated" for r in refinements} == {bool(world)}
-            return prompts_of(runner.engine)
-
-        lost, won = set(ask(0)), set(ask(1))
-        assert won < lost and not any(SECRET in prompt for prompt in lost)
 
 
 class TestRolloutCritics:

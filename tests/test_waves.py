@@ -10,12 +10,11 @@ import pytest
 from scripted_engine import CutOff, ScriptedEngine, last_message
 from scripted_roles import SETTINGS, YES, script, transition
 
-from rllib_nlac.ablations import Imitating
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Ask
-from rllib_nlac.types import Future, Generation, Message, Weights
+from rllib_nlac.types import Generation, Message, Weights
 
 
 @pytest.fixture()
@@ -189,11 +188,3 @@ def test_of_each_role_the_first_answer_that_did_not_parse_is_shown_and_all_are_c
     assert report.examples == bad
     assert report.answered == dict.fromkeys(bad, 3) and report.unparsed == dict.fromkeys(bad, 2)
     assert report.cut_off == {**dict.fromkeys(bad, 0), "target": 1}
-
-
-def test_a_success_is_unforeseen_where_futures_were_read_and_most_of_them_fail():
-    won, lost = (replace(transition(), episode_success=success) for success in (True, False))
-    good, bad = Future("SUCCESS", True), Future("FAILURE", False)
-    for futures, unforeseen in (((), False), ((bad,), True), ((good,), False), ((good, bad, bad), True), ((good, bad), False)):
-        imitates = Imitating().imitates
-        assert imitates(won, futures) is unforeseen and imitates(lost, futures) is False

@@ -59,7 +59,7 @@ REMOVED = {
     "verify_refinements": "rejected_weight below 1 has refined actions judged",
     "backup_weights": "judge_weights governs the backup too",
     "fresh_actions": "run: NLAC_FreshActions",
-    "self_imitation": "run: NLAC_SelfImitation",
+    "self_imitation": "replay_buffer_config: {success_share: ...} draws the turns of won episodes often",
     "future_weights": "run: NLAC_FrozenCritic",
     "critic_loss_coeff": "run: NLAC_FrozenCritic for a critic that does not learn",
     "correct_reasoning": "max_reasoning_tokens: 0 is without reasoning",

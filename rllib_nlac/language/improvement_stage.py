@@ -31,7 +31,6 @@ class Attempt:
         critique: What it said then.
         refined: The last refined turn.
         advice: The critiques of all rounds behind it.
-        imitated: Whether the stored action is learned as it is.
         rejected: Whether the evaluator judged the refined action and did not say yes.
     """
 
@@ -43,7 +42,6 @@ class Attempt:
     critique: Critique | None = None
     refined: Answer | None = None
     advice: tuple[Critique, ...] = ()
-    imitated: bool = False
     rejected: bool = False
 
     @property
@@ -87,7 +85,6 @@ def improvement_stage(
         for attempt, shown, judgement in zip(attempts, seen, critiques, strict=True):
             if number == 0:
                 attempt.futures, attempt.critique = shown, judgement
-                attempt.accepted = attempt.imitated = variant.imitates(attempt.transition, shown)
             elif judgement and judgement.optimal:
                 attempt.accepted = True
         if settings.num_refinements == 0:
@@ -113,7 +110,6 @@ def improvement_stage(
             asked=settings.num_refinements > 0,
             rejected=a.rejected,
             rejected_weight=settings.rejected_weight,
-            imitated=a.imitated,
             action_format=settings.action_format,
         )
         for a in attempts

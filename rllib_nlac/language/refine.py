@@ -35,7 +35,6 @@ def decide(
     asked: bool = True,
     rejected: bool = False,
     rejected_weight: float = 0.0,
-    imitated: bool = False,
     action_format: str = "plain",
 ) -> Refinement:
     """What the policy learns from one transition, if anything.
@@ -49,7 +48,6 @@ def decide(
         asked: Whether a refinement was asked for at all.
         rejected: Whether the evaluator judged the refined action and did not say yes.
         rejected_weight: How much it counts then.
-        imitated: Whether the stored action is learned as it is, whatever its critique says.
         action_format: How the stored action must be written to be learned.
     """
 
@@ -57,16 +55,13 @@ def decide(
         kept = action is not None and action.strip() == transition.action.strip()
         return Refinement(transition, futures, critique, action, generation, kept, reason, weight)
 
-    is_action = parse_action(transition.action, action_format) is not None
-    if imitated and is_action:
-        return outcome("imitated", transition.generation, transition.action)
     if not futures:
         return outcome("unparsed_future", None, None)
     if critique is None:
         return outcome("unparsed_critique", None, None)
     if critique.optimal:
         train = train_on_yes == "always" or (train_on_yes == "success" and predicts_success(futures))
-        if train and not is_action:
+        if train and parse_action(transition.action, action_format) is None:
             return outcome("unparsed_action", None, None)
         return outcome("yes_success" if train else "yes_skipped", transition.generation if train else None, transition.action)
     if refined is None:

@@ -68,10 +68,6 @@ class Variant:
         """What the evaluator sees for each transition: its own futures."""
         return list(futures)
 
-    def imitates(self, transition: Transition, futures: tuple[Future, ...]) -> bool:
-        """Whether a stored action is learned as it is, whatever its critique says: never."""
-        return False
-
 
 NLAC_AS_IT_IS = Variant()
 

@@ -9,7 +9,6 @@ const REASONS = {
   not_refined: "no refinement was asked for, or all candidates were worth the same",
   rejected: "the critic did not accept the refined action, which counts less or not at all",
   not_judged: "not judged: the critic alone learns from it",
-  imitated: "imitated: the action won and was not foreseen to",
   unparsed_future: "no future parsed: the policy learns nothing here",
   unparsed_critique: "the critique did not parse: the policy learns nothing here",
   unparsed_action: "the refined action did not parse: the policy learns nothing here",

@@ -50,7 +50,7 @@ function summaryOf(run, i) {
     parts.push(` and the episode ended in ${won ? "success" : "failure"}: ${foresees === won ? "as foreseen" : "a surprise"}. `);
   } else parts.push(`The episode ended in ${won ? "success" : "failure"}. `);
   if (critique) parts.push(critique.optimal ? "The action was found optimal. " : "The action was found wanting. ");
-  if (reason) parts.push((REASONS[reason] || reason).replace(/^(refined|kept|imitated|not judged): /, "").replace(/^./, (c) => c.toUpperCase()), ".");
+  if (reason) parts.push((REASONS[reason] || reason).replace(/^(refined|kept|not judged): /, "").replace(/^./, (c) => c.toUpperCase()), ".");
   return h("p", { class: "summary" }, parts);
 }
 
@@ -115,7 +115,7 @@ const MEASURES = {
 const TEXTS = { target: "Bellman target", refined: "refined action", action: "action" };
 
 function tokenView(run, i) {
-  const strips = run.rows.tokens[i], reason = run.text("reason", i), trained = { target: true, refined: true, action: reason === "yes_success" || reason === "imitated" || reason === "kept" };
+  const strips = run.rows.tokens[i], reason = run.text("reason", i), trained = { target: true, refined: true, action: reason === "yes_success" || reason === "kept" };
   let text = ["target", "refined", "action"].find((each) => strips[each]), measure = null;
   const body = h("div", null);
   const draw = () => {
