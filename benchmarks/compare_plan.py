@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Sequence
@@ -128,7 +129,7 @@ class Plan:
         place, settings = self.worlds[world], self.methods[method]
         kind = self.kind(world)
         examples = [EXAMPLES / f"{name}_{settings['file']}.yaml" for name in (kind, "twenty_questions")]
-        (experiment,) = yaml.safe_load(next(path for path in examples if path.is_file()).read_text()).values()
+        experiment = copy.deepcopy(_example(next(path for path in examples if path.is_file())))
         chosen = settings.get("chosen", {})
         chosen = chosen.get(world, chosen.get(kind, {})) if candidate is None else {}
         config = {
@@ -164,6 +165,12 @@ class Plan:
         if "env" in place:
             experiment["env"] = place["env"]
         return Cell(world, f"{method} #{number}" if number else method, seed, experiment)
+
+
+@functools.cache
+def _example(path: Path) -> dict[str, Any]:
+    (experiment,) = yaml.safe_load(path.read_text(encoding="utf-8")).values()
+    return experiment
 
 
 @functools.cache

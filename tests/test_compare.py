@@ -124,7 +124,7 @@ def test_every_method_gets_the_same_search(plan):
     rivals = Counter(dict.fromkeys(("NLAC, hindsight", "SDPO", "ERL", "RLTF-SD"), 6))
     assert searched == {
         "some_sense": Counter(baselines),
-        "house_1": Counter({**baselines, **paid}),
+        "house_1": Counter({**baselines, **paid, "SDPO": 6, "ERL": 6, "RLTF-SD": 6}),
         "ablations": rivals,
     }
     assert len({(c.world, json.dumps(c.experiment["stop"])) for c in plan.search_cells([], [])}) == 4
@@ -264,10 +264,21 @@ def test_the_table_of_all_worlds_holds_the_main_methods_and_the_range_of_their_s
 def test_the_documents_tables_are_those_of_the_rows_that_are_kept():
     plan = Plan(HERE / "compare.yaml", HERE)
     rows = [row for path in sorted(DOCS.glob("*.csv")) for row in read_rows(path)]
-    document = (DOCS / "comparison.md").read_text()
-    assert summary(rows, plan) in document
-    for world in dict.fromkeys(row["world"] for row in rows):
-        assert table(rows, plan, world) in document, world
+    for page, former in (("comparison.md", False), ("former_models.md", True)):
+        document = (DOCS / page).read_text()
+        own = [row for row in rows if plan.worlds[row["world"]].get("former", False) is former]
+        assert summary(own, plan) in document
+        for world in dict.fromkeys(row["world"] for row in own):
+            assert table(own, plan, world) in document, world
+
+
+def test_no_cell_is_of_a_former_world(plan):
+    """Their models are not shipped."""
+    former = [world for world, place in plan.worlds.items() if place.get("former")]
+    assert former
+    for runs in ("runs", "quick", "search"):
+        with pytest.raises(ValueError, match="no run of"):
+            plan.select(runs, former, [], None)
 
 
 @pytest.mark.process

@@ -85,5 +85,5 @@ def test_a_real_run(ray_session, lent_engine):
 
 def test_the_page_shows_the_table_of_its_rows():
     docs = Path(__file__).parents[1] / "docs"
-    page = (docs / "comparison.md").read_text(encoding="utf-8")
+    page = (docs / "former_models.md").read_text(encoding="utf-8")
     assert table(read_rows(docs / "rows" / "endurance.csv")) in page
