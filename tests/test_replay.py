@@ -75,7 +75,7 @@ def test_importance_weights(beta):
     assert sample.weights.max() <= 1.0 + 1e-6
 
 
-def half_won(success_share: float, alpha: float = 0.6) -> tuple[TextReplayBuffer, dict[int, float], set[int]]:
+def a_third_won(success_share: float, alpha: float) -> tuple[TextReplayBuffer, dict[int, float], set[int]]:
     """Two lost episodes and one that was won; p^α of each node, and the nodes of the one that was won."""
     buffer = TextReplayBuffer(env="E", seed=0, alpha=alpha)
     buffer.add([episode(0, truncated=True), episode(1), episode(2, truncated=True)])
@@ -94,7 +94,7 @@ def half_won(success_share: float, alpha: float = 0.6) -> tuple[TextReplayBuffer
 def test_successes_have_their_share_of_the_draws_and_keep_their_priorities_among_themselves(share, alpha):
     """Chi-square against the closed form. Fails where the share comes on top of what priorities give, and where successes are
     drawn uniformly."""
-    buffer, mass, won = half_won(share, alpha)
+    buffer, mass, won = a_third_won(share, alpha)
     total, of_won = sum(mass.values()), sum(mass[node] for node in won)
     wins = max(of_won / total, share)
     expected = {n: wins * m / of_won if n in won else (1 - wins) * m / (total - of_won) for n, m in mass.items()}

@@ -244,6 +244,22 @@ class TestWhatThePolicyLearns:
             _, (refinement,), _ = stages.run([item])
             assert (refinement.generation is None) is (action_format == "react") and refinement.reason == reason
 
+    @pytest.mark.parametrize("critic_input", ["predicted", "backed_up"])
+    def test_each_transition_keeps_its_own_refinement(self, make, critic_input):
+        """Where half are judged, and the first and the last of these are approved before the others are refined."""
+
+        def answer(prompt, weights):
+            approved = "Is it 0?" in prompt or "Is it 6?" in prompt
+            return script(verdict=YES if approved else NO)(prompt, weights)
+
+        items = [transition(i, action=f"Is it {i}?") for i in range(8)]
+        settings = {"judged_fraction": 0.5, "num_refinements": 2, "rejected_weight": 0.5, "train_on_yes": "always"}
+        _, stages = make(answer, critic_input=critic_input, **settings)
+        _, refinements, _ = stages.run(items)
+        assert [r.transition.action for r in refinements] == [item.action for item in items]
+        judged = {i: r.reason for i, r in enumerate(refinements) if r.reason != "not_judged"}
+        assert judged == {0: "yes_success", 2: "rejected", 4: "rejected", 6: "yes_success"}
+
 
 @pytest.mark.parametrize("backup", ["no label", None, CutOff("Future: No. FAILURE")])
 def test_a_target_that_does_not_parse_is_dropped_and_counted(make, backup):
