@@ -117,7 +117,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self._bytes = {key: size for key, size in self._bytes.items() if key in self.episode_id_to_index}
 
     def sample_transitions(self, count: int, beta: float, n_step: int = 1) -> ReplaySample:
-        """Draws ``count`` transitions in proportion to their priorities, among all and, as often as it takes, among successes.
+        """Draws ``count`` transitions in proportion to their priorities; successes more often, where ``success_share`` says so.
 
         Args:
             count: How many, with replacement.
