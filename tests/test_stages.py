@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -246,19 +247,25 @@ class TestWhatThePolicyLearns:
 
     @pytest.mark.parametrize("critic_input", ["predicted", "backed_up"])
     def test_each_transition_keeps_its_own_refinement(self, make, critic_input):
-        """Where half are judged, and the first and the last of these are approved before the others are refined."""
+        """Half are judged: the first is approved at once, the third once refined, and the others never."""
 
         def answer(prompt, weights):
-            approved = "Is it 0?" in prompt or "Is it 6?" in prompt
-            return script(verdict=YES if approved else NO)(prompt, weights)
+            action = re.findall(r"Is it (?:new )?\d\?", prompt)[-1]
+            verdict = YES if action in ("Is it 0?", "Is it new 4?") else NO
+            return script(verdict=verdict, refine=f"Is it new {action[-2]}?")(prompt, weights)
 
         items = [transition(i, action=f"Is it {i}?") for i in range(8)]
         settings = {"judged_fraction": 0.5, "num_refinements": 2, "rejected_weight": 0.5, "train_on_yes": "always"}
         _, stages = make(answer, critic_input=critic_input, **settings)
         _, refinements, _ = stages.run(items)
         assert [r.transition.action for r in refinements] == [item.action for item in items]
-        judged = {i: r.reason for i, r in enumerate(refinements) if r.reason != "not_judged"}
-        assert judged == {0: "yes_success", 2: "rejected", 4: "rejected", 6: "yes_success"}
+        judged = {i: (r.reason, r.action) for i, r in enumerate(refinements) if r.reason != "not_judged"}
+        assert judged == {
+            0: ("yes_success", "Is it 0?"),
+            2: ("rejected", "Is it new 2?"),
+            4: ("refined", "Is it new 4?"),
+            6: ("rejected", "Is it new 6?"),
+        }
 
 
 @pytest.mark.parametrize("backup", ["no label", None, CutOff("Future: No. FAILURE")])
