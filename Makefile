@@ -29,7 +29,8 @@ $(INSTALLED): setup.py constraints.txt
 	@echo "Installing into $(VENV) ($(EXTRA)): about 5 GB, two to ten minutes, once."
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Python 3.11 to 3.13 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install $(QUIET) -e ".[$(EXTRA),dev]" -c constraints.txt
+# To compile everything takes two minutes; what is used is compiled when it is first imported.
+	@$(BIN)/python -m pip install $(QUIET) --no-compile -e ".[$(EXTRA),dev]" -c constraints.txt
 # It asks for another gymnasium than Ray does; only its pages are used, see rllib_nlac/envs/miniwob/pages.py.
 	@$(BIN)/python -m pip install $(QUIET) --no-deps miniwob -c constraints.txt
 ifeq ($(EXTRA),cpu)

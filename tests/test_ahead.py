@@ -34,6 +34,7 @@ def apart(small):
     return small.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25, "timeout_s": 120})
 
 
+@pytest.mark.long
 def test_an_evaluation_in_this_process_sees_the_last_sync_whatever_is_played_ahead(apart, ray_session):
     apart.env_runners(num_env_runners=1, max_staleness=1)
     apart.evaluation(evaluation_interval=2, evaluation_duration=8, evaluation_repeats={"tasks": 0})

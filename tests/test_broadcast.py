@@ -171,6 +171,7 @@ class TestActors:
         assert_serves(engines, chat, Weights.INITIAL, initial, model_path)
         assert len(groups) == 1 and engines.broadcasts.num_broken == 0
 
+    @pytest.mark.long
     def test_an_engine_that_has_started_again_gets_them_from_the_store_and_the_next_group_has_it(
         self, engines, learners, chat, model_path, caplog
     ):

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray import cloudpickle
 from ray.rllib.algorithms.algorithm import Algorithm
 
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
@@ -42,10 +44,8 @@ def algorithm(small, ray_session, lent_engine):
     algorithm.stop()
 
 
-@ray.remote(num_cpus=2, max_calls=1)
-def train_in_a_process(config, iterations: int, path: str, save_after: int | None) -> dict:
-    """Trains in a process of its own, from a checkpoint where there is one; returns everything that must be equal."""
-    algorithm = config.build_algo() if save_after is not None else Algorithm.from_checkpoint(path)
+def trained(algorithm, iterations: int, path: str, save_after: int | None) -> dict:
+    """Everything that must be equal after these iterations, of which a checkpoint is written in between."""
     drawn = []
     draw = algorithm.local_replay_buffer.sample_transitions
     algorithm.local_replay_buffer.sample_transitions = lambda *args: drawn.append(draw(*args)) or drawn[-1]
@@ -69,21 +69,25 @@ def train_in_a_process(config, iterations: int, path: str, save_after: int | Non
     return state
 
 
-def test_training_2n_equals_n_save_new_process_restore_n(small, ray_session, tmp_path):
+def resumed(path: str, iterations: int) -> dict:
+    return trained(Algorithm.from_checkpoint(path), iterations, path, None)
+
+
+def test_training_2n_equals_n_save_new_process_restore_n(small, ray_session, lent_engine, tmp_path):
     """As waves run ahead, the batch that is learned from next is part of it, also what made room for others."""
-    small.training(stage_staleness=1).engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25})
     path = str(tmp_path / "checkpoint")
-    straight = ray.get(train_in_a_process.remote(small, 4, path, 2))
-    resumed = ray.get(train_in_a_process.remote(small, 2, path, None))
-    assert straight.pop("pid") != resumed.pop("pid")
+    straight = trained(small.training(stage_staleness=1).learners(num_learners=1).build_algo(), 4, path, 2)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the process cannot import this file
+    gone_on = ray.get(ray.remote(num_cpus=2, max_calls=1)(resumed).remote(path, 2))
+    assert straight.pop("pid") != gone_on.pop("pid")
     assert len(straight["drawn"]) == 5
-    assert straight.pop("drawn")[-2:] == resumed.pop("drawn")
-    np.testing.assert_array_equal(straight.pop("importance")[-2:], resumed.pop("importance"))
+    assert straight.pop("drawn")[-2:] == gone_on.pop("drawn")
+    np.testing.assert_array_equal(straight.pop("importance")[-2:], gone_on.pop("importance"))
     for which in (Weights.POLICY, Weights.TARGET):
         for name, value in straight["weights"][which].items():
-            np.testing.assert_array_equal(value, resumed["weights"][which][name], err_msg=name)
-    del straight["weights"], resumed["weights"]
-    assert straight == resumed and straight["iteration"] == 4 and straight["episodes"] == 32
+            np.testing.assert_array_equal(value, gone_on["weights"][which][name], err_msg=name)
+    del straight["weights"], gone_on["weights"]
+    assert straight == gone_on and straight["iteration"] == 4 and straight["episodes"] == 32
 
 
 def of_two_learners(small, stage: int):
@@ -142,6 +146,7 @@ def test_two_learners_resume_with_all_their_shards(small, ray_session, lent_engi
         fewer.stop()
 
 
+@pytest.mark.long
 def test_without_shards_fewer_learners_go_on(small, ray_session, lent_engine, tmp_path):
     algorithm = of_two_learners(small, 0).build_algo()
     try:

@@ -289,6 +289,7 @@ def test_an_environment_that_nobody_registered_here(config):
         config.build_algo()
 
 
+@pytest.mark.long
 def test_a_script_that_has_not_imported_the_package(algorithm_checkpoint, ray_session):
     """RLlib's own class is enough: the pickled class brings this package along."""
     code = (

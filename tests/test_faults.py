@@ -56,7 +56,9 @@ def test_separate_evaluation_runners_play_the_same_tasks_as_one_in_process(algor
     assert remote["success_rate"] == pytest.approx(sum(episode.get_return() for episode in local) / 16)
 
 
-@pytest.mark.parametrize("kind", ["EnvRunner", "engine", "learner"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("EnvRunner", marks=pytest.mark.long), pytest.param("engine", marks=pytest.mark.long), "learner"]
+)
 def test_a_killed_process_is_made_good(algorithm, first, kind):
     before = int(algorithm.metrics.peek(("env_runners", "num_episodes_lifetime")))
     faults = "num_remote_worker_restarts" if kind == "EnvRunner" else f"num_{kind}_restarts"
@@ -80,6 +82,7 @@ def test_a_killed_process_is_made_good(algorithm, first, kind):
     assert victim not in processes(algorithm)[kind]
 
 
+@pytest.mark.long
 def test_an_evaluation_runner_that_was_killed_while_idle_plays(algorithm, first):
     before = algorithm.evaluate()["env_runners"]
     os.kill(processes(algorithm)["evaluation EnvRunner"][0], signal.SIGKILL)
@@ -87,6 +90,7 @@ def test_an_evaluation_runner_that_was_killed_while_idle_plays(algorithm, first)
     assert after["num_tasks"] == 16 and after["success_rate"] == before["success_rate"]
 
 
+@pytest.mark.long
 def test_engines_lost_together_serve_the_current_weights_or_refuse(algorithm, first):
     """Also to whoever asks first; nobody else knows the weights, for there is nobody else."""
     algorithm.sync_weights()
@@ -102,7 +106,6 @@ def test_engines_lost_together_serve_the_current_weights_or_refuse(algorithm, fi
     assert engines.num_restarts == restarts + 2
 
 
-@pytest.mark.long
 def test_an_env_runner_and_an_engine_killed_together(algorithm, first):
     before = int(algorithm.metrics.peek(("env_runners", "num_episodes_lifetime")))
     running = processes(algorithm)

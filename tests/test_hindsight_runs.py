@@ -91,6 +91,7 @@ def on_both_learners(algorithm) -> tuple[dict[str, torch.Tensor], ...]:
     )
 
 
+@pytest.mark.long
 def test_sdpo_on_two_learners(ray_session, lent_engine):
     """The first learner teaches, with the average of weights that all of them have."""
     algorithm = config_of("SDPO").learners(num_learners=2).build_algo()

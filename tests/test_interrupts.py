@@ -104,6 +104,7 @@ def test_after_the_first_result(start, commands, tmp_path):
     assert played.returncode == 0 and r"then [/INST] :smile: \x1b]0;owned\x07" in played.stdout, played.stdout + played.stderr
 
 
+@pytest.mark.long
 def test_a_metric_that_never_comes_ends_the_run_after_its_first_result(start, ray_session):
     process = start({**TRAINING, "stop": {"success_rat": 0.9}}, ray=ray_session)
     process.wait(300)

@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from command_runs import ROOT
@@ -17,31 +19,31 @@ BASE_AT_MOST = 0.25  # the model card's figure lies below; the issue of luck is 
 QUICK_START = ROOT / "tuned_examples" / "twenty_questions_nlac.yaml"
 
 
+class Trained(NamedTuple):
+    """What a command printed, where it wrote, and the seconds after which its first line stood there."""
+
+    output: str
+    storage: Path
+    first_line_s: float
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> tuple[str, Path]:
-    """Output and storage path of the quick start, as a shell would run it, stopped after 128 of its 256 episodes."""
+def trained(tmp_path_factory) -> Trained:
+    """The quick start, as a shell would run it, stopped after 128 of its 256 episodes."""
     storage = tmp_path_factory.mktemp("quickstart")
     stop = '{"env_runners/num_episodes_lifetime": 128}'
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "rllib_nlac.command",
-            "train",
-            "file",
-            str(QUICK_START),
-            "--storage-path",
-            str(storage),
-            "--stop",
-            stop,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT)},
+    command = ["rllib_nlac.command", "train", "file", str(QUICK_START), "--storage-path", str(storage), "--stop", stop]
+    environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return result.stdout, storage
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    seconds = time.monotonic() - started
+    output = first + process.stdout.read()
+    assert process.wait() == 0, output[-3000:]
+    return Trained(output, storage, seconds)
 
 
 @pytest.fixture()
@@ -51,17 +53,24 @@ def rllib(commands, ray_session):
 
 
 def test_progress_can_be_followed_and_the_end_says_where_to_look(trained):
-    output, _ = trained
+    output = trained.output
     lines = [line.split() for line in output.splitlines() if re.match(r"\s*\d+\s+\d+\s", line)]
     assert [line[1] for line in lines] == ["32", "64", "96", "128"]
     for word in ("success", "L1 critic", "L2 policy", "tokens/s", "left", "tensorboard --logdir", "rllib evaluate"):
         assert word in output
 
 
+def test_it_says_within_seconds_what_it_does_and_then_every_stage_in_its_order(trained):
+    assert trained.first_line_s < 20 and trained.output.startswith("loading the libraries")
+    stages = ("loading the libraries ...", "starting Ray ...", "loading the model ...", "starting the engine ...")
+    places = [trained.output.find(each) for each in (*stages, "starts", "is done.")]
+    assert -1 not in places and places == sorted(places), trained.output
+    assert "Token authentication" not in trained.output
+
+
 def test_it_learns(trained):
     """Success in evaluation is above the base model's: the whole 95 % interval is."""
-    _, storage = trained
-    (results,) = storage.glob("**/result.json")
+    (results,) = trained.storage.glob("**/result.json")
     evaluated = [
         result["evaluation"]["env_runners"]["success_low"]
         for result in map(json.loads, results.read_text().splitlines())
@@ -73,8 +82,7 @@ def test_it_learns(trained):
 def test_curves_and_transitions_are_in_tensorboard(trained):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _, storage = trained
-    (folder,) = {path.parent for path in storage.glob("**/events.out.tfevents*")}
+    (folder,) = {path.parent for path in trained.storage.glob("**/events.out.tfevents*")}
     events = EventAccumulator(str(folder))
     events.Reload()
     tags = events.Tags()
@@ -95,8 +103,8 @@ def test_curves_and_transitions_are_in_tensorboard(trained):
 
 def test_the_run_is_told_on_screen_and_in_a_report(trained):
     """What the report says is what the results say."""
-    output, storage = trained
-    (results,) = storage.glob("**/result.json")
+    output = trained.output
+    (results,) = trained.storage.glob("**/result.json")
     last = json.loads(results.read_text().splitlines()[-1])
     played, critic = last["evaluation"]["env_runners"], last["evaluation"]["critic"]
     success = "{success_rate:.3f} ({success_low:.3f} to {success_high:.3f})".format(**played)
@@ -113,8 +121,7 @@ def test_the_run_is_told_on_screen_and_in_a_report(trained):
 
 
 def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained, rllib):
-    _, storage = trained
-    (checkpoint,) = storage.glob("**/checkpoint_*")
+    (checkpoint,) = trained.storage.glob("**/checkpoint_*")
     result = rllib("evaluate", checkpoint, "--episodes", "64", "--render")
     assert result.returncode == 0, result.stderr[-3000:]
     success = float(re.search(r"success\s*│\s*([\d.]+)", result.stdout)[1])
@@ -124,8 +131,7 @@ def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained, rllib):
 
 @pytest.mark.long
 def test_a_finished_run_is_trained_on_for_longer(trained, rllib, tmp_path):
-    _, storage = trained
-    (checkpoint,) = storage.glob("**/checkpoint_*")
+    (checkpoint,) = trained.storage.glob("**/checkpoint_*")
     result = rllib(
         "train",
         "file",
@@ -141,6 +147,7 @@ def test_a_finished_run_is_trained_on_for_longer(trained, rllib, tmp_path):
     assert re.search(r"^\s*5\s+160\s", result.stdout, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_a_failing_trial_exits_1_with_the_cause(rllib, tmp_path):
     config = '{"env_config": {"max_turns": 6}, "prompts": "compact", "max_action_tokens": 511, "num_cpus_for_main_process": 1}'
     result = rllib(

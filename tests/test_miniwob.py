@@ -400,6 +400,7 @@ def test_nothing_is_left_behind_after_ctrl_c_or_a_kill(chromium):
         child.stdout.close()
 
 
+@pytest.mark.long
 def test_nothing_is_left_behind_by_a_worker_of_ray_that_is_killed_or_let_go(chromium, ray_session):
     """Ray kills what a worker has started before the worker ends: fails where that alone is who sees to the browser."""
 

@@ -269,7 +269,7 @@ class TestRemote:
             (0, None),
             pytest.param(2, None, marks=pytest.mark.long),
             pytest.param(3, None, marks=pytest.mark.long),
-            (3, {"rank": 8}),
+            pytest.param(3, {"rank": 8}, marks=pytest.mark.long),
         ],
     )
     def test_two_learners_give_the_update_of_one(self, small, ray_session, stage, lora):
@@ -307,13 +307,3 @@ class TestRemote:
             difference = sum(((one[name] - two[name]) ** 2).sum() for name in before)
             step = sum(((one[name] - before[name]) ** 2).sum() for name in before)
             assert float(step) > 0 and float((difference / step) ** 0.5) < 1e-5
-
-    def test_remote_runners_and_engines(self, small, ray_session):
-        small.env_runners(num_env_runners=2)
-        small.engines(num_engines=1, engine_config={"cpu_kv_cache_gib": 0.25, "timeout_s": 120})
-        algorithm = small.build_algo()
-        try:
-            result = [algorithm.train() for _ in range(2)][-1]
-            assert result["env_runners"]["num_episodes_lifetime"] == 32 and result["logprob_gap"] < 1e-3
-        finally:
-            algorithm.stop()

@@ -282,6 +282,11 @@ def small(config):
     return config
 
 
+def parts(result: dict) -> dict[str, float]:
+    """The parts of the loss that a result speaks of."""
+    return {key: value for key, value in result["learners"]["default_policy"].items() if key.endswith("_loss")}
+
+
 class TestRun:
     def test_where_nothing_is_learned_the_loss_is_the_bases(self, small, ray_session, lent_engine):
         """Fails where engine and learner mean another temperature, or other weights."""
@@ -298,21 +303,17 @@ class TestRun:
             algorithm.train()
             path = algorithm.save_to_path(str(tmp_path / name))
             result = algorithm.train()
-            kept = algorithm.base_answers
+            kept, learned, figures = algorithm.base_answers, parts(result), result["evaluation"]["retention"]
             algorithm.stop()
-            again = small.copy(copy_frozen=False).training(rehearsal=rehearsal, lr=3e-3).build_algo()
-            again.restore_from_path(path)
-            assert again.base_answers == kept
-            resumed = again.train()
-            again.stop()
-            learned, relearned = result["learners"]["default_policy"], resumed["learners"]["default_policy"]
-            assert learned["policy_loss"] == relearned["policy_loss"] and learned["critic_loss"] == relearned["critic_loss"]
-            assert learned.get("rehearsal_loss") == relearned.get("rehearsal_loss")
             assert ("rehearsal_loss" in learned) == ("fraction" in rehearsal)
-            figures = result["evaluation"]["retention"]
-            assert figures == resumed["evaluation"]["retention"]
             losses[name] = figures["loss"] - figures["loss_of_base"]
         assert 0 < losses["with"] < losses["without"]
+        again = small.copy(copy_frozen=False).training(rehearsal=rehearsal, lr=3e-3).build_algo()
+        again.restore_from_path(path)
+        assert again.base_answers == kept
+        resumed = again.train()
+        again.stop()
+        assert parts(resumed) == learned and resumed["evaluation"]["retention"] == figures
 
     def test_learned_weights_are_never_taken_for_untrained_ones(self, small):
         from rllib_nlac.nlac import NLAC

@@ -113,6 +113,7 @@ def test_weights_that_are_announced_while_requests_run_make_no_error(monkeypatch
         engines.generate(asking(1))  # it was asked for after that
 
 
+@pytest.mark.long
 def test_weights_outlive_the_learner_that_put_them_into_the_store(ray_session):
     """An engine that starts again after the learner has ended is given them all the same."""
 

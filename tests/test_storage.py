@@ -317,7 +317,8 @@ class TestCommand:
         *waiting, error = output.splitlines()
         assert error.startswith("Error: cannot write to the storage folder") and waiting == ["loading the libraries ..."]
 
-    @pytest.mark.parametrize("trouble", ["full", pytest.param("read_only", marks=pytest.mark.long)])
+    @pytest.mark.long
+    @pytest.mark.parametrize("trouble", ["full", "read_only"])
     def test_in_the_middle_of_a_run(self, tmp_path, disk, trouble, commands, ray_session):
         mounted = disk("size=36m" if trouble == "full" else "size=500m")
         command = commands.train(tmp_path, SMALL, storage=mounted, ray=ray_session)

@@ -185,6 +185,7 @@ class TestWholeWeights:
         assert engines.set_weights(Weights.POLICY, 9, whole) == checksum(whole.values())
 
 
+@pytest.mark.long
 class TestAdapters:
     LORA = LoRASettings(rank=8)
 

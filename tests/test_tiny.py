@@ -299,6 +299,7 @@ class TestBuild:
         assert not all(torch.equal(once[name], other[name]) for name in once)
 
     @pytest.mark.process
+    @pytest.mark.long
     def test_the_commands_processes_have_examples_of_their_own_and_give_the_same_weights_again(self, world, tmp_path):
         """Were their examples the same, they would do together what one does with a half of the batch."""
         build(tmp_path / "once", world)

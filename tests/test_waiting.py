@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
-import os
-import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-import yaml
-from command_runs import ROOT, SMALL
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import ANSWERS, EPISODES, Activity, Doing, activity, read_from_ray
@@ -215,35 +208,3 @@ def test_the_seconds_of_an_iteration_are_its_own():
         pass
     second = metrics.reduce()[SECONDS]["play"]
     assert float(first) >= 0.1 and float(second) < 0.05
-
-
-@pytest.mark.process
-def test_a_run_says_within_seconds_what_it_does_and_then_every_stage_in_its_order(tmp_path):
-    entry = {**SMALL, "stop": {"training_iteration": 1}}
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"small": entry}))
-    command = [sys.executable, "-m", "rllib_nlac.command", "train", "file", "small.yaml", "--storage-path", "results"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local", "PYTHONUNBUFFERED": "1"}
-    started = time.monotonic()
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    lines = [process.stdout.readline()]
-    first = time.monotonic() - started
-    lines += process.stdout.readlines()
-    assert process.wait() == 0, "".join(lines)
-    assert first < 20 and lines[0].startswith("loading the libraries")
-    text = "".join(lines)
-    stages = (
-        "loading the libraries ...",
-        "starting Ray ...",
-        "loading the model ...",
-        "starting the engine ...",
-        "starts",
-        "is done.",
-    )
-    places = [text.find(each) for each in stages]
-    assert -1 not in places and places == sorted(places), text
-    assert "Token authentication" not in text
-    (result,) = Path(tmp_path).glob("results/small/*/result.json")
-    assert re.search(r'"seconds": \{[^}]*"play": [\d.]+', result.read_text())
