@@ -102,8 +102,9 @@ class TestRemote:
 class TestOtherSettings:
     """Tune would go on with what a trial was begun with, and say nothing."""
 
-    def trial(self, config, stop, folder="/nowhere"):
-        return SimpleNamespace(config={"env": "TwentyQuestions", **config}, stopping_criterion=stop, path=str(folder))
+    def trial(self, config, stop, folder="/nowhere", restore=None):
+        config = {"env": "TwentyQuestions", **config}
+        return SimpleNamespace(config=config, stopping_criterion=stop, path=str(folder), restore_path=restore)
 
     def test_the_same_go_on(self, tmp_path):
         experiment = kept_in(tmp_path, config={"lr": 0.1, "env_config": {"a": [1, 2]}}, stop={"training_iteration": 8})
@@ -122,6 +123,17 @@ class TestOtherSettings:
         experiment = kept_in(tmp_path, config=config, stop=stop)
         with pytest.raises(ExperimentError, match=rf"{said}.*--restore CHECKPOINT"):
             check_unchanged(experiment, [self.trial({"lr": 0.1}, {"training_iteration": 8})])
+
+    def test_another_checkpoint_to_begin_with_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        experiment, plain, restored = kept_in(tmp_path), self.trial({}, None), self.trial({}, None, restore=f"{tmp_path}/one")
+        for trial in (plain, restored):
+            check_unchanged(experiment, [trial])
+        check_unchanged(experiment, [restored], Path("one"))
+        with pytest.raises(ExperimentError, match=r"begun without --restore\. Leave out --restore; .*another run with one,"):
+            check_unchanged(experiment, [plain], Path("one"))
+        with pytest.raises(ExperimentError, match=rf"begun with --restore {tmp_path}/one\. .*another run with two,"):
+            check_unchanged(experiment, [restored], Path("two"))
 
     def test_what_a_sweep_or_pbt_chose_is_no_change(self, tmp_path):
         config = {"lr": {"grid_search": [0.1, 0.2]}, "env_config": {"depth": {"choice": [1, 2]}}, "tau": 0.1}

@@ -273,7 +273,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
         else:
             examine(restore)
     if resume:
-        for line in make_resumable(experiment):
+        for line in make_resumable(experiment, restore):
             terminal.say(line)
     began = time.time()
     metrics = MetricCheck(experiment.metrics, experiment.name)

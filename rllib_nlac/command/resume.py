@@ -47,12 +47,13 @@ def _has_state(experiment: Experiment) -> bool:
     return any(file.base_name.startswith(STATE) for file in found)
 
 
-def check_unchanged(experiment: Experiment, trials: Sequence[Any]) -> None:
+def check_unchanged(experiment: Experiment, trials: Sequence[Any], restore: Path | None = None) -> None:
     """Tune goes on with what a trial was begun with, whatever the file says by now.
 
     Args:
         experiment: As the file has it.
         trials: Tune's, as they were begun.
+        restore: The checkpoint that is asked for beside.
 
     Raises:
         ExperimentError: Something else is asked for.
@@ -60,6 +61,12 @@ def check_unchanged(experiment: Experiment, trials: Sequence[Any]) -> None:
     searched = {key for key, value in experiment.config.items() if has_spaces(value)}
     free = {"env", *searched, *mutated(experiment.tune.get("scheduler"), experiment.name)}
     for trial in trials:
+        if restore is not None and trial.restore_path != str(restore.absolute()):
+            began = f"with --restore {trial.restore_path}" if trial.restore_path else "without --restore"
+            raise ExperimentError(
+                f"{experiment.name}: --resume goes on from the run's own last checkpoint, and this run was begun {began}. "
+                f"Leave out --restore; or leave out --resume to begin another run with {restore}, with another --storage-path"
+            )
         config, kept = ({key: of[key] for key in of.keys() - free} for of in (experiment.config, trial.config))
         changes = [
             *_differences(experiment.stop or {}, trial.stopping_criterion or {}, "stop"),
@@ -81,7 +88,7 @@ def _differences(asked: Mapping[str, Any], kept: Mapping[str, Any], where: str) 
             yield f"{where}.{key} was {then if key in kept else 'not set'} and is {now if key in asked else 'not set'}"
 
 
-def make_resumable(experiment: Experiment) -> list[str]:
+def make_resumable(experiment: Experiment, restore: Path | None = None) -> list[str]:
     """Removes checkpoints whose writing was interrupted, and puts back those that Tune remembers and that are gone.
 
     Tune copies a checkpoint, deletes the oldest and writes down what it has one after the other, so a process that is killed
@@ -90,6 +97,7 @@ def make_resumable(experiment: Experiment) -> list[str]:
 
     Args:
         experiment: One that was begun. In a storage that is no folder of this machine all is left as it is.
+        restore: The checkpoint that is asked for beside: the one that it was begun with, or none.
 
     Returns:
         A line for each thing that was put right.
@@ -102,7 +110,7 @@ def make_resumable(experiment: Experiment) -> list[str]:
         return []
     lines = []
     trials = ExperimentAnalysis(str(folder_of(experiment))).trials
-    check_unchanged(experiment, trials)
+    check_unchanged(experiment, trials, restore)
     for trial in trials:
         lines += _put_right(Path(trial.path), own_checkpoint(trial))
     return lines

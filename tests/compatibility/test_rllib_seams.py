@@ -23,6 +23,7 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from ray.train._internal import backend_executor
 from ray.train._internal.storage import StorageContext
 from ray.train._internal.worker_group import WorkerGroup
+from ray.tune.experiment import Trial
 from ray.tune.trainable import Trainable
 
 import rllib_nlac
@@ -202,6 +203,12 @@ class TestCheckpoints:
             *dir(StorageContext),
             *_assigned(StorageContext),
         }
+
+    def test_what_a_trial_was_begun_with_is_part_of_its_state(self):
+        """``--resume`` compares it with what is asked for."""
+        began = {"config": {"lr": 1}, "restore_path": "/one", "stopping_criterion": {"training_iteration": 2}}
+        state = Trial("PPO", stub=True, **began).__getstate__()
+        assert {key: state[key] for key in began} == began
 
     def test_the_loggers_that_print_tunes_storage_errors(self):
         for name in TUNES_LOGGERS:
