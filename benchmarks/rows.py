@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rllib_nlac.engine.tally import TOKENS
 from rllib_nlac.reporting.results import lookup
 
 Row = dict[str, Any]
@@ -40,7 +41,16 @@ def apart(run: Callable[..., Any], *asked: Any) -> Any:
         return pool.submit(run, *asked).result()
 
 
+NOT_FOR_TRAINING = {"evaluation", "evaluation_critic", "base_answers"}  # roles of requests
+
+
 def generated_tokens(result: Mapping[str, Any]) -> float:
-    """How many tokens an iteration generated: in play, in the waves and in reflections."""
+    """How many tokens an iteration generated for its training, evaluations left out.
+
+    As the engines counted them, whatever asked; those of play, waves and reflections where no engine counts.
+    """
+    counted = result.get(TOKENS)
+    if isinstance(counted, Mapping) and counted:
+        return sum(float(value) for role, value in counted.items() if role not in NOT_FOR_TRAINING)
     names = ("env_runners/num_generated_tokens", "language_stages/num_generated_tokens", "num_reflection_tokens")
     return sum(float(lookup(result, name) or 0) for name in names)

@@ -19,6 +19,7 @@ from benchmarks.compare import is_done, main, report, rows_of
 from benchmarks.compare_plan import HERE, Cell, Plan
 from benchmarks.compare_tables import COLUMNS, evaluations, read_rows, summary, table
 from benchmarks.critic import named, next_progress
+from benchmarks.rows import generated_tokens
 from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.command.experiment import load_experiments
@@ -187,6 +188,12 @@ def test_rows_hold_fresh_evaluations_only_and_a_resumed_iteration_once(tmp_path)
     assert is_done(cell, tmp_path)
     with pytest.raises(SystemExit, match="is of another plan"):
         is_done(Cell("house_1", "NLAC", 0, {**EXPERIMENT, "stop": {"training_iteration": 9}}), tmp_path)
+
+
+def test_all_that_was_generated_for_training_counts_whatever_asked_for_it():
+    counted = {"play": 100, "candidate": 40, "second_attempts": 3}
+    left_out = {"evaluation": 900, "evaluation_critic": 90, "base_answers": 9}
+    assert generated_tokens({**result(1, 32, 0.2), "tokens": counted | left_out}) == 143
 
 
 def test_a_model_that_is_only_played_counts_by_its_own_episodes(tmp_path):

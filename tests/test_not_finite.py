@@ -132,6 +132,12 @@ class TestStoppedSteps:
             assert stopped.in_a_row == expected
         assert stopped.too_many and stopped.last.minibatch == 1
 
+    def test_a_person_hears_of_every_batch_with_one_and_of_no_other(self):
+        stopped = StoppedSteps()
+        for norms, said in (((NAN, 1.0, 1.0), "minibatch 0"), ((1.0, 2.0), None), ((1.0, INF, 1.0), "minibatch 1")):
+            stopped.heed(numbered(len(norms)), table(*norms))
+            assert said in stopped.notice if said else stopped.notice is None
+
     def test_what_was_in_it_is_in_the_log_by_name_role_and_minibatch(self, caplog):
         stopped = StoppedSteps()
         sequences = [

@@ -137,6 +137,15 @@ def test_one_episode_alone_may_exceed_the_capacity_until_the_next_comes():
     assert [e.id_ for e in buffer.episodes] == ["e1", "e2"]
 
 
+@pytest.mark.parametrize(("capacity", "length"), [(1, 3), (4, 9), (5, 11)])
+def test_one_of_more_than_twice_the_capacity_is_refused_and_nothing_is_lost(capacity, length):
+    buffer = TextReplayBuffer(env="E", capacity=capacity)
+    buffer.add([episode(0, length=1), episode(1, length=2 * capacity)])
+    with pytest.raises(ValueError, match=rf"episode e2 has {length} turns, .*\{{capacity: {capacity}\}}: set capacity"):
+        buffer.add([episode(2, length=length)])
+    assert [e.id_ for e in buffer.episodes] == ["e1"] and buffer.get_num_timesteps() == 2 * capacity
+
+
 def test_bytes_are_those_of_texts_ids_and_log_probabilities():
     made = episode(0, length=2)
     texts = len("Go.") + 2 * len("o0") + 2 * len("a0.0")

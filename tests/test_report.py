@@ -52,6 +52,13 @@ class TestWhatIsTold:
         # Of 32 episodes 8 were won: Wilson's interval of any textbook.
         assert "| episodes of iteration 1, by the weights that it began with | 0.250 (0.133 to 0.421) of 32 |" in text
 
+    def test_the_interval_of_collected_success_is_of_the_episodes_that_it_is_the_mean_of(self):
+        """Rollouts and second attempts are episodes too, and no part of success: each of 64 was played on three times."""
+        played = changed(run_of(result(1, 0.5)), "env_runners/num_episodes", 256)
+        for reason in ("solved", "turn_limit"):
+            played = changed(played, f"env_runners/stop_reason_{reason}", 32)
+        assert "| 0.500 (0.381 to 0.619) of 64 |" in markdown(played)
+
     def test_a_restored_run_did_not_begin_with_the_model(self):
         text = markdown(replace(GOOD, restored="old/checkpoint"))
         assert "by the weights that it began with" not in text and "the checkpoint `old/checkpoint`" in text
@@ -344,6 +351,12 @@ class TestFiles:
         (tmp_path / "result.json").write_text("\n".join(map(json.dumps, rows)))
         results, _ = read_results(tmp_path / "result.json")
         assert [r["env_runners"]["success_rate"] for r in results] == [0.1, 0.9, 0.3]
+
+    def test_what_was_reached_before_a_run_went_back_and_was_not_reached_again_is_no_part_of_it(self, tmp_path):
+        rows = [result(number, 0.1 * number) for number in (1, 2, 3, 4)] + [result(3, 0.05)]
+        (tmp_path / "result.json").write_text("\n".join(map(json.dumps, rows)))
+        results, _ = read_results(tmp_path / "result.json")
+        assert [r["env_runners"]["success_rate"] for r in results] == [0.1, 0.2, 0.05]
 
     @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[1, 2]\n{}\nnull\n3", b'{"training_iteration": NaN}'])
     def test_files_that_are_no_results(self, tmp_path, content):

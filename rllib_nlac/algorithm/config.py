@@ -217,6 +217,11 @@ class LanguageAlgorithmConfig(LanguageConfig):
         for part in ("zero_optimization", "bf16"):
             good = isinstance(self.deepspeed_config.get(part, {}), Mapping)
             self._check(good, "deepspeed_config", f"must have a mapping at {part}")
+        self._check(
+            not self.evaluation_parallel_to_training,
+            "evaluation_parallel_to_training",
+            "must be False: evaluations ask engines and learner that training changes at the same time",
+        )
         super().validate()
         self._check(
             # An evaluation plays nothing ahead: its own EnvRunner may be in this process.
@@ -254,6 +259,11 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "num_engines",
             "must be at least 1 with remote EnvRunners (num_env_runners > 0): they cannot reach an engine inside "
             "another process",
+        )
+        self._check(
+            self.evaluation_num_env_runners == 0 or self.num_engines > 0,
+            "evaluation_num_env_runners",
+            "must be 0 where num_engines is 0: remote EnvRunners cannot reach an engine inside another process",
         )
 
 

@@ -371,6 +371,11 @@ class LanguageConfig(AlgorithmConfig):
                 "must be a number of episodes (evaluation_duration_unit: episodes)",
             )
         self._check(
+            self.explore is not False,
+            "explore",
+            "changes nothing here: set action_temperature to 0 to play the likeliest tokens",
+        )
+        self._check(
             not self.evaluate_refined or self.criticises_in_words,
             "evaluate_refined",
             "needs an algorithm with a critic in words, such as NLAC",

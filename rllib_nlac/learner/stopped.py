@@ -44,11 +44,13 @@ class StoppedSteps:
     Attributes:
         in_a_row: How many of the latest were stopped, one after the other.
         last: The latest that was.
+        num_in_batch: How many of the latest batch were.
     """
 
     def __init__(self) -> None:
         self.in_a_row = 0
         self.last: StoppedStep | None = None
+        self.num_in_batch = 0
 
     @property
     def too_many(self) -> bool:
@@ -57,8 +59,8 @@ class StoppedSteps:
 
     @property
     def notice(self) -> str | None:
-        """What to say to a person; None where the latest step was made."""
-        return f"an update was stopped: {str(self.last)[:300]} (the log has it all)" if self.in_a_row else None
+        """What to say to a person; None where all steps of the latest batch were made."""
+        return f"an update was stopped: {str(self.last)[:300]} (the log has it all)" if self.num_in_batch else None
 
     def heed(self, sequences: Sequence[TrainingSequence], table: np.ndarray) -> None:
         """Takes the steps of one batch and logs those that were stopped; ends early where there are too many.
@@ -67,11 +69,13 @@ class StoppedSteps:
             sequences: What was trained on.
             table: A row of item, role, minibatch, loss and norm of the minibatch's gradient for each sequence, shape (N, 5).
         """
+        self.num_in_batch = 0
         for step in _steps(sequences, table):
             if step is None:
                 self.in_a_row = 0
                 continue
             self.in_a_row += 1
+            self.num_in_batch += 1
             self.last = step
             logger.warning("an update was stopped; weights, target, priorities and engines keep what they had: %s", step)
             if self.too_many:

@@ -98,6 +98,11 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         for episode in episodes:
             if not episode.is_done:
                 raise ValueError(f"episode {episode.id_} has not ended, and only whole episodes can be replayed")
+            if len(episode) > 2 * self.capacity:
+                raise ValueError(
+                    f"episode {episode.id_} has {len(episode)} turns, more than twice replay_buffer_config: {{capacity: "
+                    f"{self.capacity}}}: set capacity to at least the turns of an episode, better of many"
+                )
         self._bytes.update({episode.id_: size_of(episode) for episode in episodes})
         for episode in episodes:  # one by one: a list that exceeds the capacity makes RLlib evict from an empty buffer
             super().add([episode], weight)

@@ -148,7 +148,10 @@ class Run:
 
 
 def read_results(file: Path) -> tuple[list[Results], int]:
-    """The iterations of a ``result.json``, and how many of its lines are none, as the last one of a run that was killed."""
+    """The iterations of a ``result.json``, and how many of its lines are none, as the last one of a run that was killed.
+
+    A run that went on from an earlier checkpoint repeats iterations: what it had come to before from there on is left out.
+    """
     by_iteration: dict[float, Results] = {}
     unreadable = 0
     try:
@@ -161,7 +164,7 @@ def read_results(file: Path) -> tuple[list[Results], int]:
         except ValueError:
             result = None
         if isinstance(result, dict) and math.isfinite(number := figure(result, "training_iteration")):
-            by_iteration[number] = result
+            by_iteration = {known: by_iteration[known] for known in by_iteration if known < number} | {number: result}
         else:
             unreadable += 1
     return [by_iteration[number] for number in sorted(by_iteration)], unreadable

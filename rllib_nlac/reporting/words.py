@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from rllib_nlac.algorithm.calibration import wilson
 from rllib_nlac.algorithm.trends import figure
@@ -34,9 +35,17 @@ def score(run: Run, result: Results) -> str:
     return f"{value:.3f} ({low:.3f} to {high:.3f})" if known else f"{value:.3f}"
 
 
+def _num_scored(result: Results) -> float:
+    """The episodes that success is the mean of: those that ended for some reason. Rollouts and second attempts are none."""
+    played = result.get("env_runners")
+    counts = [value for key, value in played.items() if key.startswith("stop_reason_")] if isinstance(played, Mapping) else []
+    known = [float(value) for value in counts if isinstance(value, int | float)]
+    return sum(known) if known else figure(result, "env_runners/num_episodes")
+
+
 def collected(run: Run, result: Results) -> str:
     """The score of the episodes of training, with the interval of so many independent ones."""
-    value, count = figure(result, run.score), figure(result, "env_runners/num_episodes")
+    value, count = figure(result, run.score), _num_scored(result)
     if not run.measures_success or not 0 <= value <= 1 or not 0 < count < math.inf:
         return f"{value:.3f}"
     low, high = wilson(value, count)
