@@ -425,6 +425,18 @@ class TestKLToBase:
         learner.knows_base = False
         assert kl_to_base(None, [episode], 3, sampling) is None
 
+    def test_it_looks_at_early_and_late_turns(self, monkeypatch):
+        """Fails where first turns speak for whole episodes: those have the shortest prompts, and nothing of what came."""
+        asked: list = []
+        learner = SimpleNamespace(
+            knows_base=True,
+            logprobs_of=lambda prompts, *_: asked.extend(prompts) or [np.zeros(2)],
+            base_logprobs_of=lambda *_: [np.zeros(2)],
+        )
+        monkeypatch.setattr(metrics_module, "on_every_learner", lambda group, function: [function(learner)])
+        kl_to_base(None, [played([0.0] * 3, task=task) for task in range(4)], 3, Sampling(8, 1.0))
+        assert [len(prompt) for prompt in asked] == [3, 4, 5, 3]
+
     def test_its_mean_over_samples_is_the_kl(self, monkeypatch):
         p, q = np.array([0.7, 0.2, 0.1]), np.array([0.2, 0.3, 0.5])
         ids = np.random.default_rng(0).choice(3, 200_000, p=p)

@@ -205,13 +205,11 @@ def kl_to_base(
 
 
 def _current(episodes: Sequence[SingleAgentEpisode], version: int, count: int) -> list[Generation]:
-    """The first turns of a few episodes that the current weights generated."""
-    return [
-        generation
-        for episode in episodes[:count]
-        for generation in generations_of(episode)[:1]
-        if generation.weight_version == version and generation.token_ids
+    """A turn each of a few episodes, early and late ones, as far as the current weights generated them."""
+    found = [
+        turns[number % len(turns)] for number, episode in enumerate(episodes[:count]) if (turns := generations_of(episode))
     ]
+    return [generation for generation in found if generation.weight_version == version and generation.token_ids]
 
 
 class TransitionWriter:

@@ -50,7 +50,6 @@ def backup_stage(
         )
         targets = [replace(t, generation=g or t.generation) for t, g in zip(targets, generations, strict=True)]
     targets = _with_prompts(prompts, targets, chat, report)
-    report.counts["unparsed_target"] += sum(target.generation is None for target in targets)
     return targets
 
 

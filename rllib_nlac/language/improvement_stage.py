@@ -149,8 +149,6 @@ def _judge(
         parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(attempts))]
         each = [next(iter(critique.read_futures([answer])), None) for answer in answers]
         report.note("future", answers, each, [a.transition.id for a in attempts])
-        asked = sum(a.open_action is not None for a in attempts)
-        report.counts["unparsed_future"] += k * asked - sum(map(len, parsed))
     shown = variant.shown(parsed, rng)
     states = [a.transition.state for a in attempts]
     actions, turns = [a.open_action for a in attempts], [a.seen for a in attempts]

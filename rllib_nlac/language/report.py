@@ -15,7 +15,7 @@ class StageReport:
     """What the waves cost and lost.
 
     Attributes:
-        counts: How often each of these happened: ``prompt_too_long``, ``unparsed_target`` and the like.
+        counts: How often each of these happened: ``prompt_too_long``, ``retokenised`` and the like.
         tokens: Generated tokens by wave.
         prompt_tokens: Of all prompts that an engine was asked.
         cached_tokens: Of these what the engine's prefix cache held.
