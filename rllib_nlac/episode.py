@@ -11,8 +11,10 @@ from rllib_nlac.types import Generation, Message
 
 GENERATION, MESSAGES = "generation", "messages"  # keys of the extra model outputs, one of each a step
 TASK_SEED = "task_seed"  # key of the custom data: what the environment was reset with
-ENVIRONMENT = "environment"  # key of the first info
 TASK = "task"  # another: the number of its task in an evaluation
+ENVIRONMENT = "rllib_nlac/environment"  # key of the first info, which no environment of a user has by chance
+KEPT = frozenset({"success", "stop_reason", "subgoals", "task_id"})  # of each info of a whole episode
+KEPT_FIRST = KEPT | {"system_prompt", ENVIRONMENT}  # of the first
 
 
 def step_outputs(generation: Generation, messages: tuple[Message, ...]) -> dict[str, Any]:
@@ -56,6 +58,14 @@ def environment_of(episode: SingleAgentEpisode) -> str | None:
     """The registered name of the environment that was really played, where one plays others, as task sets do."""
     name = episode.get_infos(0).get(ENVIRONMENT)
     return name if isinstance(name, str) else None
+
+
+def strip_infos(episode: SingleAgentEpisode) -> None:
+    """Drops from the infos of a whole episode what nobody reads any more: it may be large, and need not even be picklable."""
+    for t, info in enumerate(episode.get_infos()):
+        # In the dicts themselves: RLlib holds the last one in a second place, which is pickled too.
+        for key in info.keys() - (KEPT if t else KEPT_FIRST):
+            del info[key]
 
 
 def episode_success(episode: SingleAgentEpisode) -> bool:

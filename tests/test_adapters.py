@@ -321,3 +321,5 @@ class TestGymnasiumText:
             GymnasiumText("Corridor-v0", {"space": gym.spaces.Box(0, 1)}, observation_key="text")
         with pytest.raises(ValueError, match="'Nothing-v0'"):
             GymnasiumText("Nothing-v0")
+        with pytest.raises(ValueError, match=r"env_config.max_turns is nan and must be a whole number of at least 1"):
+            GymnasiumText("Corridor-v0", max_turns=float("nan"), observation_key="text", actions=["left", "right"])

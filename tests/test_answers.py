@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+from collections import defaultdict
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.envs.answers import AnswerError, MetricNames, checked_reset, checked_step, info_of, reward_of, truth_of
@@ -75,6 +79,14 @@ def test_info_keeps_everything_and_makes_flags_bools():
     info = info_of(GOOD_INFO)
     assert info == GOOD_INFO and info["success"] is True and info["discard"] is False
     assert info_of(dict.fromkeys(GOOD_INFO)) == dict.fromkeys(GOOD_INFO) and info_of({}) == {}
+
+
+@given(st.integers(0, 127), st.sampled_from([int, np.int8, np.uint16, np.int64]))
+def test_info_is_plain_where_it_is_kept(number, kind):
+    """Fails where JSON or pickle refuses what an environment may say."""
+    info = info_of({"task_id": kind(number), "subgoals": defaultdict(lambda: False, door=True)})
+    assert type(info["task_id"]) is int and json.loads(json.dumps(info["task_id"])) == number
+    assert type(info["subgoals"]) is dict and info["subgoals"] == {"door": True}
 
 
 BAD_INFO = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
 import threading
 import time
 from types import SimpleNamespace
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import ray
 import torch
@@ -18,8 +20,11 @@ from rllib_nlac.baselines import stock_runner
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.shared import NotFiniteError
+from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.episode import GENERATION, MESSAGES, episode_success, task_seed_of
+from rllib_nlac.episode import GENERATION, MESSAGES, environment_of, episode_success, task_seed_of
+from rllib_nlac.replay.buffer import TextReplayBuffer, transition_at
+from rllib_nlac.replay.dialogues import parse_dialogue, write_dialogues
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Weights
 
@@ -286,6 +291,58 @@ def test_callbacks_are_told_of_the_episode_its_environment_and_its_slot(make):
     assert sorted(a["episode"].id_ for a in ends) == [e.id_ for e in episodes] and ends[0]["prev_episode_chunks"] == []
     assert [a["episode"] for a in by_function] == [a["episode"] for a in ends]
     assert [a["samples"] for name, a in told if name == "on_sample_end"] == [episodes]
+
+
+class Talkative(Countdown):
+    """Says more than is read, in types of its own, and all of it in every step."""
+
+    def more(self, info):
+        own = {"lock": threading.Lock(), "environment": "level 7", "privileged": {"lock": threading.Lock()}}
+        return {"system_prompt": "Count. " * 9, "task_id": np.int64(self.length), **info, **own}
+
+    def reset(self, **arguments):
+        observation, info = super().reset(**arguments)
+        return observation, self.more(info)
+
+    def step(self, action):
+        *answer, info = super().step(action)
+        return *answer, self.more(info)
+
+
+def test_whole_episodes_keep_of_an_info_what_is_read_and_callbacks_see_all_of_it(make):
+    """Fails where an info that cannot be copied ends the run, or a long system prompt is kept once a step."""
+    seen: list[bool] = []
+
+    def on_episode_end(episode, **_):
+        seen.append(all("lock" in info for info in episode.get_infos()))
+
+    episodes = make(env=Talkative, callbacks_on_episode_end=on_episode_end).sample(num_episodes=6)
+    assert seen and all(seen)
+    buffer = TextReplayBuffer(env="E")
+    buffer.add(episodes)
+    for episode in pickle.loads(pickle.dumps(list(buffer.episodes))):
+        first, *others, last = episode.get_infos()
+        assert first == {"system_prompt": "Count.", "task_id": len(episode)}
+        assert others == [{"task_id": len(episode)}] * (len(episode) - 1)
+        assert last.keys() == {"task_id", "success", "stop_reason", "subgoals"}
+
+
+def test_a_task_that_is_a_number_of_numpys_is_written_and_read_back(make, tmp_path):
+    episodes = make(env=Talkative).sample(num_episodes=6)
+    write_dialogues(tmp_path / "log.jsonl", episodes)
+    read = [parse_dialogue(row) for row in read_rows(str(tmp_path / "log.jsonl"))]
+    assert [dialogue.task_id for dialogue in read] == [str(len(episode)) for episode in episodes]
+
+
+def test_a_users_word_for_its_environment_does_not_choose_the_prompts(make):
+    """Fails where the prompts that are written for the environment are left out."""
+    asked: list[str] = []
+    runner = make(env=Talkative)
+    prompts_for = runner.player._prompts_for
+    runner.player._prompts_for = lambda env: asked.append(env) or prompts_for(env)
+    (episode,) = runner.sample(num_episodes=1)
+    assert set(asked) == {runner.config.env}
+    assert environment_of(episode) is None and transition_at("E", episode, 0).env == "E"
 
 
 def test_an_environment_that_says_nothing_of_its_spaces_is_refused_by_name(make):

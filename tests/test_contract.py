@@ -112,6 +112,14 @@ def test_a_good_one_only_gets_notes():
     assert not [f for f in findings if f.verdict == "FAILED"]
 
 
+def test_keys_of_info_may_be_none():
+    class Silent(Good):
+        def more(self):
+            return dict.fromkeys(("privileged", "subgoals", "stop_reason", "success", "discard"))
+
+    assert not [f for f in contract.check_environment(Silent) if f.verdict == "FAILED"]
+
+
 MY_GAME = """
 import gymnasium as gym
 from rllib_nlac.envs.spaces import TextSpace

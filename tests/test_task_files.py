@@ -14,6 +14,7 @@ from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.official import BaseEnvironment, agent_env, make_env, parse_env_str, register_env
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.envs.text_house import TextHouse
+from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.rewards.sandbox import why_unavailable
 
 
@@ -222,6 +223,7 @@ class TestTaskSet:
         assert (observation, info["system_prompt"]) == ("1/2?", "Think.")
         observation, info = env.reset(seed=0, options={"task_id": str(len(files[1]) - 2)})
         assert observation == "Guess my object." and "twenty questions" in info["system_prompt"]
+        assert info[ENVIRONMENT] == "TwentyQuestions"
 
     def test_the_seed_decides_also_inside_a_rows_environment(self, files):
         env, last = TaskSet(train_files=files[0]), str(len(files[1]) - 1)

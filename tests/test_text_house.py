@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,9 +138,40 @@ def test_subgoals_are_reported_next_to_success(config, chat):
 
 
 def test_mistakes():
-    for config in ({"depth": 5}, {"split": "test"}, {"max_turns": 0}):
-        with pytest.raises(ValueError, match=f"{next(iter(config))} is"):
-            TextHouse(**config)
+    with pytest.raises(ValueError, match="split is 'test'"):
+        TextHouse(split="test")
+
+
+no_numbers = st.sampled_from([math.nan, math.inf, -math.inf, "0.1", "x", True, None, [1]])
+no_whole_ones = no_numbers | st.sampled_from([6.5, 2.0])
+WRONG = {
+    "depth": (no_whole_ones | st.integers(max_value=0) | st.integers(min_value=5), "whole number from 1 to 4"),
+    "house": (
+        no_whole_ones.filter(lambda value: value is not None) | st.integers(max_value=-1) | st.integers(min_value=10**7),
+        "whole number from 0 to 9999999",
+    ),
+    "max_turns": (no_whole_ones | st.integers(max_value=0), "whole number of at least 1"),
+    **dict.fromkeys(
+        ("bonus", "key_bonus", "chest_bonus"), (no_numbers | st.floats(max_value=-1e-9), "finite number of at least 0")
+    ),
+}
+
+
+@given(st.data())
+@pytest.mark.parametrize("key", WRONG)
+def test_a_number_that_it_cannot_use_is_refused_by_key_and_value(key, data):
+    """Fails where it is found out in the first step that is paid, or never."""
+    values, needed = WRONG[key]
+    value = data.draw(values)
+    with pytest.raises(ValueError) as raised:
+        TextHouse(**{key: value})
+    assert str(raised.value).startswith(f"env_config.{key} is {value!r:.80} and must be a {needed}")
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8])
+def test_whole_numbers_of_numpy_will_do(kind):
+    env = TextHouse(depth=kind(2), house=kind(7), max_turns=kind(3), bonus=np.float32(0.5))
+    assert env.reset(seed=0)[1]["task_id"] == "house-7-goal-1"
 
 
 def test_a_bonus_is_paid_for_each_chest_on_the_way_and_for_no_other():

@@ -80,7 +80,8 @@ def truth_of(value: Any, name: str) -> bool:
 
 
 def info_of(value: Any) -> dict[str, Any]:
-    """The info of ``reset()`` or ``step()``, with the keys that are read here checked; ``success`` and ``discard`` as bools.
+    """The info of ``reset()`` or ``step()``, with the keys that are read here checked, and made plain where they are not text:
+    ``success`` and ``discard`` bools, a ``task_id`` that is a number an int, ``subgoals`` a dict of no other class.
 
     ``success`` (a flag, or None while the task is open), ``discard`` (a flag), ``system_prompt`` (text), ``stop_reason``
     and the names of ``subgoals`` (short names: they become metrics), the values of ``subgoals`` (flags or finite numbers),
@@ -104,7 +105,10 @@ def info_of(value: Any) -> dict[str, Any]:
     for name, reached in subgoals.items():
         _check_name(name, "a name in info['subgoals']")
         reward_of(reached, f"info['subgoals'][{name!r}]")
-    return {**value, **flags}
+    plain: dict[str, Any] = {"subgoals": dict(subgoals)} if value.get("subgoals") is not None else {}
+    if isinstance(value.get("task_id"), numbers.Integral):
+        plain["task_id"] = int(value["task_id"])  # JSON takes none of NumPy's
+    return {**value, **flags, **plain}
 
 
 class MetricNames:

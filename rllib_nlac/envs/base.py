@@ -8,6 +8,8 @@ and ``reply``.
 from __future__ import annotations
 
 import abc
+import math
+import numbers
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -46,6 +48,26 @@ class TaskId(Generic[Task]):
     privileged: dict[str, Any] = field(default_factory=dict)
 
 
+def check_number(key: str, value: Any, low: float, high: float = math.inf, whole: bool = False) -> None:
+    """Checks a number that ``env_config`` sets.
+
+    Args:
+        key: Its key.
+        value: What stands there.
+        low: The least that it may be.
+        high: The largest.
+        whole: Whether it must be a whole number.
+
+    Raises:
+        ValueError: It is a text, a flag, NaN, infinite or out of range; key, value and what is needed are named.
+    """
+    number = isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)
+    if not (number and low <= value <= high and value < math.inf):
+        kind = "whole number" if whole else "finite number"
+        bounds = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise ValueError(f"env_config.{key} is {value!r:.80} and must be a {kind} {bounds}")
+
+
 class EpisodeLost(Exception):
     """An episode that ends through no fault of the agent, and is left out and counted: ``begin`` or ``reply`` raises it.
 
@@ -76,7 +98,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         split: Which tasks are drawn, "train" or "eval".
 
     Raises:
-        ValueError: ``max_turns`` is below 1.
+        ValueError: ``max_turns`` is no whole number, or below 1.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -86,8 +108,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
     row_schema: ClassVar[dict[str, Any] | None] = None
 
     def __init__(self, max_turns: int, split: str = "train") -> None:
-        if max_turns < 1:
-            raise ValueError(f"max_turns is {max_turns}, and an episode needs at least 1 turn: set env_config.max_turns")
+        check_number("max_turns", max_turns, 1, whole=True)
         self.observation_space = TextSpace()
         self.action_space = TextSpace()
         self.max_turns = max_turns

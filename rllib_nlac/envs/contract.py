@@ -180,7 +180,7 @@ def _ends(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
 def _hidden(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
     for seed in seeds:
         observation, info = make().reset(seed=seed)
-        for key, value in info.get("privileged", {}).items():
+        for key, value in (info.get("privileged") or {}).items():
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             telling = len(text) >= 4 and any(letter.isalpha() for letter in text)
             if telling and text in observation:

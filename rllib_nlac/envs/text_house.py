@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv, check_number
 
 ROOMS = ("kitchen", "cellar", "attic", "library", "garage", "bedroom", "hall", "garden")
 COLOURS = ("red", "blue", "green", "black", "white", "yellow")
 MATERIALS = ("oak", "iron", "stone", "brass")
 TREASURES = ("crown", "map", "pearl", "book")
+MAX_HOUSE = 9_999_999  # a task's name has room for seven digits
 # How the house speaks: in sentences, or in as few words as a very small model can get right.
 FULL = {
     "goal": "Find the {}.",
@@ -168,7 +169,7 @@ class TextHouse(TextEnv[HouseTask]):
 
     row_schema: ClassVar[dict[str, Any] | None] = {
         "depth": {"type": "integer", "minimum": 1, "maximum": len(MATERIALS)},
-        "house": {"type": ["integer", "null"], "minimum": 0, "maximum": 9_999_999},
+        "house": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_HOUSE},
         "vary_goal": {"type": "boolean"},
         "memory": {"type": "boolean"},
         "brief": {"type": "boolean"},
@@ -193,8 +194,11 @@ class TextHouse(TextEnv[HouseTask]):
         split: str = "train",
     ) -> None:
         super().__init__(max_turns=max_turns, split=split)
-        if not 1 <= depth <= len(MATERIALS):
-            raise ValueError(f"depth is {depth}, and a house has 1 to {len(MATERIALS)} locks")
+        check_number("depth", depth, 1, len(MATERIALS), whole=True)
+        if house is not None:
+            check_number("house", house, 0, MAX_HOUSE, whole=True)
+        for key, paid in {"bonus": bonus, "key_bonus": key_bonus, "chest_bonus": chest_bonus}.items():
+            check_number(key, paid, 0)
         if split not in ("train", "eval"):
             raise ValueError(f"split is {split!r}; TextHouse knows 'train' and 'eval'")
         self.depth, self.house, self.vary_goal, self.memory = depth, house, vary_goal, memory

@@ -102,7 +102,7 @@ def parse_dialogue(row: Row) -> Dialogue:
         raise ValueError(f"{row.place}: no message is the assistant's, so there is nothing to learn from")
     flags = {key: fields.get(key) for key in ("terminated", "truncated", "success")}
     for key, value in flags.items():
-        if value not in (None, True, False):
+        if value is not None and not isinstance(value, bool | np.bool_):
             raise ValueError(f"{row.place}: {key!r} must be true or false, and it is {value!r:.80}")
     terminated, truncated = bool(flags["terminated"]), bool(flags["truncated"])
     if terminated and truncated:

@@ -17,7 +17,7 @@ from rllib_nlac.engine.chat import Chat, Prompt, PromptTooLong, Wanted
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.envs.base import EpisodeLost
-from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_outputs
+from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_outputs, strip_infos
 from rllib_nlac.inputs.texts import readable, readable_values
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.limits import within
@@ -284,6 +284,7 @@ class TextPlayer:
         if terminated or truncated:
             self._lost_in_a_row = self._discarded_in_a_row = 0
             self._tell("on_episode_end", slot, prev_episode_chunks=[])
+            strip_infos(slot.episode)
         return not (terminated or truncated)
 
     def _received(self, outcome: Outcome) -> tuple[str, dict[str, Any]]:

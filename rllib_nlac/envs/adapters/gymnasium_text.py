@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from rllib_nlac.envs.base import check_number
 from rllib_nlac.envs.spaces import TextSpace
 
 
@@ -24,7 +25,8 @@ class GymnasiumText(gym.Env[str, str]):
         success_return: Return from which an episode counts as a success, where the info has no ``success``.
 
     Raises:
-        ValueError: There is no such environment, or its spaces are neither text nor described by these arguments.
+        ValueError: There is no such environment, its spaces are neither text nor described by these arguments, or
+            ``max_turns`` is no whole number of at least 1.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -39,6 +41,7 @@ class GymnasiumText(gym.Env[str, str]):
         max_turns: int = 200,
         success_return: float = 1.0,
     ) -> None:
+        check_number("max_turns", max_turns, 1, whole=True)
         try:
             self.inner = gym.make(id, **dict(kwargs or {}))
         except (gym.error.Error, ImportError, TypeError) as error:
