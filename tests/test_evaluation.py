@@ -212,6 +212,13 @@ def test_attempts_of_what_is_no_text_are_refused(tmp_path, monkeypatch):
         evaluate_checkpoint(tmp_path, 8, 2, False, False, Terminal(), False)
 
 
+@pytest.mark.parametrize(("episodes", "nearest"), [(10, "8 or 12"), (2, "4 or 8")])
+def test_episodes_that_are_no_whole_number_of_tasks_are_refused(tmp_path, episodes, nearest):
+    """Fails where others are played than were asked for, 8 and 4; nothing is read before."""
+    with pytest.raises(ValueError, match=rf"--episodes {episodes} is no multiple of --attempts 4.*take {nearest}$"):
+        evaluate_checkpoint(tmp_path / "missing", episodes, 4, False, False, Terminal(), False)
+
+
 def test_what_cannot_be_evaluated_says_why(config):
     config.evaluation(evaluation_interval=1, evaluation_duration_unit="timesteps")
     with pytest.raises(ValueError, match="must be a number of episodes"):

@@ -251,6 +251,23 @@ class TestTrials:
         kept = [sum(size(process.parts, "target weights") for process in found.processes) for found in of.values()]
         assert kept == [0, 4 * P]  # APPO has target weights, PPO none
 
+    def test_runners_of_evaluations_are_counted(self):
+        """Under RLlib's own algorithms each has an engine. Fails where they are forgotten."""
+
+        def processes(config, **evaluation):
+            config.environment("TwentyQuestions").language(language_model="tiny").env_runners(num_env_runners=2)
+            return {process.name: process for process in estimate(config.evaluation(**evaluation)).processes}
+
+        found = processes(TextPPOConfig(), evaluation_num_env_runners=8, evaluation_config={"num_gpus_per_env_runner": 0.5})
+        (training, runner) = (found[name] for name in ("EnvRunner", "evaluation EnvRunner"))
+        assert (training.count, training.gpus, runner.count, runner.gpus) == (2, 0, 8, 0.5)
+        assert runner.plan is not None and size(runner.parts, "weights") == 2 * P  # bfloat16, as on any GPU
+        ours = processes(small(), evaluation_num_env_runners=3)["evaluation EnvRunner"]
+        assert ours.count == 3 and {part.what for part in ours.parts} == {"program"}
+        # Without runners of their own, evaluations are played in the driver.
+        alone = [processes(TextPPOConfig(), evaluation_interval=interval)["driver"].cache for interval in (None, 1)]
+        assert alone[0] is None and alone[1] is not None
+
     def test_what_is_not_trained_has_no_optimizer(self):
         config = ReActConfig().environment("TwentyQuestions").language(language_model="tiny")
         found = estimate(config)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from lone_algorithm import fake
 from micro import played
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from scripted_engine import ScriptedEngine
 
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
@@ -21,6 +23,7 @@ from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.collector import CollectionError
+from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import BellmanTarget, Future, Generation, Refinement
 
 
@@ -210,6 +213,17 @@ class TestRolloutCritics:
         config.training(rollouts_per_action=1).validate()
         with pytest.raises(ValueError, match="rollouts_per_action is 0 and must be at least 1"):
             config.training(rollouts_per_action=0).validate()
+
+    def test_where_that_one_is_enough_no_branches_are_played(self, config, chat):
+        """By the real runner: fails where it divides none among all prefixes."""
+        runner = TextEnvRunner(config=config, worker_index=0)
+        runner.attach(ScriptedEngine(chat, lambda prompt, weights: "Is it big?"))
+        a, episodes = self.algorithm(), runner.sample(num_episodes=2)
+        a.metrics = MetricsLogger(root=True)
+        a.metrics.aggregate([runner.get_metrics()], key="env_runners")
+        a.env_runner_group = SimpleNamespace(healthy_env_runner_ids=list, local_env_runner=runner)
+        assert RolloutCritic.branch(a, [(episode, 1) for episode in episodes], 0) == [[], []]
+        assert a.metrics.peek(("env_runners", "num_episodes_lifetime")) == 2
 
     def test_nlrl_describes_every_rollout(self):
         a = self.algorithm()

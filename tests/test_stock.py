@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 
-from rllib_nlac.baselines.stock import TextAPPO, TextAPPOConfig, TextPPO, TextPPOConfig
+from rllib_nlac.baselines.stock import LEAP, NEXT_EPISODES, TextAPPO, TextAPPOConfig, TextPPO, TextPPOConfig
+from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import PAD, TextToTokens, TokenSequence, TokenValueModule
 from rllib_nlac.checkpoints.checkpoint import read_manifest
 from rllib_nlac.envs.spaces import TextSpace
@@ -292,6 +295,49 @@ class TestRuns:
             assert (inputs - batch[Columns.ACTION_DIST_INPUTS])[rows][..., 0].abs().max().item() < 1e-3
         finally:
             other.stop()
+
+
+@pytest.mark.long
+def test_remote_runners_go_on_with_their_own_episodes(ppo_config, ray_session, tmp_path):
+    """After a resume and after a restart. Fails where they begin at episode 0, with the tasks and seeds of the beginning."""
+    algorithm = ppo_config.env_runners(num_env_runners=2).build_algo()
+    group = algorithm.env_runner_group
+
+    def stand() -> dict[int, int]:
+        return dict(group.foreach_env_runner(lambda r: (r.worker_index, r._next_episode), local_env_runner=False))
+
+    def play(*numbers: int) -> None:
+        for index, number in enumerate(numbers):
+            group.foreach_env_runner(lambda r, n=number: r.set_state({"next_episode": n}), remote_worker_ids=[index + 1])
+
+    try:
+        play(7, 11)
+        path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+        play(20, 30)
+        algorithm.restore_from_path(path)
+        assert stand() == {1: 7, 2: 11}
+        algorithm.set_state({NEXT_EPISODES: {1: 5, 3: 9}})  # of other runners, one of which is no more
+        assert stand() == {1: 5, 2: 0}
+        play(6, 8)
+        assert algorithm.get_state()[NEXT_EPISODES] == {1: 6, 2: 8, 3: 9}
+        play(6, 50)
+        group.foreach_env_runner(lambda r: os._exit(1), local_env_runner=False, remote_worker_ids=[2])
+        assert group.healthy_env_runner_ids() == [1]
+        assert algorithm.get_state()[NEXT_EPISODES] == {1: 6, 2: 8 + LEAP, 3: 9}
+        deadline = time.monotonic() + 300
+        while not (restored := algorithm.restore_env_runners(group)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert restored == [2]
+        assert stand() == {1: 6, 2: 8 + LEAP}
+    finally:
+        algorithm.stop()
+
+
+def test_connectors_of_a_runner_are_not_its_counters(ppo_config):
+    """RLlib hands them to all other runners, under ``merge_env_runner_states: false`` after each iteration."""
+    runner = StockTextEnvRunner(config=ppo_config, worker_index=0)
+    assert runner.get_state(components=["env_to_module_connector"]) == {}
+    assert "next_episode" in runner.get_state() and "next_episode" in runner.get_state(not_components=["x"])
 
 
 @pytest.mark.long

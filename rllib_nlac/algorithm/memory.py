@@ -115,7 +115,8 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
     driver += of_learner if not config.num_learners else []
     driver_engine: tuple[Any, Any] = (None, None)
     has_engine = not config.engine_spec.endpoint
-    if has_engine and (not config.num_engines if is_ours else not config.num_env_runners):
+    plays_here = not config.num_env_runners or (config.evaluation_interval and not config.evaluation_num_env_runners)
+    if has_engine and (not config.num_engines if is_ours else plays_here):
         plan, more, cache = engine(bool(driver_gpus), not config.num_learners)
         driver += [_program_of_engine(), *more]
         driver_engine = (cache, plan)
@@ -128,14 +129,18 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
         plan, more, cache = engine(bool(config.num_gpus_per_engine), False)
         parts = [Part("program", PROGRAM_BYTES, on_host=True), _program_of_engine(), *more]
         processes.append(_process("engine", config.num_engines, config.num_gpus_per_engine, parts, in_files, cache, plan))
-    if config.num_env_runners:
-        parts, gpus = [Part("program", PROGRAM_BYTES, on_host=True)], 0.0
-        of_runner: tuple[Cache | None, EnginePlan | None] = (None, None)
-        if not is_ours:
-            gpus = config.num_gpus_per_env_runner
+    of_evaluation = config.get_evaluation_config_object() or config
+    for name, count, gpus in (
+        ("EnvRunner", config.num_env_runners, config.num_gpus_per_env_runner),
+        ("evaluation EnvRunner", config.evaluation_num_env_runners, of_evaluation.num_gpus_per_env_runner),
+    ):
+        parts = [Part("program", PROGRAM_BYTES, on_host=True)]
+        if count and is_ours:
+            processes.append(_process(name, count, 0, parts, in_files))
+        elif count:
             plan, more, cache = engine(bool(gpus), False)
-            parts, of_runner = [*parts, _program_of_engine(), *more], (cache, plan)
-        processes.append(_process("EnvRunner", config.num_env_runners, gpus, parts, in_files, *of_runner))
+            parts += [_program_of_engine(), *more]
+            processes.append(_process(name, count, gpus, parts, in_files, cache, plan))
     if crossing := _crossing(config, sync, numbers):
         processes.append(Process("Ray's object store", 1, 0, tuple(crossing)))
     return Estimate(shape, numbers, tuple(processes), sync)

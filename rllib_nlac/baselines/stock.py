@@ -6,6 +6,8 @@ classes for ``run: PPO`` and ``run: APPO`` wherever the environment is text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPO, APPOConfig
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
@@ -28,6 +31,10 @@ from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.engine.shared import NotFiniteError, broken_tensors
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.stopped import MAX_IN_A_ROW
+from rllib_nlac.sampling.env_runner import NEXT_EPISODE
+
+NEXT_EPISODES = "next_episodes"  # key of our part of a checkpoint
+LEAP = 1_000_000  # more episodes than a runner plays from one checkpoint to the next
 
 
 class StockConfig(LanguageConfig):
@@ -118,13 +125,54 @@ class TextPPOConfig(StockConfig, PPOConfig):
 class StockOnText(Watched, CheckedCheckpoints):
     """What RLlib's algorithms lack on text: checkpoints with checksums, and an end to runs whose numbers are not finite.
 
+    Remote EnvRunners go on with the next of their episodes after a resume or a restart: RLlib keeps the local one's place.
     RLlib's learners put zeros in the place of gradients that are not finite and go on, with the same weights for ever, or with
     weights that are not finite themselves. Training step, learner and loss stay RLlib's; results are looked at.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._broken_losses = 0
+        self._next_episodes: dict[int, int] = {}  # by the index of each remote runner there ever was, as last heard or told
         super().__init__(*args, **kwargs)
+
+    @override(Algorithm)
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        state = super().get_state(components, not_components=not_components, **kwargs)
+        if components is None:
+            state[NEXT_EPISODES] = self._ask_next_episodes()
+        return state
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if NEXT_EPISODES in state:  # a checkpoint of an earlier version has none
+            self._next_episodes = dict(state[NEXT_EPISODES])
+            self._tell_next_episodes()
+
+    @override(Algorithm)
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        restored = super().restore_env_runners(env_runner_group)
+        if restored and env_runner_group is self.env_runner_group:
+            self._next_episodes |= {index: self._next_episodes.get(index, 0) + LEAP for index in restored}
+            self._tell_next_episodes(restored)
+        return restored
+
+    def _ask_next_episodes(self) -> dict[int, int]:
+        """Of each remote runner the number of its next episode; of one that is lost or does not answer, one not played yet."""
+        timeout_s = self.config.sample_timeout_s
+        answers = self.env_runner_group.foreach_env_runner(_next_episode, local_env_runner=False, timeout_seconds=timeout_s)
+        self._next_episodes |= dict(answers)
+        silent = set(range(1, self.config.num_env_runners + 1)) - dict(answers).keys()
+        return self._next_episodes | {index: self._next_episodes.get(index, 0) + LEAP for index in silent}
+
+    def _tell_next_episodes(self, runners: Sequence[int] | None = None) -> None:
+        """Has remote runners go on where they were, all or those of these indices; new ones begin."""
+        self.env_runner_group.foreach_env_runner(
+            partial(_go_on, next_episodes=self._next_episodes),
+            local_env_runner=False,
+            remote_worker_ids=runners,
+            timeout_seconds=self.config.sample_timeout_s,
+        )
 
     @override(CheckedCheckpoints)
     def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
@@ -156,6 +204,14 @@ class StockOnText(Watched, CheckedCheckpoints):
 def _forget_version(runner: Any) -> None:
     """What is restored may be older than what this runner plays by, and is not to be ignored for that."""
     runner.forget_version()
+
+
+def _next_episode(runner: Any) -> tuple[int, int]:
+    return runner.worker_index, runner.get_state(not_components=COMPONENT_RL_MODULE)[NEXT_EPISODE]
+
+
+def _go_on(runner: Any, next_episodes: Mapping[int, int]) -> None:
+    runner.set_state({NEXT_EPISODE: next_episodes.get(runner.worker_index, 0)})
 
 
 def _broken_weights(learner: Any) -> str | None:

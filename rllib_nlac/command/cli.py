@@ -134,7 +134,7 @@ def show_examples(
 @app.command()
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
-    episodes: Annotated[int, typer.Option(min=1, help="How many episodes to play.")] = 128,
+    episodes: Annotated[int, typer.Option(min=1, help="How many to play; a multiple of --attempts.")] = 128,
     attempts: Annotated[int, typer.Option(min=1, help="Episodes of each task, for avg@k and pass@k.")] = 1,
     refined: Annotated[bool, typer.Option("--refined", help="Criticise and refine each turn before it is played.")] = False,
     render: Annotated[bool, typer.Option("--render", help="Print the dialogues of the first ten episodes.")] = False,

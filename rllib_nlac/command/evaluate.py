@@ -36,9 +36,15 @@ def evaluate_checkpoint(
     Raises:
         CheckpointError: The checkpoint is damaged.
         FileNotFoundError: The folder is no checkpoint.
-        ValueError: The algorithm has no critic in words to refine with.
+        ValueError: The algorithm has no critic in words to refine with, or the episodes are no whole number of tasks.
         RunFailed: Something failed while it played.
     """
+    if episodes % attempts:
+        fewer = max(episodes // attempts, 1) * attempts
+        raise ValueError(
+            f"--episodes {episodes} is no multiple of --attempts {attempts}, and counts the attempts of all tasks: "
+            f"take {fewer} or {fewer + attempts}"
+        )
     ours = is_ours(str(checkpoint))
     if not ours and not (checkpoint / "rllib_checkpoint.json").is_file():
         raise FileNotFoundError(
@@ -62,7 +68,7 @@ def evaluate_checkpoint(
             raise ValueError(f"{runner.config.env} is no environment of text, and has no tasks to repeat: leave out --attempts")
         with running():
             if isinstance(runner, TextEnvRunner):
-                played = runner.sample_tasks(range(max(episodes // attempts, 1)), attempts, refined, algorithm.instructions)
+                played = runner.sample_tasks(range(episodes // attempts), attempts, refined, algorithm.instructions)
             else:
                 if getattr(runner, "env", None) is None:  # RLlib's algorithms make none here where they have remote runners
                     runner.make_env()

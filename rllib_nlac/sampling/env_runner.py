@@ -210,6 +210,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         Returns:
             For each prefix its branches, whole episodes from the first step on.
         """
+        if not count:
+            return [[] for _ in prefixes]
         starts: list[Start] = []
         for number, (episode, steps) in enumerate(prefixes):
             for branch in range(count):
@@ -333,6 +335,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     @override(Checkpointable)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """The counters."""
+        if components is not None:  # RLlib asks for connectors, which this has none of, and hands the answer to other runners
+            return {}
         return {NEXT_EPISODE: self._next_episode, NUM_ENV_STEPS_SAMPLED_LIFETIME: self.num_env_steps_sampled_lifetime}
 
     @override(Checkpointable)
