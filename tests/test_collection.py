@@ -406,7 +406,7 @@ class TestWeightsOfRLlibsSync:
         for asked in ({}, {"components": "rl_module"}, {"components": ["rl_module"], "not_components": "x"}):
             state = runner.get_state(**asked)
             assert state["rl_module"]["default_policy"]["w"].tolist() == [1.0, 1.0] and state["weights_seq_no"] == 3
-            assert state["next_episode"] == 0 and "num_env_steps_sampled_lifetime" in state
+            assert ("next_episode" in state) is (not asked)  # other runners have episodes of their own
         for asked in ({"not_components": ["rl_module"]}, {"not_components": []}, {"components": ["x"]}):
             assert "rl_module" not in runner.get_state(**asked)
 
