@@ -57,6 +57,8 @@ class TestWhatIsTold:
         played = changed(run_of(result(1, 0.5)), "env_runners/num_episodes", 256)
         for reason in ("solved", "turn_limit"):
             played = changed(played, f"env_runners/stop_reason_{reason}", 32)
+        for left_out in ("stop_reason_user_failed", "episodes_discarded"):
+            played = changed(played, f"env_runners/{left_out}", 5)
         assert "| 0.500 (0.381 to 0.619) of 64 |" in markdown(played)
 
     def test_a_restored_run_did_not_begin_with_the_model(self):

@@ -36,11 +36,15 @@ def score(run: Run, result: Results) -> str:
 
 
 def _num_scored(result: Results) -> float:
-    """The episodes that success is the mean of: those that ended for some reason. Rollouts and second attempts are none."""
+    """The episodes that success is the mean of: those that ended for a reason, those left out again. Rollouts and second
+    attempts have none."""
     played = result.get("env_runners")
     counts = [value for key, value in played.items() if key.startswith("stop_reason_")] if isinstance(played, Mapping) else []
     known = [float(value) for value in counts if isinstance(value, int | float)]
-    return sum(known) if known else figure(result, "env_runners/num_episodes")
+    if not known:
+        return figure(result, "env_runners/num_episodes")
+    discarded = figure(result, "env_runners/episodes_discarded")
+    return sum(known) - (0.0 if math.isnan(discarded) else discarded)
 
 
 def collected(run: Run, result: Results) -> str:
