@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -38,11 +39,15 @@ def trained(tmp_path_factory) -> Trained:
     process = subprocess.Popen(
         [sys.executable, "-m", *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    limit = threading.Timer(600, process.kill)
+    limit.start()
     assert process.stdout is not None
     first = process.stdout.readline()
     seconds = time.monotonic() - started
     output = first + process.stdout.read()
-    assert process.wait() == 0, output[-3000:]
+    code = process.wait()
+    limit.cancel()
+    assert code == 0, output[-3000:]
     return Trained(output, storage, seconds)
 
 
