@@ -83,7 +83,7 @@ def player(group: Group | None, engine, config: SimpleNamespace) -> SimpleNamesp
 
 
 def collector(group: Group, engine, **settings) -> Collector:
-    arguments = {"shares": [4] * len(group.runners), "max_staleness": 0, "timeout_s": 1.0, **settings}
+    arguments = {"shares": [4] * len(group.runners), "max_staleness": 0, "timeout_s": 60.0, **settings}
     return Collector(group, engine, group.restore, **arguments)
 
 
@@ -165,7 +165,7 @@ def test_tasks_are_no_answer_to_who_plays_ahead(make, engine):
         engine=engine,
         restore_env_runners=lambda group: group.restore(),
         env_runner_group=group,
-        config=SimpleNamespace(sample_timeout_s=1.0),
+        config=SimpleNamespace(sample_timeout_s=60.0),
     )
     played, _ = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False, instructions="")).play([(3, 5), (7,)])
     assert sorted(task_of(episode) for episode in played) == [3, 5, 7]
