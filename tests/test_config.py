@@ -327,6 +327,7 @@ class TestCommand:
             (("train",), "give --algo and --env"),
             (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "[1]"), "must be a mapping"),
             (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "{taus: 1}"), "did you mean 'tau'"),
+            (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--resume", "--num-samples", "2"), "leave out --num-samples"),
             (("train", "file", "missing.yaml"), "no experiment file"),
             (("train", "--dry-run", "file", "missing.yaml"), "put --dry-run behind it"),
             (("train", "--storage-path", "here", "file", "missing.yaml"), "put --storage-path behind it"),

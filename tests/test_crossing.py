@@ -89,8 +89,8 @@ def test_odd_actions_cost_a_turn_and_lead_nowhere():
     assert text == f"what. {here} No turns left." and truncated and not terminated and info["success"] is False
     with pytest.raises(ValueError, match="entrance is 'side'"):
         Crossing(entrance="side")
-    for layout in (-1, 10**7):  # which no task could be called after
-        with pytest.raises(ValueError, match=rf"layout is {layout}, and must be from 0 to 9999999"):
+    for layout in (-1, 10**7, 1.5):  # which no task could be called after
+        with pytest.raises(ValueError, match=rf"layout is {layout} and must be a whole number from 0 to 9999999"):
             Crossing(layout=layout)
     with pytest.raises(ValueError, match="are called as in 'layout-3'"):
         env.reset(options={"task_id": "3"})

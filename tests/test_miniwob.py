@@ -143,7 +143,8 @@ class TestWithoutABrowser:
         for config, complaint in (
             ({"split": "test"}, "'train' and 'eval'"),
             ({"num_browsers": 0}, "at least 1"),
-            ({"page_timeout_s": 0}, "above 0"),
+            ({"page_timeout_s": 0}, "at least 0.1"),
+            ({"page_timeout_s": "20 s"}, "is '20 s' and must be a finite number"),
         ):
             with pytest.raises(ValueError, match=complaint):
                 registry.make("MiniWoB", config)

@@ -193,10 +193,15 @@ def _train(
     verbose: bool,
     waiting: Waiting,
 ) -> None:
-    from rllib_nlac.command.experiment import describe, resolve, tune_arguments
+    from rllib_nlac.command.experiment import ExperimentError, describe, resolve, tune_arguments
     from rllib_nlac.command.interrupts import EXIT_CODE, Interrupts
     from rllib_nlac.command.resume import how_to_go_on, those_begun
 
+    if resume and num_samples is not None:
+        raise ExperimentError(
+            "--resume goes on with as many samples as the run was begun with: leave out --num-samples; or leave out --resume to "
+            "begin another run, with another --storage-path"
+        )
     overrides = {
         "stop": mapping(stop, "--stop") if stop else None,
         "storage_path": str(Path(storage_path).absolute()) if storage_path and "://" not in storage_path else storage_path,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rllib_nlac.envs.base import MAX_TURNS, Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import MAX_TURNS, Reply, TaskId, TextEnv, check_number
 
 NAMES = ("kitchen", "cellar", "attic", "library", "garage", "bedroom", "hall", "garden")
 DOORS = ("red", "blue", "green", "black")
@@ -88,8 +88,8 @@ class Crossing(TextEnv[Layout]):
         super().__init__(max_turns=max_turns)
         if entrance not in ENTRANCES:
             raise ValueError(f"entrance is {entrance!r}; Crossing knows 'near' and 'far'")
-        if layout is not None and not 0 <= layout <= MAX_LAYOUT:
-            raise ValueError(f"layout is {layout}, and must be from 0 to {MAX_LAYOUT}, or None for a new one each episode")
+        if layout is not None:
+            check_number("layout", layout, 0, MAX_LAYOUT, whole=True)
         self.layout, self.entrance = layout, entrance
         self.room: int | None = None  # None before the first turn
         self._crossed = False

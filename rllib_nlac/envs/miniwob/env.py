@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv, check_number
 from rllib_nlac.envs.miniwob import pages
 from rllib_nlac.envs.miniwob.actions import DESCRIPTION, Action, Malformed, parse
 from rllib_nlac.envs.miniwob.browser import BrowserGone, Programs, Window
@@ -75,10 +75,8 @@ class MiniWoB(TextEnv[PageTask]):
         super().__init__(max_turns=max_turns, split=split)
         if split not in ("train", "eval"):
             raise ValueError(f"split is {split!r}; MiniWoB knows 'train' and 'eval'")
-        if num_browsers < 1:
-            raise ValueError(f"num_browsers is {num_browsers}, and at least 1 is needed")
-        if not page_timeout_s > 0:
-            raise ValueError(f"page_timeout_s is {page_timeout_s}, and must be above 0")
+        check_number("num_browsers", num_browsers, 1, whole=True)
+        check_number("page_timeout_s", page_timeout_s, 0.1)
         self.tasks, self.num_browsers = tasks_of(tasks), num_browsers
         self._programs = Programs.found(browser, driver, page_timeout_s)
         self._html = pages.folder()
