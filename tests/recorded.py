@@ -128,6 +128,7 @@ def result(iteration: int, evaluated: bool) -> dict[str, Any]:
     evaluation = {
         "env_runners": {"success_rate": rate, "success_low": rate - 0.05, "success_high": rate + 0.05},
         "critic": critic,
+        "repeated": {"num_tasks": 4.0, "pass_at_1": rate / 2, "pass_at_3": min(rate + 0.3, 1.0)},
     }
     return {
         "training_iteration": iteration,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 import sys
 import threading
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
+import openai
 import pytest
 from chat_server import ChatServer
 
@@ -20,6 +22,7 @@ from rllib_nlac.envs.adapters.gymnasium_text import GymnasiumText
 from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
 from rllib_nlac.envs.adapters.tau_bench import TauBench
 from rllib_nlac.envs.adapters.text_arena import TextArena
+from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.spaces import TextSpace
 
 
@@ -125,7 +128,8 @@ def any_cell(observation: str) -> str:
     return f"[{random.randrange(9)}]"
 
 
-# τ-bench v1: tau_bench.envs.get_env, tau_bench.types.Action, and an Env with reset, step, tasks, tools_info and wiki.
+# τ-bench v1: tau_bench.envs.get_env, tau_bench.envs.user, tau_bench.types.Action, and an Env with reset, step, tasks,
+# tools_info, wiki and user. A user that a model plays speaks as soon as it is made.
 
 
 @dataclass
@@ -140,16 +144,18 @@ class TauStandIn:
     tasks = ["first", "second"]
 
     def __init__(self, **settings):
-        self.settings, self.actions = settings, []
+        self.settings, self.actions, self.asked, self.is_down = settings, [], [], False
 
     def reset(self, task_index=None):
         self.actions = []
+        self.user()
         return SimpleNamespace(observation=f"Hello, {self.tasks[task_index]}.", info=None)
 
     def step(self, action: Action):
         self.actions.append((action.name, action.kwargs))
         if action.name == "respond":
             done = action.kwargs["content"] == "Bye."
+            self.user()
             reward = float(("cancel", {"id": 1}) in self.actions) if done else 0.0
             return SimpleNamespace(observation="###STOP###" if done else "Go on.", reward=reward, done=done, info=None)
         return SimpleNamespace(observation="cancelled", reward=0, done=False, info=None)
@@ -159,11 +165,27 @@ class TauStandIn:
 def tau(monkeypatch):
     made = []
 
+    def load_user(user_strategy, model, provider):
+        def user():
+            if made[-1].is_down:
+                raise openai.OpenAIError("nobody answers")
+            made[-1].asked.append((user_strategy, model, provider))
+
+        user()
+        return user
+
     def get_env(env_name, user_strategy, user_model, task_split, user_provider=None, task_index=None):
+        assert user_strategy == "human"
         made.append(TauStandIn(env_name=env_name, user_model=user_model, task_split=task_split, task_index=task_index))
         return made[-1]
 
-    modules = {"tau_bench": {}, "tau_bench.envs": {"get_env": get_env}, "tau_bench.types": {"Action": Action}}
+    user = {"UserStrategy": enum.Enum("UserStrategy", {"HUMAN": "human", "LLM": "llm"}), "load_user": load_user}
+    modules = {
+        "tau_bench": {},
+        "tau_bench.envs": {"get_env": get_env},
+        "tau_bench.envs.user": user,
+        "tau_bench.types": {"Action": Action},
+    }
     for name, content in modules.items():
         module = types.ModuleType(name)
         module.__dict__.update(content)
@@ -174,18 +196,35 @@ def tau(monkeypatch):
 class TestTauBench:
     def test_contract_with_its_signatures(self, tau):
         env = TauBench("retail", user_model="u")
+        assert not tau[0].asked  # a run that is only looked at costs nothing
         assert tau[0].settings == {"env_name": "retail", "user_model": "u", "task_split": "train", "task_index": 0}
         observation, info = env.reset(seed=0, options={"task_id": "1"})
         assert observation == "Hello, second." and "Be kind." in info["system_prompt"] and '"cancel"' in info["system_prompt"]
         assert env.step('{"name": "cancel", "arguments": {"id": 1}}')[0] == "cancelled"
         assert env.step("Done.")[:4] == ("Go on.", 0.0, False, False)
         assert env.step("{broken")[0].startswith("Error: a tool call must be")
+        assert env.step('{"name": "respond", "arguments": {}}')[0] == "Error: respond needs a text under 'content'"
         assert env.step("Bye.")[1:4] == (1.0, True, False)
         assert tau[0].actions == [("cancel", {"id": 1}), ("respond", {"content": "Done."}), ("respond", {"content": "Bye."})]
         env.reset(seed=0)
         assert env.step("Bye.")[1:3] == (0.0, True)
         with pytest.raises(ValueError, match="has 0 to 1"):
             env.reset(options={"task_id": "2"})
+
+    def test_without_its_user_an_episode_is_lost_and_the_next_one_is_played(self, tau):
+        env = TauBench("retail", user_model="u")
+        tau[0].is_down = True
+        with pytest.raises(EpisodeLost, match="τ-bench's user: OpenAIError: nobody answers") as lost:
+            env.reset(seed=0)
+        assert lost.value.reason == "endpoint_failure"
+        tau[0].is_down = False
+        env.reset(seed=0)
+        assert tau[0].asked == [("llm", "u", "openai")] * 2  # when it was made, and for the first words
+        tau[0].is_down = True
+        _, _, terminated, truncated, info = env.step("Hello.")
+        assert (terminated, truncated, info["discard"], info["stop_reason"]) == (False, True, True, "endpoint_failure")
+        with pytest.raises(ValueError, match="user_strategy is 'robot'; τ-bench knows human, llm"):
+            TauBench(user_strategy="robot")
 
     @pytest.mark.skipif(find_spec("tau_bench") is not None, reason="τ-bench is installed")
     def test_without_it_the_error_says_how_to_install_it(self):
@@ -285,6 +324,15 @@ class TestGymnasiumText:
         gym.register("Corridor-v0", Corridor, max_episode_steps=50)
         yield
         del gym.registry["Corridor-v0"]
+
+    def test_a_name_that_begins_as_another_does(self):
+        """Fails where every name that a text holds counts: who goes back would never be understood."""
+        env = registry.make("GymnasiumText", {**self.CONFIG, "actions": ["go", "go back"]})
+        env.reset(seed=0)
+        assert env.step("I go back.")[0] == "You are at 1." and env.step("Go, go!")[0] == "You are at 0."
+        assert env.step("go or go back")[0] == "Say one of: go, go back."
+        with pytest.raises(ValueError, match=r"env_config\.actions has '\+', and a name needs a letter or digit"):
+            registry.make("GymnasiumText", {**self.CONFIG, "actions": ["-1", "+"]})
 
     CONFIG = {"id": "Corridor-v0", "observation_key": "text", "actions": ["go left", "go right"], "system_prompt": "Walk."}
 

@@ -98,6 +98,8 @@ class TestWhatRowsMay:
             TaskSet(file, environments={"Own": {"level": 3}})
         env = TaskSet(file, environments={"Own": {"level": 3}}, trusted=True)
         assert env.reset(seed=0, options={"task_id": "1"})[0].startswith("What is")
+        env.reset(seed=0, options={"task_id": "0"})
+        assert env._inner.env.levels == (3,)  # the configuration's, which a row adds to, whoever wrote it
 
     def test_a_class_of_ones_own_says_what_rows_may_set(self, monkeypatch, tmp_path):
         monkeypatch.setattr(official, "PREFIXES", {})

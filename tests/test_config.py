@@ -317,6 +317,12 @@ class TestCommand:
         assert printed["stop"] == {"training_iteration": 5, "env_runners/success_rate": 0.9}
         assert printed["num_samples"] == 3 and printed["storage_path"] == str(tmp_path)
 
+    def test_a_storage_path_behind_an_equals_sign_begins_at_home(self, tmp_path, monkeypatch):
+        """The shell leaves the ~ of ``--storage-path=~/results`` as it is."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        result = self.run("train", "--algo", "NLAC", "--env", "Crossing", "--storage-path=~/results", "--dry-run")
+        assert yaml.safe_load(result.output)["nlac-crossing"]["storage_path"] == str(tmp_path / "results")
+
     def test_train_from_options(self):
         result = self.run("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", '{"tau": 0.3}', "--dry-run")
         assert yaml.safe_load(result.output)["nlac-twentyquestions"]["config (set)"]["tau"] == 0.3
@@ -327,7 +333,7 @@ class TestCommand:
             (("train",), "give --algo and --env"),
             (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "[1]"), "must be a mapping"),
             (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "{taus: 1}"), "did you mean 'tau'"),
-            (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--resume", "--num-samples", "2"), "leave out --num-samples"),
+            (("train", "--algo", "NLAC", "--env", "Crossing", "--resume", "--num-samples", "2"), "leave out --num-samples"),
             (("train", "file", "missing.yaml"), "no experiment file"),
             (("train", "--dry-run", "file", "missing.yaml"), "put --dry-run behind it"),
             (("train", "--storage-path", "here", "file", "missing.yaml"), "put --storage-path behind it"),

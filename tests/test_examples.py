@@ -57,6 +57,9 @@ def test_the_examples_data_is_found_from_anywhere(tmp_path, monkeypatch):
     assert len(list(read_rows(name))) == 1 and input_files(name) == [str(tmp_path / name)]
     with pytest.raises(FileNotFoundError, match="no file matches"):
         list(read_rows("data/twenty_questions_tasks.jsonl"))
+    for odd in ("run [1].jsonl", "why?.jsonl"):  # a name, though it reads like a pattern
+        Path(odd).write_text('{"odd": 1}\n')
+        assert len(list(read_rows(odd))) == 1 and input_files(odd) == [odd]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from rllib_nlac.inspector.bundle import Texts, bundle, columns, thinned
 from rllib_nlac.inspector.follow import Server, Source
 from rllib_nlac.inspector.inspect_log import logs
 from rllib_nlac.inspector.page import packed, render
-from rllib_nlac.inspector.run import RunReader, trial_of
+from rllib_nlac.inspector.run import RunReader, curves_of, trial_of
 from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Transition, Weights
 
 
@@ -138,6 +138,26 @@ class TestReading:
         assert run.curves["evaluation/env_runners/success_rate"] == [None, 0.2, None, 0.4]
         assert "learners/default_policy/policy_loss" not in run.curves  # NaN all along
         assert run.notices == [(2, "most answers do not parse")] and [each["iteration"] for each in run.evaluations] == [2, 4]
+
+    @pytest.mark.parametrize(("iterations", "interval"), [(2001, 4), (5999, 3), (6000, 1)])
+    def test_of_a_long_run_evaluations_stay(self, iterations, interval):
+        """Fails where rows are thinned out whatever they tell: an interval that fits badly would lose all evaluations."""
+        due = [number % interval == 0 for number in range(1, iterations + 1)]
+        iterations, curves = curves_of(
+            [result(number, is_due) | {"config": {"evaluation_interval": interval}} for number, is_due in enumerate(due, 1)]
+        )
+        kept = sum(value is not None for value in curves["evaluation/env_runners/success_rate"])
+        assert min(sum(due), 2000) >= kept >= min(sum(due), 1000)
+        assert len(iterations) <= 4000 and iterations[-1] == len(due)
+
+    def test_what_a_run_had_come_to_before_it_went_on_from_an_earlier_checkpoint_is_left_out(self, tmp_path):
+        folder = make_run(tmp_path / "run")
+        write_lines(folder / "result.json", [result(number, number % 2 == 0) for number in (1, 2, 3, 4, 2)])
+        seen = {each["iteration"] for each in [*RunReader(folder).read().lines, *RunReader(folder).read().episodes]}
+        run = RunReader(folder).read()
+        assert run.iterations == [1, 2] and [each["iteration"] for each in run.evaluations] == [2] and seen == {1, 2}
+        write_iteration(folder, 3)  # of the iteration that is under way
+        assert {each["iteration"] for each in RunReader(folder).read().lines} == {1, 2, 3}
 
     def test_evaluations_that_found_the_same_are_several(self, tmp_path):
         """As of a method that wins nothing. Fails where figures alone tell one from the next."""
@@ -283,6 +303,12 @@ class TestPage:
         encoded = re.search(r'id="data">([^<]*)<', page)[1]
         assert json.loads(gzip.decompress(base64.b64decode(encoded))) == json.loads(json.dumps(data))
         assert "default-src 'none'" in page and "connect-src 'none'" in page and "unsafe" not in page
+
+    def test_what_utf8_cannot_hold_does_no_harm_anywhere(self, tmp_path):
+        folder = make_run(tmp_path / "run")
+        write_lines(folder / "result.json", [result(1, True) | {"notices": "odd \ud800", "seconds": {"play\ud800": 1.0}}])
+        data = packed(bundle([RunReader(folder).read()]))
+        assert "odd ?" in gzip.decompress(data).decode() and b"odd ?" in render(data, "odd \ud800")
 
     def test_equal_runs_give_equal_pages(self, tmp_path):
         reader = RunReader(make_run(tmp_path / "run"))

@@ -336,6 +336,17 @@ def test_all_other_views(view, address):
     assert view.js("return document.querySelectorAll('.episode').length") == 1
 
 
+def test_pass_at_k_is_that_of_the_same_tasks_for_each_k(view, address):
+    """Fails where pass@1 is the success in all tasks, or where the k's are those of a program."""
+    view.open(address)
+    (text,) = (
+        each for each in view.js("return [...document.querySelectorAll('figure')].map(x => x.innerText)") if "Pass@k" in each
+    )
+    assert "pass@3" in text and "pass@1" in text and "pass@4" not in text
+    lines = view.js("return linesOf(CURVES.find(x => x.title === 'Pass@k'), app.run).map(x => app.run.curve(x[0]))")
+    assert lines == [[None, 0.5, None, 0.7, None, 0.9], [None, 0.1, None, 0.2, None, 0.3]]
+
+
 @pytest.mark.parametrize("fragment", ["#view=run", "#view=states", "#view=critic", "#view=episodes", "#view=compare"])
 def test_nothing_is_shown_that_a_program_forgot(view, odd_run, fragment):
     view.open(save(odd_run.parent, odd_run, odd_run) + fragment)

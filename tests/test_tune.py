@@ -45,6 +45,23 @@ class TestSearchSpaces:
         with pytest.raises(ExperimentError, match="unknown key 'alhpa'"):
             experiment(config={"replay_buffer_config": {"alhpa": {"uniform": [0, 1]}}})
 
+    @pytest.mark.parametrize("name", ["randint", "qrandint", "lograndint", "qlograndint"])
+    def test_the_ends_of_whole_numbers_are_those_that_tune_draws(self, name):
+        """Fails where rounded ones are taken to stop before their upper bound: 63 is no multiple of 8."""
+        space = {name: [8, 64, 8] if name.startswith("q") else [8, 65]}
+        (ends,) = {tuple(each["k"] for each in search.variants({"k": space}))}
+        drawn = {search.domain(space).sample() for _ in range(500)}
+        assert set(ends) == {8, 64} and min(drawn) >= 8 and max(drawn) <= 64
+        assert 64 in drawn or not name.startswith("q")
+
+    def test_one_takes_the_place_of_another_where_a_file_extends_one(self, tmp_path):
+        """Fails where both are merged, as mappings are."""
+        entry = {"run": "NLAC", "env": "Crossing", "config": {"prompts": "compact", "lr": {"uniform": [0.1, 0.2]}}}
+        (tmp_path / "a.yaml").write_text(json.dumps(entry))
+        (tmp_path / "b.yaml").write_text(json.dumps({"b": {"extends": "a.yaml", "config": {"lr": {"loguniform": [0.1, 0.2]}}}}))
+        (one,) = load_experiments(tmp_path / "b.yaml")
+        assert one.config["lr"] == {"loguniform": [0.1, 0.2]} and one.config["prompts"] == "compact"
+
     @pytest.mark.parametrize("space", [{"uniform": [1]}, {"loguniform": [0, 1]}, {"randint": [1]}])
     def test_a_malformed_range_is_named(self, space):
         with pytest.raises(ExperimentError, match=r"e, tau: \w+ .* is no range"):
@@ -79,6 +96,13 @@ class TestSchedulers:
     def test_what_pbt_may_set_is_checked_too(self):
         with pytest.raises(ExperimentError, match=r"config\.tau is 3"):
             experiment(metric="m", scheduler={"type": "pbt", "hyperparam_mutations": {"tau": [0.1, 3]}})
+
+    def test_what_pbt_sets_within_a_mapping_is_checked_with_the_rest_of_it(self, tmp_path):
+        """As PBT does it. Fails where the mapping is replaced: a task set without its files is none."""
+        (tmp_path / "t.jsonl").write_text('{"env_str": "Crossing@{}"}\n')
+        entry = {"env": "TaskSet", "config": {"env_config": {"train_files": str(tmp_path / "t.jsonl")}}, "metric": "m"}
+        mutations = {"env_config": {"trusted": [True, False]}}
+        experiment(**entry, scheduler={"type": "pbt", "hyperparam_mutations": mutations})
 
     @pytest.mark.parametrize("name", ["wandb", "mlflow"])
     def test_a_logger_without_its_package_says_what_to_install(self, name):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+Result = TypeVar("Result", bound=Mapping[str, Any])
 Say = Callable[[str, str | None], None]  # a trouble's name, and what to say of it
 
 LEAST_FALL = 0.1  # of a figure between 0 and 1, before it is worth a word
@@ -36,6 +37,21 @@ def figure(results: Mapping[str, Any], path: str) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+def one_branch(results: Iterable[Result], number: Callable[[Result], float]) -> list[Result]:
+    """The results, as they were written, without what a run had come to before it went on from an earlier checkpoint.
+
+    Args:
+        results: In the order in which they were written.
+        number: The iteration of a result.
+    """
+    kept: list[Result] = []
+    for result in results:
+        while kept and number(kept[-1]) >= number(result):
+            kept.pop()
+        kept.append(result)
+    return kept
 
 
 class Trends:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -199,12 +200,14 @@ def _train(
 
     if resume and num_samples is not None:
         raise ExperimentError(
-            "--resume goes on with as many samples as the run was begun with: leave out --num-samples; or leave out --resume to "
-            "begin another run, with another --storage-path"
+            "--resume goes on with as many samples as the run was begun with: leave out --num-samples; or leave out --resume "
+            "to begin another run, with another --storage-path"
         )
     overrides = {
         "stop": mapping(stop, "--stop") if stop else None,
-        "storage_path": str(Path(storage_path).absolute()) if storage_path and "://" not in storage_path else storage_path,
+        "storage_path": str(Path(storage_path).expanduser().absolute())
+        if storage_path and "://" not in storage_path
+        else storage_path,
         "num_samples": num_samples,
     }
     experiments = [experiment.override(**overrides) for experiment in experiments]
@@ -329,14 +332,14 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
             "",
             *(told if len(analysis.trials) == 1 else told[-1:]),
             f"Results:     {where}",
-            f"Curves:      tensorboard --logdir {where.parent}",
+            f"Curves:      {shlex.join(['tensorboard', '--logdir', str(where.parent)])}",
         ]
         if any(where.glob("*.transitions")):
             lines.append("             (under Text: one transition per iteration, in words)")
         if any((where / "transitions").glob("*.jsonl")):
-            lines.append(f"Read it:     rllib inspect {where} --open")
+            lines.append(f"Read it:     {shlex.join(['rllib', 'inspect', str(where), '--open'])}")
         if (checkpoint := own_checkpoint(trial)) and checkpoint.exists():
-            lines.append(f"Play it:     rllib evaluate {checkpoint} --render")
+            lines.append(f"Play it:     {shlex.join(['rllib', 'evaluate', str(checkpoint), '--render'])}")
         for line in lines:
             terminal.say(line)
     if interrupts.received:

@@ -165,8 +165,9 @@ def _extended(entry: Mapping[str, Any], path: Path, name: str) -> dict[str, Any]
 def _over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _over(merged[key], value) if both else value
+        both = (value, merged.get(key))
+        is_merged = all(isinstance(each, Mapping) and not search.space_of(each) for each in both)
+        merged[key] = _over(merged[key], value) if is_merged else value
     return merged
 
 
@@ -202,7 +203,7 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
     trainable = algorithm_class(experiment.run, where, str(experiment.config.get("env")))
     first: AlgorithmConfig | None = None
     mutated = search.mutated(experiment.tune.get("scheduler"), where)
-    in_turn = chain(search.variants(experiment.config, where), search.variants({**experiment.config, **mutated}, where))
+    in_turn = chain(search.variants(experiment.config, where), search.variants(_over(experiment.config, mutated), where))
     for variant in in_turn:
         config = trainable.get_default_config()
         known = config_keys(config) | {"lambda", "callbacks", "framework"}

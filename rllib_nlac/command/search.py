@@ -33,7 +33,7 @@ class ExperimentError(ValueError):
     """An experiment file or a command line that cannot run; the message names the place and the fix."""
 
 
-def _space_of(value: Any) -> str | None:
+def space_of(value: Any) -> str | None:
     """Name of the search space that a value stands for."""
     if isinstance(value, Mapping) and len(value) == 1 and (name := next(iter(value))) in (*RANGES, *LISTS):
         return name
@@ -42,7 +42,7 @@ def _space_of(value: Any) -> str | None:
 
 def has_spaces(value: Any) -> bool:
     """Whether a value is a search space, or holds one."""
-    return _space_of(value) is not None or (isinstance(value, Mapping) and any(map(has_spaces, value.values())))
+    return space_of(value) is not None or (isinstance(value, Mapping) and any(map(has_spaces, value.values())))
 
 
 def variants(config: Mapping[str, Any], where: str = "config") -> Iterator[dict[str, Any]]:
@@ -61,7 +61,7 @@ def variants(config: Mapping[str, Any], where: str = "config") -> Iterator[dict[
 
 
 def _examples(value: Any, where: str) -> list[Any]:
-    name = _space_of(value)
+    name = space_of(value)
     if name in LISTS:
         if not isinstance(value[name], list) or not value[name]:
             raise ExperimentError(f"{where}: {name} needs a list of values, and it has {value[name]!r}")
@@ -69,7 +69,8 @@ def _examples(value: Any, where: str) -> list[Any]:
     if name in RANGES:
         domain(value, where)
         low, high = value[name][:2]
-        return [low, high - 1] if "randint" in name else [low, high]
+        # Tune draws up to the upper bound, but for whole numbers that it does not round, where it stops before.
+        return [low, high - 1] if name in ("randint", "lograndint") else [low, high]
     if isinstance(value, Mapping):
         examples = {key: _examples(inner, f"{where}/{key}") for key, inner in value.items()}
         first = {key: inner[0] for key, inner in examples.items()}
@@ -83,7 +84,7 @@ def domain(value: Any, where: str = "config") -> Any:
     Raises:
         ExperimentError: A search space is malformed.
     """
-    name = _space_of(value)
+    name = space_of(value)
     if name == "grid_search":
         return dict(value)
     if name == "choice":
@@ -130,9 +131,9 @@ def _mutations(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What PBT changes: lists are values to step through, ranges Tune's objects."""
     result: dict[str, Any] = {}
     for key, value in given.items():
-        if _space_of(value) in LISTS:
+        if space_of(value) in LISTS:
             result[key] = next(iter(value.values()))
-        elif isinstance(value, Mapping) and _space_of(value) is None:
+        elif isinstance(value, Mapping) and space_of(value) is None:
             result[key] = _mutations(value, f"{where}, {key}")
         else:
             result[key] = domain(value, f"{where}, {key}")
@@ -149,7 +150,7 @@ def mutated(given: Any, where: str) -> dict[str, Any]:
     def as_spaces(value: Any) -> Any:
         if isinstance(value, list):
             return {"choice": value}
-        if isinstance(value, Mapping) and _space_of(value) is None:
+        if isinstance(value, Mapping) and space_of(value) is None:
             return {key: as_spaces(inner) for key, inner in value.items()}
         return value
 

@@ -144,20 +144,21 @@ def make_env(env_str: str) -> BaseEnvironment:
 
 
 def row_env(
-    env_str: str, environments: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None
+    env_str: str, environments: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None, trusted: bool = False
 ) -> BaseEnvironment:
-    """The task that the string of a row names, which is data and may choose nothing but plain values.
+    """The task that the string of a row names, which is data and may choose nothing but plain values unless it is trusted.
 
     Args:
         env_str: Of the row.
         environments: Settings by prefix, from the run's configuration, that a row may add to.
         seed: Of an environment of the registry, where the row has none.
+        trusted: Whether it may choose all that ``make_env`` takes.
 
     Raises:
         ValueError: As ``check_row`` says, or the environment refuses its settings.
     """
-    prefix, arguments = check_row(env_str, environments)
-    if prefix not in PREFIXES and seed is not None:
+    prefix, arguments = parse_env_str(env_str) if trusted else check_row(env_str, environments)
+    if prefix in registry.ENVIRONMENTS and prefix not in PREFIXES and seed is not None:
         arguments.setdefault("seed", seed)
     return _build(prefix, {**(environments or {}).get(prefix, {}), **arguments})
 
@@ -260,7 +261,7 @@ def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False,
         ValueError: The string names no environment, or sets more than a row may.
         EpisodeLost: The environment lost the episode, as where somebody behind an endpoint could not be reached.
     """
-    with closing(make_env(str(truth)) if trusted else row_env(str(truth))) as env:
+    with closing(row_env(str(truth), trusted=trusted)) as env:
         for action in [answer] if isinstance(answer, str) else answer:
             if env.finished:
                 break

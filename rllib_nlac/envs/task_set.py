@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from rllib_nlac.envs.base import Reply, TaskId, TextEnv
-from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, check_row, make_env, parse_env_str, row_env
+from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, check_row, parse_env_str, row_env
 from rllib_nlac.envs.rows import Row, read_rows, text_field
 from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.names import unknown_key
@@ -133,10 +132,7 @@ class TaskSet(TextEnv[TaskRow]):
         if task.style != AGENT_ENV:
             return task.prompt
         try:
-            if self._trusted:
-                self._inner = make_env(_seeded(task.env_str, self._seed))
-            else:
-                self._inner = row_env(task.env_str, self._environments, self._seed)
+            self._inner = row_env(task.env_str, self._environments, self._seed, self._trusted)
         except ValueError as error:
             raise ValueError(f"{task.place}: {error}") from error
         return self._inner.prompt
@@ -161,16 +157,6 @@ class TaskSet(TextEnv[TaskRow]):
     def _settings_of(self, task: TaskRow) -> dict[str, Any]:
         settings = {**self._settings, **task.settings}
         return {**settings, **self._verifiers.get(settings.pop("verifier", ""), {})}
-
-
-def _seeded(env_str: str, seed: int) -> str:
-    """The same string with a seed, so that the row's task depends on the reset's seed and on nothing else."""
-    from rllib_nlac.envs import registry
-
-    prefix, arguments = parse_env_str(env_str)
-    if "seed" in arguments or prefix not in registry.ENVIRONMENTS:
-        return env_str
-    return f"{prefix}@{json.dumps({**arguments, 'seed': seed})}"
 
 
 def _check_reward_config(settings: Mapping[str, Any], verifiers: Mapping[str, Any]) -> None:

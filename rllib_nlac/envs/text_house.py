@@ -157,9 +157,9 @@ class TextHouse(TextEnv[HouseTask]):
             chests that failed, so that the last one sums up the dialogue: ``history_turns: 1`` then loses nothing but what
             other rooms hold and which keys failed there.
         bonus: A hand-made reward for every chest on the way, for baselines that need one; 0 pays for the treasure alone.
-        key_bonus: A reward for every key taken, of use or not.
-        chest_bonus: A reward for every chest opened, on the way or not. Both together pay for what the evaluator of the model
-            ``tiny_house`` was taught to approve of.
+        key_bonus: A reward for every key picked up, of use or not; those in a chest count with their chest.
+        chest_bonus: A reward for every chest opened, on the way or not, but that of the treasure, which pays 1. Both together
+            pay for what the evaluator of the model ``tiny_house`` was taught to approve of.
         max_turns: Commands per episode.
         split: With ``house: None``, houses of "train" and "eval" are different ones.
 

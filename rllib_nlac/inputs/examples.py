@@ -47,6 +47,8 @@ def find(name: str) -> Path:
 def data_files(name: str) -> list[str]:
     """The data files that a name or pattern finds; what an example names below ``tuned_examples/`` is found everywhere."""
     path = Path(name).expanduser()
+    if path.is_file():  # whatever its name holds
+        return [str(path)]
     found = glob.glob(str(path))
     if not found and path.parts[:1] == (NAME,):
         found = glob.glob(str(FOLDER.parent / path))

@@ -20,8 +20,9 @@ SCRIPTS = ("data.js", "dom.js", "charts.js", "diff.js", "list.js", "transition.j
 
 
 def packed(data: dict[str, Any]) -> bytes:
-    """Data as the page unpacks it; equal data gives equal bytes."""
-    return gzip.compress(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(), 6, mtime=0)
+    """Data as the page unpacks it; equal data gives equal bytes. What UTF-8 cannot hold becomes a question mark."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)
 
 
 def render(data: bytes, title: str, stamp: str = "") -> bytes:
@@ -49,7 +50,7 @@ def render(data: bytes, title: str, stamp: str = "") -> bytes:
         "SCRIPT": script,
     }
     # In one pass: no part is looked through for the names of others.
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], source("page.html")).encode()
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], source("page.html")).encode("utf-8", "replace")
 
 
 def source(name: str) -> str:

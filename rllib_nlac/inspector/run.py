@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_nlac.algorithm.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain
+from rllib_nlac.algorithm.trends import one_branch
 
 RESULTS, PARAMETERS = "result.json", "params.json"
 # Of the results only what a reader asks about; the rest are timers and the configuration once more.
@@ -108,11 +109,14 @@ class RunReader:
 
     def read(self) -> Run:
         """All of it."""
-        unread = 0
+        rows, unread = self._lines(self.folder / RESULTS)
+        results = one_branch(filter(_iteration, rows), _iteration)
+        unread += sum(not _iteration(row) for row in rows)
+        last = _iteration(results[-1]) if results else 0
         lines: Lines = []
         episodes: Lines = []
         for path in self._files():
-            if path.parent.name != FOLDER or path.name == RUN_FILE:
+            if path.parent.name != FOLDER or path.name == RUN_FILE or self._is_abandoned(path, last):
                 continue
             own, bad = self._lines(path)
             unread += bad
@@ -124,11 +128,6 @@ class RunReader:
                     lines.append(line)
                 else:
                     unread += 1
-        rows, bad = self._lines(self.folder / RESULTS)
-        # Tune appends what a resumed run repeats; the last time counts.
-        by_iteration = {number: row for row in rows if (number := _iteration(row))}
-        results = [by_iteration[number] for number in sorted(by_iteration)]
-        unread += bad + sum(not _iteration(row) for row in rows)
         iterations, curves = curves_of(results)
         return Run(
             self.folder.name,
@@ -146,6 +145,11 @@ class RunReader:
         kinds = (ITERATION, EVALUATION)
         record = [path for kind in kinds for path in sorted((self.folder / FOLDER).glob(f"{kind}_*.jsonl"))]
         return [*record, self.folder / FOLDER / RUN_FILE, self.folder / RESULTS]
+
+    def _is_abandoned(self, path: Path, last: int) -> bool:
+        """Whether a file of the record is of an iteration after the last result and older: the run went on from before it."""
+        number = path.stem.rpartition("_")[2]
+        return 0 < last < (int(number) if number.isdecimal() else 0) and _state(path)[0] < _state(self.folder / RESULTS)[0]
 
     def _lines(self, path: Path) -> tuple[Lines, int]:
         state = _state(path)
@@ -284,11 +288,11 @@ def finite(value: Any) -> float | None:
 
 
 def curves_of(results: Lines) -> tuple[list[int], dict[str, list[float | None]]]:
-    """The numbers of all results by their paths, at most ``MAX_ROWS`` rows spread over the run."""
-    step = -(-len(results) // MAX_ROWS) or 1
-    rows = [row for number, row in enumerate(results) if (len(results) - 1 - number) % step == 0]
+    """The numbers of all results by their paths: of at most ``MAX_ROWS`` spread over the run, and of as many evaluations."""
+    told = {each["iteration"] for each in _spread(evaluations_of(results))}
+    played = {_iteration(row) for row in _spread(results)}
+    rows = [row for row in results if _iteration(row) in told | played]
     curves: dict[str, list[float | None]] = {}
-    told = {each["iteration"] for each in evaluations_of(results)}
     for number, row in enumerate(rows):
         if _iteration(row) not in told:
             row = {key: value for key, value in row.items() if key != "evaluation"}
@@ -296,6 +300,11 @@ def curves_of(results: Lines) -> tuple[list[int], dict[str, list[float | None]]]
             if not name.startswith(CALIBRATION) or name.count("/") == 2:
                 curves.setdefault(name, [None] * len(rows))[number] = value
     return [_iteration(row) for row in rows], {name: curves[name] for name in sorted(curves)}
+
+
+def _spread(rows: Lines) -> Lines:
+    step = -(-len(rows) // MAX_ROWS) or 1
+    return rows[(len(rows) - 1) % step :: step]
 
 
 def _leaves(value: Mapping[str, Any], path: str, told: Callable[[str], bool]) -> Iterator[tuple[str, float]]:

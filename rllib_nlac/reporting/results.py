@@ -12,7 +12,7 @@ from typing import Any
 
 from rllib_nlac.algorithm.examples import EXAMPLES
 from rllib_nlac.algorithm.notices import NOTICES
-from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.algorithm.trends import figure, one_branch
 
 Results = Mapping[str, Any]  # of an iteration, nested
 RESULTS = "result.json"  # Tune's, a line an iteration
@@ -152,7 +152,7 @@ def read_results(file: Path) -> tuple[list[Results], int]:
 
     A run that went on from an earlier checkpoint repeats iterations: what it had come to before from there on is left out.
     """
-    by_iteration: dict[float, Results] = {}
+    results: list[Results] = []
     unreadable = 0
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -163,11 +163,15 @@ def read_results(file: Path) -> tuple[list[Results], int]:
             result = json.loads(line)
         except ValueError:
             result = None
-        if isinstance(result, dict) and math.isfinite(number := figure(result, "training_iteration")):
-            by_iteration = {known: by_iteration[known] for known in by_iteration if known < number} | {number: result}
+        if isinstance(result, dict) and math.isfinite(_iteration(result)):
+            results.append(result)
         else:
             unreadable += 1
-    return [by_iteration[number] for number in sorted(by_iteration)], unreadable
+    return one_branch(results, _iteration), unreadable
+
+
+def _iteration(result: Results) -> float:
+    return figure(result, "training_iteration")
 
 
 def read_examples(folder: Path) -> list[Mapping[str, Any]]:

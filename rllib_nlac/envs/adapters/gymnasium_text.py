@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,8 +19,8 @@ class GymnasiumText(gym.Env[str, str]):
         kwargs: Further arguments of ``gymnasium.make``.
         system_prompt: What the agent is told first, where the environment's info has no ``system_prompt``.
         observation_key: The field with the text, where observations are dicts.
-        actions: Names of the actions of a discrete action space, in its order. A text that names none of them, or several, is
-            answered with the list and changes nothing.
+        actions: Names of the actions of a discrete action space, in its order, each with a letter or digit. A text that names
+            none of them, or several, is answered with the list and changes nothing. Of "go" and "go back", "go back" names one.
         max_turns: The agent's turns per episode, those that named no action included.
         success_return: Return from which an episode counts as a success, where the info has no ``success``.
 
@@ -49,6 +49,8 @@ class GymnasiumText(gym.Env[str, str]):
         self.observation_space = self.action_space = TextSpace()
         self._prompt, self._key, self._success_return = system_prompt, observation_key, success_return
         self._actions = {name.lower(): index for index, name in enumerate(actions or ())}
+        if nameless := [name for name in self._actions if not _words(name)]:
+            raise ValueError(f"env_config.actions has {nameless[0]!r}, and a name needs a letter or digit")
         self.max_turns, self._turn = max_turns, 0
         self._return = 0.0
         self._check(id)
@@ -78,12 +80,12 @@ class GymnasiumText(gym.Env[str, str]):
         late = self._turn >= self.max_turns
         chosen: Any = action
         if self._actions:
-            named = [name for name in self._actions if _names(action.lower(), name)]
+            named = _named(action.lower(), self._actions)
             if len(named) != 1:
                 info = {"success": self._return >= self._success_return} if late else {}
                 told = {"system_prompt": self._prompt, **info}
                 return f"Say one of: {', '.join(self._actions)}.", 0.0, False, late, told
-            chosen = self._actions[named[0]]
+            chosen = self._actions[named.pop()]
         observation, reward, terminated, truncated, info = self.inner.step(chosen)
         self._return += float(reward)
         truncated = bool(truncated) or (late and not terminated)
@@ -104,7 +106,19 @@ class GymnasiumText(gym.Env[str, str]):
         self.inner.close()
 
 
-def _names(text: str, name: str) -> bool:
-    words = "".join(letter if letter.isalnum() else " " for letter in text).split()
-    wanted = "".join(letter if letter.isalnum() else " " for letter in name).split()
-    return any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1))
+def _named(text: str, names: Iterable[str]) -> set[str]:
+    """The names that a text holds word by word; where one begins as another does, the longer one."""
+    words, named, at = _words(text), set(), 0
+    while at < len(words):
+        here = [name for name in names if words[at : at + len(_words(name))] == _words(name)]
+        if not here:
+            at += 1
+            continue
+        longest = max(here, key=lambda name: len(_words(name)))
+        named.add(longest)
+        at += len(_words(longest))
+    return named
+
+
+def _words(text: str) -> list[str]:
+    return "".join(letter if letter.isalnum() else " " for letter in text).split()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from rllib_nlac.envs.base import Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv
 from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
 
 INSTALL = "pip install 'tau_bench @ git+https://github.com/sierra-research/tau-bench'"
+HUMAN = "human"
 RESPOND = "respond"  # τ-bench's name of the action that speaks to the user
 HOW_TO_ACT = (
     "Each turn you either write to the user, in plain text, or call a tool. A tool call is one JSON object and nothing else, "
@@ -19,7 +23,8 @@ HOW_TO_ACT = (
 class TauBench(TextEnv[int]):
     """A task of τ-bench: its tools, its policy, its simulated user, its reward.
 
-    The user is a language model behind litellm, as τ-bench has it; the policy in training never plays it.
+    The user is a language model behind litellm, as τ-bench has it; the policy in training never plays it. Where it cannot be
+    reached an episode is lost and counted (``stop_reason_endpoint_failure``).
 
     Args:
         domain: "retail" or "airline".
@@ -44,20 +49,21 @@ class TauBench(TextEnv[int]):
     ) -> None:
         super().__init__(max_turns=max_turns, split=task_split)
         try:
+            from openai import OpenAIError  # what litellm's errors are
             from tau_bench.envs import get_env
+            from tau_bench.envs.user import UserStrategy, load_user
             from tau_bench.types import Action
         except ImportError as error:
             raise ValueError(f"the environment TauBench needs τ-bench: {INSTALL}") from error
-        self._action_type = Action
-        # The first task is fixed, or τ-bench would draw one from the global random state and ask the user model here.
-        self._inner = get_env(
-            domain,
-            user_strategy=user_strategy,
-            user_model=user_model,
-            user_provider=user_provider,
-            task_split=task_split,
-            task_index=0,
-        )
+        strategies = [each.value for each in UserStrategy]
+        if user_strategy not in strategies:
+            raise ValueError(f"env_config.user_strategy is {user_strategy!r}; τ-bench knows {', '.join(strategies)}")
+        self._action_type, self._out_of_reach = Action, OpenAIError
+        self._make_user = partial(load_user, user_strategy, user_model, user_provider)
+        self._has_user = False
+        # The first task is fixed, or τ-bench would draw one from the global random state. A model that plays the user is asked
+        # for words as soon as it is made, so it takes the human's place at the first reset.
+        self._inner = get_env(domain, user_strategy=HUMAN, user_model=user_model, task_split=task_split, task_index=0)
 
     @property
     def system_prompt(self) -> str:
@@ -76,7 +82,10 @@ class TauBench(TextEnv[int]):
         return TaskId(str(index), index)
 
     def begin(self, task: int) -> str:
-        return str(self._inner.reset(task_index=task).observation)
+        with self._lost_without_user():
+            if not self._has_user:
+                self._inner.user, self._has_user = self._make_user(), True
+            return str(self._inner.reset(task_index=task).observation)
 
     def reply(self, task: int, action: str) -> Reply:
         try:
@@ -84,6 +93,16 @@ class TauBench(TextEnv[int]):
         except ToolError as error:
             return Reply(f"Error: {error}")
         name, arguments = call if call is not None else (RESPOND, {"content": action})
-        answer = self._inner.step(self._action_type(name=name, kwargs=arguments))
+        if name == RESPOND and not isinstance(arguments.get("content"), str):
+            return Reply(f"Error: {RESPOND} needs a text under 'content'")
+        with self._lost_without_user():
+            answer = self._inner.step(self._action_type(name=name, kwargs=arguments))
         success = float(answer.reward) >= 1.0 if answer.done else None
         return Reply(str(answer.observation), float(answer.reward) if answer.done else 0.0, success=success)
+
+    @contextmanager
+    def _lost_without_user(self) -> Iterator[None]:
+        try:
+            yield
+        except self._out_of_reach as error:
+            raise EpisodeLost("endpoint_failure", f"τ-bench's user: {type(error).__name__}: {error}") from None

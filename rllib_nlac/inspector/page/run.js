@@ -12,9 +12,20 @@ const CURVES = [
   { title: "Engine against learner", lines: [["logprob_gap", "largest gap"]], note: "nats; near 0 when weights agree" },
   { title: "Tokens generated", low: 0, lines: [[S + "num_generated_tokens", "critic and refinement"], ["env_runners/num_generated_tokens", "play"]], note: "an iteration" },
   { title: "Age of what is replayed", low: 0, lines: [["replay_buffer/staleness_mean", "mean"], ["replay_buffer/staleness_max", "oldest"]], note: "versions" },
-  { title: "Pass@k and success", low: 0, high: 1, lines: [["evaluation/repeated/pass_at_4", "pass@4"], ["evaluation/repeated/pass_at_2", "pass@2"], [E + "success_rate", "pass@1"]], note: "evaluation" },
+  { title: "Pass@k", low: 0, high: 1, lines: passes, note: "of the tasks that are attempted several times" },
   { title: "Entropy of the actions", low: 0, lines: [[E + "action_entropy", "of a turn"], [E + "token_entropy", "of a token"]], note: "nats" },
 ];
+
+// Of the same tasks, for every k that was measured, the largest first.
+function passes(run) {
+  for (const where of ["evaluation/repeated/", E]) {
+    const found = Object.keys(run.curves).filter((name) => name.startsWith(where)).map((name) => [name, /^pass_at_(\d+)$/.exec(name.slice(where.length))]).filter(([, match]) => match);
+    if (found.length) return found.map(([name, match]) => [name, `pass@${match[1]}`, +match[1]]).sort((a, b) => b[2] - a[2]).map(([name, label]) => [name, label]);
+  }
+  return [];
+}
+
+function linesOf(chart, run) { return typeof chart.lines === "function" ? chart.lines(run) : chart.lines; }
 
 function series(run, lines, prefix = "") {
   return lines.map(([name, label, low, high]) => run.curve(name) && { name: prefix + label, xs: run.iterations, ys: run.curve(name), low: low && run.curve(low), high: high && run.curve(high) }).filter(Boolean);
@@ -94,7 +105,7 @@ function explorer(run) {
 
 function runView(app) {
   const run = app.run, pick = (iteration) => { location.hash = app.listLink({ iterationLow: String(iteration), iterationHigh: String(iteration) }); };
-  const charts = CURVES.map((each) => lineChart(series(run, each.lines), { ...each, pick })).filter(Boolean);
+  const charts = CURVES.map((each) => lineChart(series(run, linesOf(each, run)), { ...each, pick })).filter(Boolean);
   return h("div", { class: "page", id: "run" },
     h("div", { class: "hero" }, h("h1", null, inline(String(run.facts.algorithm || "Run"), 60), " ", h("span", { class: "quiet" }, "on "), inline(String(run.facts.env || "?"), 80)),
       h("p", { class: "quiet" }, run.facts.language_model ? ["from ", h("code", null, inline(String(run.facts.language_model), 120)), " · "] : null, inline(run.name, 160))),
