@@ -107,7 +107,7 @@ def test_at_another_temperature_engine_and_learner_agree(build, kind):
     generations = [g for e in episodes for g in e.get_extra_model_outputs(GENERATION)][:8]
     sequences = [TrainingSequence(g.prompt_ids, g.token_ids, POLICY, 0, 0, 1.0, 1.0, g.logprobs) for g in generations]
     rows = to_multi_agent_batch(sequences, 8)["default_policy"]
-    losses = learner._sequence_losses({name: torch.from_numpy(column) for name, column in rows.items()})
+    losses, _ = learner._sequence_losses({name: torch.from_numpy(column) for name, column in rows.items()})
     assert losses.tolist() == pytest.approx([-1.0] * 8, abs=1e-3)  # minus the ratio times an advantage of 1
     assert algorithm.train()["logprob_gap"] < 1e-3
 

@@ -341,18 +341,43 @@ class TestGradientStep:
             rates.append(learner.trainer.engine.optimizer.param_groups[0]["lr"])
         assert rates == sorted(rates) and rates[0] < rates[-1] <= 1e-3
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-    def test_state_restores_the_optimizer_and_the_target(self, make_learner, stage):
-        first = make_learner(**zero(stage))
-        update(first)
-        second = make_learner(**zero(stage))
+    def test_state_restores_the_optimizer_and_the_target(self, make_learner, stage, dtype):
+        """In bfloat16 with steps so small that most of them are seen in the float32 weights alone."""
+        settings = zero(stage) | {"lr": 1e-3 if dtype == "float32" else 1e-5, "learner_model": {"dtype": dtype}}
+        first, second = (make_learner(**settings) for _ in range(2))
+        for _ in range(3):
+            update(first)
         first.prepare_for_saving()
         second.set_state(pickle.loads(pickle.dumps(first.get_state())))
-        update(first), update(second)
-        assert float(second.trainer.engine.optimizer.param_groups[0]["lr"]) == 1e-3
+        for _ in range(3):
+            update(first), update(second)
+        assert float(second.trainer.engine.optimizer.param_groups[0]["lr"]) == settings["lr"]
         for which in (Weights.POLICY, Weights.TARGET):
             mine, restored = first.export_weights()[which], second.export_weights()[which]
             assert all(torch.equal(mine[name], restored[name]) for name in mine)
+
+    @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+    def test_an_earlier_state_is_gone_back_to(self, make_learner, stage):
+        """Fails where RLlib keeps the weights, which it does of a learner that has made more steps than the state's."""
+        learner = make_learner(**zero(stage))
+        update(learner)
+        learner.prepare_for_saving()
+        state, then = learner.get_state(), learner.export_weights()  # as it is, without a copy
+        then = {which: {name: tensor.clone() for name, tensor in of.items()} for which, of in then.items()}
+        update(learner), update(learner)
+        learner.set_state(state)
+        for which, expected in then.items():
+            found = learner.export_weights()[which]
+            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), which
+
+    def test_a_state_without_target_weights_gives_them_those_of_the_policy(self, make_learner):
+        first, second = make_learner(tau=None), make_learner(tau=0.5)
+        update(first)
+        second.set_state(pickle.loads(pickle.dumps(first.get_state())))
+        policy, target = second.export_weights().values()
+        assert all(torch.equal(policy[name], target[name]) for name in policy)
 
     def test_gathered_weights_wait_for_a_state_that_holds_the_model(self, make_learner):
         learner = make_learner(**zero(3))
@@ -367,11 +392,12 @@ class TestGradientStep:
         """PBT changes a value and restores a checkpoint that holds the former one."""
         first = make_learner(**zero(stage), lr=1e-3, tau=0.5)
         update(first)
-        second = make_learner(**zero(stage), lr=2e-4, optimizer={"weight_decay": 0.1}, tau=0.25)
+        second = make_learner(**zero(stage), lr=2e-4, optimizer={"weight_decay": 0.1}, tau=0.25, grad_clip=1e-3)
         second.set_state(pickle.loads(pickle.dumps(first.get_state())))
         before = second.export_weights()
         group = second.trainer.engine.optimizer.param_groups[0]
         assert (group["lr"], group["weight_decay"]) == (2e-4, 0.1)
+        assert stage == 0 or second.trainer.engine.optimizer.clip_grad == 1e-3
         update(second)
         after = second.export_weights()
         largest = max(float((after[Weights.POLICY][n] - before[Weights.POLICY][n]).abs().max()) for n in after[Weights.POLICY])

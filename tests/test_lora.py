@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -517,9 +518,23 @@ class TestKL:
         both = [TrainingSequence((3, 10, 11), (20, 21, 1), role, role, 0, 1.0) for role in (CRITIC, POLICY)]
         learner.update(batch=to_multi_agent_batch(both, 2), timesteps={"num_env_steps_sampled_lifetime": 0})
         rows = {name: torch.as_tensor(column) for name, column in to_multi_agent_batch(both, 2)["default_policy"].items()}
-        critic, policy = learner._sequence_losses(rows).detach().tolist()
+        losses, kl = (each.detach().tolist() for each in learner._sequence_losses(rows))
         (logprobs,) = learner.logprobs_of([both[0].prompt_ids], [both[0].answer_ids])
-        assert critic == pytest.approx(-logprobs.mean(), abs=1e-4) and policy > critic + 0.01
+        assert losses == pytest.approx([-logprobs.mean()] * 2, abs=1e-4) and kl[0] == 0 and kl[1] > 0.01
+
+    def test_what_is_logged_is_the_loss_alone(self, make_learner):
+        """Fails where the KL is part of what is logged as L2, and so of a turn's priority."""
+        found = []
+        for coefficient in (0.0, 1e3):
+            learner = make_learner(lr=1e-2, kl_to_base_coeff=coefficient)
+            rows = [TrainingSequence((3, 10, 11), (20, 21, 1), POLICY, 0, 0, 1.0)]
+            for number in range(2):  # from the second step on the policy is no longer its base
+                before = -learner.logprobs_of([rows[0].prompt_ids], [rows[0].answer_ids])[0].mean()
+                results = learner.update(
+                    batch=to_multi_agent_batch(rows, 1), timesteps={"num_env_steps_sampled_lifetime": number}
+                )["default_policy"]
+                found.append((results["policy_loss"].peek(), before))
+        assert all(logged == pytest.approx(before, rel=1e-4) for logged, before in found)
 
     def test_without_a_coefficient_a_whole_model_keeps_no_copy(self, make_learner):
         assert not make_learner().knows_base
@@ -568,7 +583,22 @@ class TestLearner:
         rows = {
             name: torch.as_tensor(column) for name, column in to_multi_agent_batch(sequences(), 3)["default_policy"].items()
         }
-        for _ in range(2):
-            with with_dropout(learner.lm):
-                losses.append(learner._sequence_losses(rows).detach())
-        assert not torch.equal(*losses)
+        before = torch.get_rng_state()
+        for draw in ((0, 0, 7), (0, 1, 7), (0, 0, 8), (0, 0, 7)):
+            with with_dropout(learner.lm, draw):
+                losses.append(learner._sequence_losses(rows)[0].detach())
+        assert torch.equal(before, torch.get_rng_state())  # nobody else draws other numbers for it
+        # Another learner leaves out something else, and so does another step; what goes on from a checkpoint the same.
+        assert not any(torch.equal(losses[0], each) for each in losses[1:3]) and torch.equal(losses[0], losses[3])
+
+    def test_what_dropout_leaves_out_is_the_same_after_a_restore(self, make_learner):
+        """Fails where it is drawn from a random state that others move, or that is not part of a checkpoint, as a GPU's."""
+        first, second = (make_learner(lora={"rank": 8, "dropout": 0.5}, lr=1e-2) for _ in range(2))
+        batch, times = to_multi_agent_batch(sequences(), 3), {"num_env_steps_sampled_lifetime": 0}
+        first.update(batch=batch, timesteps=times)
+        second.set_state(pickle.loads(pickle.dumps(first.get_state())))
+        torch.rand(5)
+        for learner in (first, second):
+            learner.update(batch=batch, timesteps=times)
+        mine, restored = (learner.export_weights()[Weights.POLICY] for learner in (first, second))
+        assert all(torch.equal(mine[name], restored[name]) for name in mine)

@@ -92,10 +92,11 @@ class TestLoss:
             TrainingSequence((3, 10), (20, 1), CRITIC, 0, 0, 1.0),
         ]
         batch = {n: torch.as_tensor(c) for n, c in to_multi_agent_batch(rows, 1)["default_policy"].items()}
-        rehearsed, policy, critic = learner._sequence_losses(batch).tolist()
+        losses, kl = learner._sequence_losses(batch)
         expected = -learner.logprobs_of([(3, 10)], [(20, 1)])[0].mean()
-        assert rehearsed == pytest.approx(expected, rel=1e-5) and critic == pytest.approx(expected, rel=1e-5)
-        assert policy > rehearsed + 0.01
+        assert losses.tolist() == pytest.approx([expected] * 3, rel=1e-5)
+        rehearsed, policy, critic = kl.tolist()
+        assert rehearsed == critic == 0 and policy > 0.01
 
     def test_a_steps_gradient_is_weighted_as_said(self, make_learner):
         """One step on a rehearsed answer of weight w is one on a critic's sequence of weight w."""

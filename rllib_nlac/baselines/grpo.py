@@ -74,11 +74,11 @@ class PolicyGradientLearner(LanguageLearner):
     """The gradient step on turns that carry an advantage and the log-probabilities they were sampled with."""
 
     @override(LanguageLearner)
-    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | float]:
         temperature = self.config.action_temperature
         logprobs, mask, _, kl = self._answers(rows["ids"], rows["prompt_length"], rows["length"], temperature)
         behaviour = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
-        return clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param) + kl
+        return clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param), kl
 
 
 class GRPO(LanguageAlgorithm):

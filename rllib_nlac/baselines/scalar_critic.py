@@ -106,14 +106,15 @@ class ScalarCriticLearner(PolicyGradientLearner):
         return self.trainer(positions=layout.ends, **layout.arguments)
 
     @override(LanguageLearner)
-    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | float]:
         logprobs, mask, values, kl = self._answers(
             rows["ids"], rows["prompt_length"], rows["length"], self.config.action_temperature
         )
         assert values is not None
         behaviour = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
         policy = clipped_policy_loss(logprobs, behaviour, rows["scalar"], mask, self.config.clip_param)
-        return torch.where(rows["role"] == CRITIC, (values - rows["scalar"]).square(), policy + kl)
+        of_critic = rows["role"] == CRITIC
+        return torch.where(of_critic, (values - rows["scalar"]).square(), policy), ~of_critic * kl
 
     @torch.no_grad()
     def q_values(self, sequences: Sequence[tuple[int, ...]], target: bool) -> np.ndarray:

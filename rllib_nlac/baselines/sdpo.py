@@ -88,11 +88,11 @@ class SDPOLearner(LanguageLearner):
     divides_target = False  # the first learner is the teacher
 
     @override(LanguageLearner)
-    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | float]:
         temperature = self.config.action_temperature
         logprobs, mask, _, kl = self._answers(rows["ids"], rows["prompt_length"], rows["length"], temperature)
         teacher = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
-        return sampled_kl_loss(logprobs, teacher, mask) + kl
+        return sampled_kl_loss(logprobs, teacher, mask), kl
 
     @torch.no_grad()
     def teacher_logprobs(self, prompt_ids: Sequence[Sequence[int]], token_ids: Sequence[Sequence[int]]) -> list[np.ndarray]:

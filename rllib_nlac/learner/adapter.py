@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -48,16 +49,27 @@ def as_base(lm: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def with_dropout(lm: torch.nn.Module) -> Iterator[None]:
-    """Within it the adapter's dropout is at work; elsewhere learner and engine have to agree."""
+def with_dropout(lm: torch.nn.Module, draw: Sequence[int]) -> Iterator[None]:
+    """Within it the adapter's dropout is at work; elsewhere learner and engine have to agree.
+
+    Args:
+        lm: The model.
+        draw: What is left out is drawn from these numbers alone, so that a run that goes on leaves out the same.
+    """
     layers = [module for name, module in lm.named_modules() if "lora_dropout" in name and isinstance(module, torch.nn.Dropout)]
-    for layer in layers:
-        layer.train()
-    try:
+    if not layers:
         yield
-    finally:
+        return
+    devices = {parameter.device for parameter in lm.parameters()} - {torch.device("cpu")}
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(np.random.SeedSequence(draw).generate_state(1, np.uint64)[0]))
         for layer in layers:
-            layer.eval()
+            layer.train()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.eval()
 
 
 def check_targets(model: str, settings: LoRASettings) -> None:

@@ -167,8 +167,12 @@ class DeepSpeedTrainer:
         if isinstance(self.engine.optimizer, ZeROOptimizer):
             # It asks for the shards of all learners and takes its own.
             rank = torch.distributed.get_rank()
-            optimizer = [optimizer if place == rank else None for place in range(self.world_size)]
-        self.engine.optimizer.load_state_dict(optimizer)
+            shards = [optimizer if place == rank else None for place in range(self.world_size)]
+            # Without the last word, stages 1 and 2 would go on from the float32 weights that bfloat16 ones are rounded from.
+            self.engine.optimizer.load_state_dict(shards, load_from_fp32_weights=True)
+            self.engine.optimizer.clip_grad = self.engine.gradient_clipping()  # the configuration's, not the checkpoint's
+        else:
+            self.engine.optimizer.load_state_dict(optimizer)
         if state["scheduler"] is not None and self.engine.lr_scheduler is not None:
             self.engine.lr_scheduler.load_state_dict(state["scheduler"])
         self.engine.global_steps = state["global_steps"]

@@ -115,7 +115,7 @@ class LanguageLearner(TorchLearner):
         steps: list[float] = []
         for minibatch in rows["minibatch"].unique().tolist():
             members = (rows["minibatch"] == minibatch).nonzero().squeeze(-1)
-            with with_dropout(self.lm):
+            with with_dropout(self.lm, (self.config.seed or 0, self._learner_index, self.trainer.engine.global_steps)):
                 steps.append(self._gradient_step(rows, members, losses))
             activity.advance(STEPS)
             norms[members.cpu()] = steps[-1]
@@ -129,7 +129,7 @@ class LanguageLearner(TorchLearner):
         Args:
             rows: The batch.
             members: The rows of this step.
-            losses: Takes up each of their losses, shape (N,).
+            losses: Takes up each of their losses, without the KL to the base, shape (N,).
 
         Returns:
             The gradient's norm before clipping. Where it is not finite no learner has made the step, and the target weights
@@ -141,12 +141,13 @@ class LanguageLearner(TorchLearner):
             micro_batch = {name: column[group] for name, column in rows.items()}
             if number >= len(groups):  # ZeRO 3 gathers in every forward pass, so all learners make equally many
                 micro_batch["weight"] = torch.zeros_like(micro_batch["weight"])
-            fwd_out = {SEQUENCE_LOSSES: self._sequence_losses(micro_batch)}
+            own, kl = self._sequence_losses(micro_batch)
+            fwd_out = {SEQUENCE_LOSSES: own + kl}
             loss = self.compute_loss_for_module(
                 module_id=DEFAULT_MODULE_ID, config=self.config, batch=micro_batch, fwd_out=fwd_out
             )
             self.trainer.backward(loss)
-            losses[group.cpu()] = fwd_out[SEQUENCE_LOSSES].detach().float().cpu()
+            losses[group.cpu()] = own.detach().float().cpu()
         norm = self.trainer.step()
         if math.isfinite(norm) and self.target is not None and self.config.tau > 0:
             self.target.update(self.trainer.parts())
@@ -159,12 +160,15 @@ class LanguageLearner(TorchLearner):
         """A micro-batch's share of L1 + L2: the weights hold importance weight and mean, so shares just add up."""
         return (fwd_out[SEQUENCE_LOSSES] * batch["weight"]).sum()
 
-    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """L1 of each critic sequence, L2 of each policy sequence and the loss of each rehearsed one, shape (B,)."""
+    def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """L1 of each critic sequence, L2 of each policy sequence and the loss of each rehearsed one, shape (B,).
+
+        Beside them what is added to each for the KL to the base, which is neither logged as a loss nor part of a priority.
+        """
         logprobs, mask, _, kl = self._answers(rows["ids"], rows["prompt_length"], rows["length"])
-        role, of_policy = rows["role"], refinement_loss(logprobs, mask) + kl
+        role = rows["role"]
         others = torch.where(role == CRITIC, successor_loss(logprobs, mask), rehearsal_loss(logprobs, mask))
-        return torch.where(role == POLICY, of_policy, others)
+        return torch.where(role == POLICY, refinement_loss(logprobs, mask), others), (role == POLICY) * kl
 
     def _answers(
         self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor, temperature: float = 1.0
@@ -355,7 +359,9 @@ class LanguageLearner(TorchLearner):
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_stopped_steps"), stopped, reduce="sum")
         tokens = int(rows["length"].cpu()[real].sum())
         self.metrics.log_value((DEFAULT_MODULE_ID, "num_tokens_trained"), tokens, reduce="sum")
-        self.metrics.log_value((DEFAULT_MODULE_ID, "tokens_per_s"), tokens / max(seconds, 1e-9), window=1)
+        # Each logs that of all, as far as it knows, and RLlib takes the mean.
+        speed = self.trainer.world_size * tokens / max(seconds, 1e-9)
+        self.metrics.log_value((DEFAULT_MODULE_ID, "tokens_per_s"), speed, window=1)
         if self._peak and self._arithmetic:
             mfu = self.flops_of({name: column.cpu()[real] for name, column in rows.items()}) / max(seconds, 1e-9) / self._peak
             self.metrics.log_value((DEFAULT_MODULE_ID, "mfu"), mfu, window=1)
@@ -402,6 +408,12 @@ class LanguageLearner(TorchLearner):
         if state:
             self._set_trainer_state(state)
 
+    @override(Learner)
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._weights_seq_no = -1  # or RLlib would leave out the weights of an earlier state, and take over all the rest
+        super().set_state(state)
+        self._weights_seq_no = max(self._weights_seq_no, 0)
+
     @override(Checkpointable)
     def restore_from_path(self, path: Any, **kwargs: Any) -> None:
         """Remembers that it was restored: RLlib says nothing of a learner in another process that could not be."""
@@ -418,7 +430,7 @@ class LanguageLearner(TorchLearner):
         self._set_trainer_state(shard)
 
     def _trainer_state(self) -> dict[str, Any]:
-        target = {name: share.cpu() for name, share in self.target.state.items()} if self.target else None
+        target = {name: share.to("cpu", copy=True) for name, share in self.target.state.items()} if self.target else None
         return {"deepspeed": self.trainer.state_dict(), "target": target, "torch_rng": torch.get_rng_state()}
 
     def _set_trainer_state(self, state: dict[str, Any]) -> None:
@@ -428,7 +440,9 @@ class LanguageLearner(TorchLearner):
             group.update(_adam(self.config))
             if not isinstance(self.config.lr, (list, tuple)) and "scheduler" not in self.config.deepspeed_settings:
                 group["lr"] = self.config.lr
-        if self.target is not None:
+        if state["target"] is None:  # of a run without tau
+            self.target = self._target_of_today()
+        elif self.target is not None:
             self.target.load(state["target"])
         torch.set_rng_state(state["torch_rng"])
 
