@@ -98,16 +98,24 @@ def of_two_learners(small, stage: int):
 
 def test_a_part_that_lacks_its_shards_is_refused(tmp_path):
     """Fails where the next update writes DeepSpeed's own copies over the restored weights."""
-    a = SimpleNamespace(facts=lambda: {"shards": {"num_learners": 2, "zero_stage": 1}})
+    a = SimpleNamespace(_divides_optimizer=True)
     for component in ("learner_group", "learner_group/learner"):
         with pytest.raises(checkpoint.CheckpointError, match="the weights alone: component='learner_group/learner/rl_mod"):
             LanguageAlgorithm.restore_from_path(a, tmp_path, component=component)
+
+
+def test_a_state_without_the_shards_is_refused():
+    """Fails where weights are restored and the optimizer silently is not."""
+    divided = SimpleNamespace(_divides_optimizer=True)
+    with pytest.raises(checkpoint.CheckpointError, match="use save_to_path"):
+        LanguageAlgorithm.set_state(divided, {"learner_group": {}})
 
 
 def test_a_state_that_was_set_reaches_the_engines(algorithm, monkeypatch):
     """Fails where an engine goes on with the weights of before, in play and in evaluation."""
     algorithm.train()
     state, pushed = algorithm.get_state(), []
+    expected = {which: {n: t.clone() for n, t in of.items()} for which, of in export_weights(algorithm.learner_group).items()}
     algorithm.train()
     algorithm.settle()
     monkeypatch.setattr(algorithm, "sync_weights", lambda: pushed.append(algorithm.weight_version))
@@ -116,6 +124,8 @@ def test_a_state_that_was_set_reaches_the_engines(algorithm, monkeypatch):
     algorithm.set_state(state)
     algorithm.settle()
     assert pushed == [state["nlac"]["weight_version"]]
+    for which, found in export_weights(algorithm.learner_group).items():
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected[which].items()), which
 
 
 @pytest.mark.long
@@ -140,7 +150,9 @@ def test_two_learners_resume_with_all_their_shards(small, ray_session, lent_engi
             torch.testing.assert_close(weights[which][name], value, rtol=0, atol=0, msg=name)
     fewer = small.copy(copy_frozen=False).learners(num_learners=0).build_algo()
     try:
-        with pytest.raises(checkpoint.CheckpointError, match=r"shards of 2 learners under ZeRO 3.*has one learner"):
+        with pytest.raises(
+            checkpoint.CheckpointError, match=r"optimizer under ZeRO 3 in 2 shard.*has it under ZeRO 3 in 1 shard"
+        ):
             fewer.restore_from_path(path)
     finally:
         fewer.stop()
@@ -230,6 +242,24 @@ class TestRefusals:
     def test_another_algorithm(self, algorithm, saved):
         self.edit(saved, algorithm="GRPO")
         self.refuse(algorithm, saved, "is of the algorithm GRPO, and this is NLAC")
+
+    @pytest.mark.parametrize(
+        "shards",
+        [
+            {"num_learners": 2, "zero_stage": 1, "dtype": "float32"},
+            {"num_learners": 1, "zero_stage": 2, "dtype": "float32"},
+            {"num_learners": 1, "zero_stage": 0, "dtype": "bfloat16"},
+            {"num_learners": 2, "zero_stage": 1},  # as a former version wrote it
+        ],
+    )
+    def test_another_optimizer(self, algorithm, saved, shards):
+        """Fails where only what is divided is looked at: DeepSpeed takes over the weights before it fails."""
+        self.edit(saved, shards=shards)
+        self.refuse(algorithm, saved, "holds the optimizer under ZeRO .*, and this run has it under ZeRO 0 in 1 shard.*float32")
+
+    def test_an_undivided_optimizer_of_a_former_version_is_taken(self, algorithm, saved):
+        self.edit(saved, shards=None)
+        algorithm.restore_from_path(str(saved))
 
     def test_a_missing_or_shortened_file(self, algorithm, saved):
         state = saved / "replay_buffer" / "state.pkl"

@@ -73,6 +73,18 @@ class TestEveryPromptSet:
         assert odd in prompts.refine_messages(STATE, "A", odd)[-1].content
 
 
+def test_a_brace_that_is_written_twice_is_read_once_in_every_role():
+    """Fails where one role's text is not formatted: its reader would see both."""
+    doubled = {role: f"{{{{json}}}} {getattr(load_prompts('default'), role)}" for role in ("predict", "evaluate", "refine")}
+    prompts = load_prompts({"extends": "default", **doubled})
+    asked = (
+        prompts.predict_messages(STATE, "A"),
+        prompts.evaluate_messages(STATE, "A", [Future("f", True)]),
+        prompts.refine_messages(STATE, "A", "c"),
+    )
+    assert all(messages[-1].content.startswith("{json} ") for messages in asked)
+
+
 def test_environment_overrides_change_one_environment_only():
     assert load_prompts("default", "TwentyQuestions").predict != load_prompts("default", "Other").predict
     assert load_prompts("default", "TwentyQuestions").backup == load_prompts("default", "Other").backup
@@ -132,6 +144,14 @@ class TestBadPromptSets:
 
     def test_the_base_is_good(self):
         assert load_prompts(self.base()).name == "own"
+
+    @pytest.mark.parametrize(
+        ("role", "value"), [("predict", None), ("evaluate", 5), ("quote", None), ("system", 5), ("name", 7)]
+    )
+    def test_a_role_that_is_no_text_is_named(self, role, value):
+        with pytest.raises(ValueError, match=rf"{role}: it must be a text, and it is {value}"):
+            load_prompts({**self.base(), role: value})
+        assert load_prompts({**self.base(), "system": None, "instruct": None}).instruct is None
 
     def test_unknown_name(self):
         with pytest.raises(ValueError, match="shipped are 'default' and 'compact'"):

@@ -50,6 +50,13 @@ class TestLeaks:
         assert not reasoning.leaks(chat.tokenizer.decode(ids[:7]), ("will it rain on monday",), chat)
 
 
+def opening_chat(chat: Chat) -> Chat:
+    """With a template that opens the reasoning block itself."""
+    tokenizer = copy.deepcopy(chat.tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.rstrip() + "<think>\n"
+    return Chat(tokenizer, 512)
+
+
 class TestTargets:
     def test_only_a_reasoning_block_is_corrected(self, chat, compact):
         assert reasoning.target_thought(compact, target(chat, "Future: Yes. SUCCESS"), chat) is None
@@ -67,9 +74,7 @@ class TestTargets:
         assert made.token_ids[-1] == chat.end_id and len(made.logprobs) == 0
 
     def test_a_template_that_opens_the_block_itself(self, chat, compact):
-        tokenizer = copy.deepcopy(chat.tokenizer)
-        tokenizer.chat_template = tokenizer.chat_template.rstrip() + "<think>\n"
-        opening = Chat(tokenizer, 512)
+        opening = opening_chat(chat)
         prompt = opening.prompt_ids((Message("user", "Guess my object."),))
         assert opening.opens_thinking(prompt) and not chat.opens_thinking(chat.prompt_ids((Message("user", "Go."),)))
         sampled = "It may be.\n</think>\n\nFuture: Yes. SUCCESS"
@@ -155,6 +160,36 @@ class TestStages:
         _, (t,), (r,), report = self.run(chat, compact, SETTINGS, **self.ROLES)
         assert chat.decode(t.generation.token_ids) == self.ROLES["backup"] and report.calls == 3
         assert chat.decode(r.generation.token_ids) == self.ROLES["refine"]
+
+    @pytest.mark.parametrize(
+        ("never_closes", "reason"),
+        [
+            ((), "refined"),
+            (("future",), "unparsed_future"),
+            (("verdict",), "unparsed_critique"),
+            (("refine",), "unparsed_action"),
+        ],
+    )
+    def test_reasoning_that_is_never_closed_is_no_answer(self, chat, compact, never_closes, reason):
+        """Where the template opens the block. Fails where all of a text that has no end of it is read as the answer."""
+        opening = opening_chat(chat)
+        answers = {"verdict": CRITIQUE, "future": "Future: x FAILURE", "refine": "Can it fly?"}
+        ends = {role: "\n" if role in never_closes else "\n</think>\n\n" for role in answers}
+        spoken = script(**{role: f"hm{ends[role]}{text}" for role, text in answers.items()})
+        stages = LanguageStages(ScriptedEngine(opening, spoken), opening, lambda env: compact, SETTINGS, seed=0)
+        (refinement,) = stages.run([transition()])[1]
+        assert refinement.reason == reason and (refinement.generation is None) == (reason != "refined")
+
+    def test_a_stored_turn_that_is_all_reasoning_is_not_imitated_for_a_yes(self, chat, compact):
+        opening = opening_chat(chat)
+        found = []
+        for action in ("hm\n</think>\n\nIs it big?", "hm. Is it big?"):
+            prompt = opening.prompt_ids(transition().state)
+            t = dataclasses.replace(transition(), action=action, generation=generation(opening, action, prompt))
+            yes = script(verdict="\n</think>\n\nOptimal: Yes\nReason: good.", future="\n</think>\n\nFuture: x SUCCESS")
+            stages = LanguageStages(ScriptedEngine(opening, yes), opening, lambda env: compact, SETTINGS, seed=0)
+            found += [r.reason for r in stages.run([t])[1]]
+        assert found == ["yes_success", "unparsed_action"]
 
     def test_a_model_without_thoughts_costs_no_further_call(self, chat, compact):
         plain = {**self.ROLES, "backup": "Future: No. FAILURE", "refine": "Can it fly?"}

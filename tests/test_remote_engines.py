@@ -11,10 +11,11 @@ import pytest
 import ray
 import torch
 
+from rllib_nlac.engine import remote
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.remote import EngineActor, RemoteEngines
 from rllib_nlac.engine.shared import SharedState, checksum
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.tally import Tally, Tokens
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.types import Generation, Request, Weights
 
@@ -111,6 +112,54 @@ def test_weights_that_are_announced_while_requests_run_make_no_error(monkeypatch
     assert generation.weight_version == 1
     with pytest.raises(EngineError, match="answered with version 1 of the policy weights, and version 2 of"):
         engines.generate(asking(1))  # it was asked for after that
+
+
+class TestPatience:
+    """With a clock of its own, in place of Ray's."""
+
+    def waiting(self, monkeypatch, said, answers_after: float, call: str = "generate") -> float:
+        """How long the only engine is waited for, which has generated ``said(seconds)`` tokens; None: it does not say."""
+        clock = [0.0]
+
+        def wait(references, num_returns, timeout):
+            done = clock[0] + timeout >= answers_after
+            clock[0] = answers_after if done else clock[0] + timeout
+            return (references, []) if done else ([], references)
+
+        def get(reference, timeout=None):
+            if reference == "the call":
+                return []
+            if (tokens := said(clock[0])) is None:
+                raise ray.exceptions.GetTimeoutError
+            return {"future": Tokens(0, tokens)}
+
+        monkeypatch.setattr(remote, "ray", SimpleNamespace(wait=wait, get=get, exceptions=ray.exceptions))
+        actor = SimpleNamespace(tokens_so_far=SimpleNamespace(remote=lambda: "the tokens"))
+        try:
+            RemoteEngines([actor], timeout_s=600.0)._answers({"the call": 0}, call)
+        except EngineError as error:
+            assert f"did not answer {call}() within 600 s (engine_config: timeout_s)" in str(error)
+            return clock[0]
+        return clock[0]
+
+    def test_a_wave_may_take_longer_as_long_as_answers_come(self, monkeypatch):
+        """Fails where the limit is that of the whole wave: a healthy engine with a large one would end the run."""
+        assert self.waiting(monkeypatch, said=lambda seconds: int(seconds), answers_after=5000.0) == 5000.0
+
+    @pytest.mark.parametrize(
+        ("said", "ends"),
+        [
+            (lambda seconds: 7, 600.0),
+            (lambda seconds: None, 600.0),
+            (lambda seconds: min(int(seconds), 1000), 1800.0),  # the last sign of life is seen at 1,200 s
+            (lambda seconds: 7 if seconds < 900 else None, 600.0),
+        ],
+    )
+    def test_one_that_has_nothing_to_show_is_stalled(self, monkeypatch, said, ends):
+        assert self.waiting(monkeypatch, said, answers_after=1e9) == ends
+
+    def test_weights_are_taken_in_time_or_not_at_all(self, monkeypatch):
+        assert self.waiting(monkeypatch, lambda seconds: int(seconds), 1e9, "set_weights") == 600.0
 
 
 @pytest.mark.long

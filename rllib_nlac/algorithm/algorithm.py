@@ -63,6 +63,7 @@ from rllib_nlac.learner.group import (
     watched_update,
 )
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
+from rllib_nlac.learner.rl_module import LearnerModel
 from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.replay.dialogues import write_dialogues
@@ -389,6 +390,16 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     @override(Algorithm)
     def set_state(self, state: dict[str, Any]) -> None:
+        """As RLlib's.
+
+        Raises:
+            CheckpointError: Of optimizers that are divided among learners a state has nothing.
+        """
+        if COMPONENT_LEARNER_GROUP in state and self._divides_optimizer:
+            raise CheckpointError(
+                "get_state() has no optimizer where it is divided among learners (zero_optimization), so set_state() cannot "
+                "restore it: use save_to_path() and restore_from_path()"
+            )
         super().set_state(state)
         if STATE in state:
             self.set_own_state(state[STATE])
@@ -424,9 +435,17 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     @override(CheckedCheckpoints)
     def facts(self) -> dict[str, Any]:
         """What a checkpoint's manifest says of this algorithm."""
-        sharded = self.config.zero_stage > 0 and self.config.num_learners > 1
-        shards = {"num_learners": self.config.num_learners, "zero_stage": self.config.zero_stage} if sharded else None
+        shards = {
+            "num_learners": self.config.num_learners if self._divides_optimizer else 1,
+            "zero_stage": self.config.zero_stage,
+            "dtype": LearnerModel(**self.config.learner_model).dtype,
+        }
         return {**super().facts(), "shards": shards, "weight_version": self.weight_version}
+
+    @property
+    def _divides_optimizer(self) -> bool:
+        """Whether each learner has a part of the optimizer that no other has."""
+        return self.config.zero_stage > 0 and self.config.num_learners > 1
 
     @override(CheckedCheckpoints)
     def restore_from_path(self, path: Any, **kwargs: Any) -> None:
@@ -435,7 +454,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         Raises:
             CheckpointError: It is damaged or does not fit, or optimizers that are divided among learners are not part of it.
         """
-        if kwargs.get("component") in (COMPONENT_LEARNER_GROUP, LEARNER) and self.facts()["shards"]:
+        if kwargs.get("component") in (COMPONENT_LEARNER_GROUP, LEARNER) and self._divides_optimizer:
             raise CheckpointError(
                 f"{path}: each learner's part of the optimizer (zero_optimization) is kept beside this component. Restore the "
                 f"whole checkpoint, or the weights alone: component={WEIGHTS!r}"

@@ -145,7 +145,7 @@ class ERL(LanguageAlgorithm):
         with stage(self.metrics, "reflection", "reflecting"):
             answers = self.engine.generate(requests) if requests else []
         self.metrics.log_value("num_reflection_tokens", sum(len(g.token_ids) for g in answers), reduce="sum")
-        notes = [without_thinking(self.chat.decode(g.token_ids)) if g.finished else "" for g in answers]
+        notes = [without_thinking(self.chat.said(g)) if g.finished else "" for g in answers]
         reflected = [(episode, note) for (episode, _), note in zip(asked, notes, strict=True) if note]
         if lost:
             self.metrics.log_value("reflected_rate", len(reflected) / len(lost), window=1)

@@ -199,7 +199,7 @@ class GEPA(ReAct):
         if not answer.finished or len(answer.token_ids) > limit:  # an endpoint counts tokens of its own
             self.lost_reflections["cut_off"] += 1
             return None
-        return readable(without_thinking(self.chat.decode(answer.token_ids)))[0]
+        return readable(without_thinking(self.chat.said(answer)))[0]
 
     @property
     def max_reflection_tokens(self) -> int:

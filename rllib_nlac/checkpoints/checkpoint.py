@@ -53,6 +53,7 @@ CONSTRUCTOR = "class_and_ctor_args.pkl"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt", "added_tokens.json")
 WHOLE = (MANIFEST, "rllib_checkpoint.json")  # what the folder of a whole checkpoint has, and its parts have not
 DEPTH = 4  # folders between a whole checkpoint and its deepest part: learner_group/learner/rl_module/default_policy
+UNDIVIDED = {"num_learners": 1}  # what a manifest says of an optimizer that is in one piece, of former versions too
 UNFINISHED = ".unfinished."
 SWAP_S = 5.0  # how long a reader waits for a living process to put a checkpoint where its former one was
 
@@ -257,10 +258,11 @@ def check(verified: VerifiedFolder, facts: Mapping[str, Any]) -> None:
             "folder that `rllib export` makes of the checkpoint"
         )
     _check_lora(name, manifest["lora"], facts["lora"])
-    if manifest["shards"] and manifest["shards"] != facts["shards"]:
+    had, now = ({**UNDIVIDED, **(each if isinstance(each, dict) else {})} for each in (manifest["shards"], facts["shards"]))
+    if any(had[key] != now[key] for key in had.keys() & now.keys()):
         raise CheckpointError(
-            f"{name} holds the optimizer in shards of {_learners(manifest['shards'])}, and this algorithm has "
-            f"{_learners(facts['shards'])}: restore it with those, or export the model and start from that"
+            f"{name} holds the optimizer {_division(had)}, and this run has it {_division(now)}: restore it with the former "
+            "settings, or export the model and start from that"
         )
 
 
@@ -321,10 +323,11 @@ def holder(path: str | os.PathLike) -> Path | None:
     return next((each for each in near if any((each / name).exists() for name in WHOLE)), None)
 
 
-def _learners(shards: Any) -> str:
-    if not isinstance(shards, dict):
-        return "one learner"
-    return f"{shards.get('num_learners')} learners under ZeRO {shards.get('zero_stage')}"
+def _division(shards: Mapping[str, Any]) -> str:
+    parts = [f"under ZeRO {shards['zero_stage']}"] if "zero_stage" in shards else []
+    return " ".join(
+        [*parts, f"in {shards['num_learners']} shard(s)", *([f"of {shards['dtype']}"] if "dtype" in shards else [])]
+    )
 
 
 def fingerprint(model: str, chat: Chat) -> dict[str, str]:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 
 from rllib_nlac.engine.model_folder import check_tokenizer_files, check_vocabulary, read_config
 from rllib_nlac.engine.template import ChatTemplate, Written
-from rllib_nlac.types import Message, Seen
+from rllib_nlac.types import Generation, Message, Seen
 
 # A text of more characters for each token of the context is not tokenized to find out that it is too long.
 MOST_CHARACTERS_PER_TOKEN = 64
@@ -186,6 +186,17 @@ class Chat:
     def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends inside a reasoning block, as the templates of some thinking models have it."""
         return self.tokenizer.decode(list(prompt_ids[-8:])).rstrip().endswith("<think>")
+
+    def said(self, generation: Generation) -> str:
+        """Text of an answer, to be parsed."""
+        return self.opened(generation.prompt_ids, self.decode(generation.token_ids))
+
+    def opened(self, prompt_ids: Sequence[int], text: str) -> str:
+        """An answer's text. A reasoning block that its prompt opened and that it does not close is opened here.
+
+        So no parser takes what is all reasoning for an answer.
+        """
+        return f"<think>{text}" if "</think>" not in text and self.opens_thinking(prompt_ids) else text
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens and without the end of the turn, which need not be one."""

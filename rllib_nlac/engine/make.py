@@ -33,7 +33,8 @@ class EngineKeys:
 
     Attributes:
         engine: A name of ``ENGINES``.
-        timeout_s: Seconds without an answer after which an engine actor counts as stalled, and the run ends.
+        timeout_s: Seconds without an answer after which an engine actor counts as stalled, and the run ends. A wave may take
+            longer, as long as some of its answers come.
         lora_serving: "adapter" keeps base and adapters apart and answers all weight sets in one batch; "merged" puts each set
             into the model, which decodes faster, and swaps sets; "auto" merges on a CPU alone.
         weight_transfer: How whole weights reach engine actors: by "collective", a broadcast over NCCL or on CPUs gloo, or by

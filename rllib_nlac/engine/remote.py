@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -414,12 +414,10 @@ class RemoteEngines:
 
         Of one that a broadcast did not reach it is the error.
         """
-        _, late = ray.wait(list(asked), num_returns=len(asked), timeout=self._timeout_s)
-        if late:
-            names = self._names(asked[reference] for reference in late)
+        if late := self._stalled(asked, call):
             raise EngineError(
-                f"{names} did not answer {call}() within {self._timeout_s:g} s (engine_config: timeout_s): it hangs, is "
-                "slower than that, or could not be started again"
+                f"{self._names(late)} did not answer {call}() within {self._timeout_s:g} s (engine_config: timeout_s): it "
+                "hangs, is slower than that, or could not be started again"
             )
         answers: list[tuple[int, Any]] = []
         refused = set()
@@ -442,6 +440,35 @@ class RemoteEngines:
             for weights in sorted(self._announced, key=lambda weights: weights is Weights.POLICY):
                 self._give(refused, weights)
         return answers
+
+    def _stalled(self, asked: Mapping[Any, int], call: str) -> set[int]:
+        """Engines that owe an answer and have been silent for ``timeout_s``; empty once all have answered.
+
+        One that answers other requests meanwhile, or some of a wave, is slow and not stalled.
+        """
+        references = list(asked)
+        if call != "generate":
+            _, late = ray.wait(references, num_returns=len(references), timeout=self._timeout_s)
+            return {asked[reference] for reference in late}
+        tokens: dict[int, int] = {}
+        silent: Counter[int] = Counter()  # for how many halves of the time
+        while True:
+            _, late = ray.wait(references, num_returns=len(references), timeout=self._timeout_s / 2)
+            for engine in {asked[reference] for reference in late}:
+                said = self._tokens_of(engine)
+                has_worked = said is not None and said != tokens.get(engine, said)
+                silent[engine] = 0 if has_worked else silent[engine] + 1
+                tokens[engine] = tokens.get(engine, 0) if said is None else said
+            if not late or max(silent.values()) > 1:
+                return {engine for engine, halves in silent.items() if late and halves > 1}
+
+    def _tokens_of(self, engine: int) -> int | None:
+        """How many it has generated for answers since it started; None where it does not say so at once."""
+        try:
+            told = ray.get(self._actors[engine].tokens_so_far.remote(), timeout=self.AT_ONCE_S)
+        except ray.exceptions.RayError:
+            return None
+        return sum(each.generated for each in told.values())
 
     def _names(self, engines: Iterable[int]) -> str:
         known = [(engine, self._pids.get(engine)) for engine in sorted(set(engines))]

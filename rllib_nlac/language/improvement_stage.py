@@ -9,6 +9,7 @@ import numpy as np
 
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language import critique, reasoning, refine
+from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import StageSettings
@@ -110,12 +111,17 @@ def improvement_stage(
             asked=settings.num_refinements > 0,
             rejected=a.rejected,
             rejected_weight=settings.rejected_weight,
-            action_format=settings.action_format,
+            well_formed=_is_well_formed(a.transition, chat, settings),
         )
         for a in attempts
     ]
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
     return refinements
+
+
+def _is_well_formed(transition: Transition, chat: Chat, settings: StageSettings) -> bool:
+    turn = chat.opened(transition.generation.prompt_ids, transition.action)
+    return parse_action(turn, settings.action_format) is not None
 
 
 def _judge(

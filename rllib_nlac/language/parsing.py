@@ -16,8 +16,9 @@ _THINKING = re.compile(r"^.*?</think>", re.DOTALL)
 
 
 def without_thinking(text: str) -> str:
-    """The text after a thinking model's reasoning block, if it has one."""
-    return _THINKING.sub("", text).strip()
+    """The text after a thinking model's reasoning block, if it has one; empty where the block is never closed."""
+    text = _THINKING.sub("", text).strip()
+    return "" if text.startswith("<think>") else text
 
 
 def parse_future(text: str) -> Future | None:
@@ -65,8 +66,6 @@ def parse_action(text: str, action_format: str) -> str | None:
         The action, or None where the turn is empty, is all reasoning, or lacks its ``Action:`` part.
     """
     text = without_thinking(text)
-    if text.startswith("<think>"):
-        return None
     if action_format == "react":
         labels = list(_REACT_ACTION.finditer(text))
         if not labels:

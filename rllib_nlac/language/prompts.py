@@ -36,6 +36,8 @@ _REQUIRED = {
     "instruct": {"instructions", "attempts"},
 }
 
+_KINDS = {int: "a whole number", str: "a text"}
+
 
 @dataclass(frozen=True)
 class PromptSet:
@@ -95,9 +97,13 @@ class PromptSet:
     react: str = "Answer with a line 'Thought: ...' and then a line 'Action: ...'. Only the action reaches the environment."
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value, kind = getattr(self, field.name), int if field.name == "version" else str
+            if not isinstance(value, kind) and not (value is None and field.default is None):
+                raise ValueError(f"prompt set {self.name!r}, {field.name}: it must be {_KINDS[kind]}, and it is {value!r:.80}")
         for role, required in _REQUIRED.items():
             template = getattr(self, role)
-            if template is None:
+            if template is None:  # what may be left out
                 continue
             try:
                 used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
@@ -125,7 +131,7 @@ class PromptSet:
 
     def predict_messages(self, state: Sequence[Message], action: str) -> tuple[Message, ...]:
         """Prompt of M(d | s, a)."""
-        return self._ask(state, action, self.predict)
+        return self._ask(state, action, self.predict.format())
 
     def backup_messages(self, transition: Transition, next_future: str | None) -> tuple[Message, ...]:
         """Prompt of B(s', r, d'), with ``next_future`` None exactly when the episode ended here."""

@@ -35,7 +35,7 @@ def decide(
     asked: bool = True,
     rejected: bool = False,
     rejected_weight: float = 0.0,
-    action_format: str = "plain",
+    well_formed: bool = True,
 ) -> Refinement:
     """What the policy learns from one transition, if anything.
 
@@ -48,7 +48,7 @@ def decide(
         asked: Whether a refinement was asked for at all.
         rejected: Whether the evaluator judged the refined action and did not say yes.
         rejected_weight: How much it counts then.
-        action_format: How the stored action must be written to be learned.
+        well_formed: Whether the stored action is written as it must be to be learned.
     """
 
     def outcome(reason: str, generation: Generation | None, action: str | None, weight: float = 1.0) -> Refinement:
@@ -61,7 +61,7 @@ def decide(
         return outcome("unparsed_critique", None, None)
     if critique.optimal:
         train = train_on_yes == "always" or (train_on_yes == "success" and predicts_success(futures))
-        if train and parse_action(transition.action, action_format) is None:
+        if train and not well_formed:
             return outcome("unparsed_action", None, None)
         return outcome("yes_success" if train else "yes_skipped", transition.generation if train else None, transition.action)
     if refined is None:

@@ -206,7 +206,7 @@ class LanguageStages:
             with activity.stage(f"wave {number}", len(requests), ANSWERS):
                 generations = self.engine.generate(requests)
             for (part, place, greedy), generation in zip(asked, generations, strict=True):
-                answer = answers[part][place] = (generation, self.chat.decode(generation.token_ids))
+                answer = answers[part][place] = (generation, self.chat.said(generation))
                 if greedy is not None:
                     known[greedy] = answer
                 report.tokens[name] += len(generation.token_ids)
