@@ -144,7 +144,7 @@ class TauStandIn:
     tasks = ["first", "second"]
 
     def __init__(self, **settings):
-        self.settings, self.actions, self.asked, self.is_down = settings, [], [], False
+        self.settings, self.actions, self.asked, self.is_down, self.refuses = settings, [], [], False, None
 
     def reset(self, task_index=None):
         self.actions = []
@@ -167,6 +167,8 @@ def tau(monkeypatch):
 
     def load_user(user_strategy, model, provider):
         def user():
+            if made[-1].refuses:
+                raise made[-1].refuses
             if made[-1].is_down:
                 raise openai.OpenAIError("nobody answers")
             made[-1].asked.append((user_strategy, model, provider))
@@ -223,6 +225,11 @@ class TestTauBench:
         tau[0].is_down = True
         _, _, terminated, truncated, info = env.step("Hello.")
         assert (terminated, truncated, info["discard"], info["stop_reason"]) == (False, True, True, "endpoint_failure")
+        tau[0].is_down = False
+        env.reset(seed=0)
+        answer = SimpleNamespace(request=None, status_code=400, headers={})
+        tau[0].refuses = openai.BadRequestError("too long", response=answer, body=None)
+        assert env.step("So much to say.")[1:4] == (0.0, True, False)  # what the agent wrote is no way out of a task
         with pytest.raises(ValueError, match="user_strategy is 'robot'; τ-bench knows human, llm"):
             TauBench(user_strategy="robot")
 
@@ -333,6 +340,8 @@ class TestGymnasiumText:
         assert env.step("go or go back")[0] == "Say one of: go, go back."
         with pytest.raises(ValueError, match=r"env_config\.actions has '\+', and a name needs a letter or digit"):
             registry.make("GymnasiumText", {**self.CONFIG, "actions": ["-1", "+"]})
+        with pytest.raises(ValueError, match=r"'\+1' and '-1' have the same words"):
+            registry.make("GymnasiumText", {**self.CONFIG, "actions": ["+1", "-1"]})
 
     CONFIG = {"id": "Corridor-v0", "observation_key": "text", "actions": ["go left", "go right"], "system_prompt": "Walk."}
 

@@ -108,7 +108,7 @@ def test_a_state_without_the_shards_is_refused():
     """Fails where weights are restored and the optimizer silently is not."""
     divided = SimpleNamespace(_divides_optimizer=True)
     with pytest.raises(checkpoint.CheckpointError, match="use save_to_path"):
-        LanguageAlgorithm.set_state(divided, {"learner_group": {}})
+        LanguageAlgorithm.set_state(divided, {"learner_group": {"learner": {"rl_module": {}, "optimizer": {}}}})
 
 
 def test_a_state_that_was_set_reaches_the_engines(algorithm, monkeypatch):
@@ -260,6 +260,11 @@ class TestRefusals:
     def test_an_undivided_optimizer_of_a_former_version_is_taken(self, algorithm, saved):
         self.edit(saved, shards=None)
         algorithm.restore_from_path(str(saved))
+
+    def test_what_zero_2_wrote_zero_1_takes(self):
+        facts = {"algorithm": "NLAC", "model": 0, "lora": None}
+        verified = SimpleNamespace(name="c", manifest={**facts, "shards": {"zero_stage": 2, "num_learners": 2}})
+        checkpoint.check(verified, {**facts, "shards": {"zero_stage": 1, "num_learners": 2, "dtype": "float32"}})
 
     def test_a_missing_or_shortened_file(self, algorithm, saved):
         state = saved / "replay_buffer" / "state.pkl"

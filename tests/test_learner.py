@@ -366,11 +366,34 @@ class TestGradientStep:
         learner.prepare_for_saving()
         state, then = learner.get_state(), learner.export_weights()  # as it is, without a copy
         then = {which: {name: tensor.clone() for name, tensor in of.items()} for which, of in then.items()}
-        update(learner), update(learner)
-        learner.set_state(state)
-        for which, expected in then.items():
-            found = learner.export_weights()[which]
-            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), which
+        steps = []
+        for _ in range(2):  # a state can be set again, whatever was done since
+            update(learner), update(learner)
+            learner.set_state(state)
+            for which, expected in then.items():
+                found = learner.export_weights()[which]
+                assert all(torch.equal(found[name], tensor) for name, tensor in expected.items()), which
+            update(learner)
+            steps.append({name: tensor.clone() for name, tensor in learner.export_weights()[Weights.POLICY].items()})
+        assert all(torch.equal(tensor, steps[1][name]) for name, tensor in steps[0].items())
+
+    @pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (0, "bfloat16"), (1, "bfloat16"), (3, "float32")])
+    def test_weights_that_are_set_alone_are_gone_on_from(self, make_learner, stage, dtype):
+        """As by set_weights(). Fails where the next step writes DeepSpeed's own copies over them."""
+        learner = make_learner(lr=1e-2, **zero(stage), learner_model={"dtype": dtype})
+        learner.prepare_for_saving()
+        early = pickle.loads(pickle.dumps(learner.get_state("rl_module")))["rl_module"]
+        first = weights_of(learner)
+        for _ in range(8):
+            update(learner)
+        late = weights_of(learner)
+        learner.set_state({"rl_module": early})
+        target = learner.export_weights()[Weights.TARGET]
+        assert all(torch.equal(target[name].to(w.dtype), w) for name, w in first.items())
+        update(learner)
+        after = weights_of(learner)
+        distance = [sum(float((after[name] - w).float().abs().sum()) for name, w in of.items()) for of in (first, late)]
+        assert distance[0] < distance[1] / 2
 
     def test_a_state_without_target_weights_gives_them_those_of_the_policy(self, make_learner):
         first, second = make_learner(tau=None), make_learner(tau=0.5)

@@ -117,7 +117,7 @@ def test_weights_that_are_announced_while_requests_run_make_no_error(monkeypatch
 class TestPatience:
     """With a clock of its own, in place of Ray's."""
 
-    def waiting(self, monkeypatch, said, answers_after: float, call: str = "generate") -> float:
+    def waiting(self, monkeypatch, said, answers_after: float, call: str = "generate", polls: bool = False) -> float:
         """How long the only engine is waited for, which has generated ``said(seconds)`` tokens; None: it does not say."""
         clock = [0.0]
 
@@ -128,31 +128,44 @@ class TestPatience:
 
         def get(reference, timeout=None):
             if reference == "the call":
-                return []
+                return [Generation((1,), (2,), np.zeros(1, np.float32), True, 0, Weights.POLICY)]
             if (tokens := said(clock[0])) is None:
                 raise ray.exceptions.GetTimeoutError
             return {"future": Tokens(0, tokens)}
 
         monkeypatch.setattr(remote, "ray", SimpleNamespace(wait=wait, get=get, exceptions=ray.exceptions))
-        actor = SimpleNamespace(tokens_so_far=SimpleNamespace(remote=lambda: "the tokens"))
+        monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        calls = {"tokens_so_far": SimpleNamespace(remote=lambda: "the tokens")}
+        calls["generate"] = SimpleNamespace(remote=lambda *_: "the call")
+        engines = RemoteEngines([SimpleNamespace(**calls)], timeout_s=600.0)
         try:
-            RemoteEngines([actor], timeout_s=600.0)._answers({"the call": 0}, call)
+            if polls:
+                engines.submit(asking(1))
+                assert len(engines.poll()) == 1
+            else:
+                engines._answers({"the call": 0}, call)
         except EngineError as error:
-            assert f"did not answer {call}() within 600 s (engine_config: timeout_s)" in str(error)
-            return clock[0]
+            assert "within 600 s (engine_config: timeout_s)" in str(error)
         return clock[0]
 
     def test_a_wave_may_take_longer_as_long_as_answers_come(self, monkeypatch):
         """Fails where the limit is that of the whole wave: a healthy engine with a large one would end the run."""
         assert self.waiting(monkeypatch, said=lambda seconds: int(seconds), answers_after=5000.0) == 5000.0
+        assert self.waiting(monkeypatch, said=lambda seconds: min(int(seconds), 299), answers_after=700.0) == 700.0
+
+    def test_a_turn_may_wait_for_a_wave_of_others_as_long_as_that_gets_answers(self, monkeypatch):
+        """Of an EnvRunner, whose turn the engine puts off. Fails where the limit is that of the turn's own answer."""
+        assert self.waiting(monkeypatch, said=lambda seconds: int(seconds), answers_after=5000.0, polls=True) == 5000.0
+        assert self.waiting(monkeypatch, said=lambda seconds: None, answers_after=5000.0, polls=True) == 600.0
+        assert self.waiting(monkeypatch, said=lambda seconds: 7, answers_after=5000.0, polls=True) == 1200.0
 
     @pytest.mark.parametrize(
         ("said", "ends"),
         [
-            (lambda seconds: 7, 600.0),
-            (lambda seconds: None, 600.0),
+            (lambda seconds: None, 600.0),  # its process is stopped
+            (lambda seconds: 7, 900.0),  # it says something, and does nothing
             (lambda seconds: min(int(seconds), 1000), 1800.0),  # the last sign of life is seen at 1,200 s
-            (lambda seconds: 7 if seconds < 900 else None, 600.0),
+            (lambda seconds: 7 if seconds < 800 else None, 900.0),
         ],
     )
     def test_one_that_has_nothing_to_show_is_stalled(self, monkeypatch, said, ends):

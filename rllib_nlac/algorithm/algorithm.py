@@ -14,7 +14,13 @@ import numpy as np
 import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_LEARNER_GROUP, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core import (
+    COMPONENT_LEARNER,
+    COMPONENT_LEARNER_GROUP,
+    COMPONENT_OPTIMIZER,
+    COMPONENT_RL_MODULE,
+    DEFAULT_MODULE_ID,
+)
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -63,7 +69,6 @@ from rllib_nlac.learner.group import (
     watched_update,
 )
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
-from rllib_nlac.learner.rl_module import LearnerModel
 from rllib_nlac.learner.stopped import StoppedSteps
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.replay.dialogues import write_dialogues
@@ -395,7 +400,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         Raises:
             CheckpointError: Of optimizers that are divided among learners a state has nothing.
         """
-        if COMPONENT_LEARNER_GROUP in state and self._divides_optimizer:
+        learner = state.get(COMPONENT_LEARNER_GROUP, {}).get(COMPONENT_LEARNER, {})
+        if COMPONENT_OPTIMIZER in learner and self._divides_optimizer:
             raise CheckpointError(
                 "get_state() has no optimizer where it is divided among learners (zero_optimization), so set_state() cannot "
                 "restore it: use save_to_path() and restore_from_path()"
@@ -438,7 +444,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         shards = {
             "num_learners": self.config.num_learners if self._divides_optimizer else 1,
             "zero_stage": self.config.zero_stage,
-            "dtype": LearnerModel(**self.config.learner_model).dtype,
+            "dtype": "bfloat16" if self.config.deepspeed_settings.get("bf16", {}).get("enabled") else "float32",
         }
         return {**super().facts(), "shards": shards, "weight_version": self.weight_version}
 

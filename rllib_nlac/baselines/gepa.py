@@ -199,7 +199,12 @@ class GEPA(ReAct):
         if not answer.finished or len(answer.token_ids) > limit:  # an endpoint counts tokens of its own
             self.lost_reflections["cut_off"] += 1
             return None
-        return readable(without_thinking(self.chat.said(answer)))[0]
+        # What a prompt of the own template opens says nothing of another model behind an endpoint.
+        text = self.chat.decode(answer.token_ids) if self.config.reflection_endpoint else self.chat.said(answer)
+        if not (reflection := readable(without_thinking(text))[0]):
+            self.lost_reflections["cut_off"] += 1
+            return None
+        return reflection
 
     @property
     def max_reflection_tokens(self) -> int:

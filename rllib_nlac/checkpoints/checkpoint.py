@@ -259,7 +259,7 @@ def check(verified: VerifiedFolder, facts: Mapping[str, Any]) -> None:
         )
     _check_lora(name, manifest["lora"], facts["lora"])
     had, now = ({**UNDIVIDED, **(each if isinstance(each, dict) else {})} for each in (manifest["shards"], facts["shards"]))
-    if any(had[key] != now[key] for key in had.keys() & now.keys()):
+    if any(_kind(key, had[key]) != _kind(key, now[key]) for key in had.keys() & now.keys()):
         raise CheckpointError(
             f"{name} holds the optimizer {_division(had)}, and this run has it {_division(now)}: restore it with the former "
             "settings, or export the model and start from that"
@@ -321,6 +321,11 @@ def holder(path: str | os.PathLike) -> Path | None:
     folder = Path(path).absolute()
     near = (folder, *list(folder.parents)[:DEPTH])
     return next((each for each in near if any((each / name).exists() for name in WHOLE)), None)
+
+
+def _kind(key: str, value: Any) -> Any:
+    """ZeRO 1 and 2 divide the same."""
+    return 2 if key == "zero_stage" and value == 1 else value
 
 
 def _division(shards: Mapping[str, Any]) -> str:

@@ -209,6 +209,7 @@ class RemoteEngines:
         self._pids = dict(pids or {})
         self._waiting: dict[Any, tuple[int, int, Request]] = {}  # by the call: ticket, engine, request
         self._silent_since = time.monotonic()  # since an engine has answered, or was asked after a pause
+        self._tokens_then: dict[int, int] = {}  # what each engine had generated when it was last asked
         self._next_ticket = self._refusals = 0
         self._last_number = max((known.number for known in self._announced.values()), default=0)
         self.broadcasts = broadcasts
@@ -251,6 +252,8 @@ class RemoteEngines:
             if not first and limit < silence:
                 return []
             self._silent_since = time.monotonic()
+            if not first and all(self._has_worked(engine) for engine in {engine for _, engine, _ in self._waiting.values()}):
+                continue  # for others, whose requests came first
             if not first:
                 names = self._names(engine for _, engine, _ in self._waiting.values())
                 raise EngineError(
@@ -442,7 +445,7 @@ class RemoteEngines:
         return answers
 
     def _stalled(self, asked: Mapping[Any, int], call: str) -> set[int]:
-        """Engines that owe an answer and have been silent for ``timeout_s``; empty once all have answered.
+        """Engines that owe an answer and have been silent for ``timeout_s``, or half as long again; none once all have.
 
         One that answers other requests meanwhile, or some of a wave, is slow and not stalled.
         """
@@ -450,25 +453,25 @@ class RemoteEngines:
         if call != "generate":
             _, late = ray.wait(references, num_returns=len(references), timeout=self._timeout_s)
             return {asked[reference] for reference in late}
-        tokens: dict[int, int] = {}
         silent: Counter[int] = Counter()  # for how many halves of the time
         while True:
             _, late = ray.wait(references, num_returns=len(references), timeout=self._timeout_s / 2)
-            for engine in {asked[reference] for reference in late}:
-                said = self._tokens_of(engine)
-                has_worked = said is not None and said != tokens.get(engine, said)
-                silent[engine] = 0 if has_worked else silent[engine] + 1
-                tokens[engine] = tokens.get(engine, 0) if said is None else said
-            if not late or max(silent.values()) > 1:
-                return {engine for engine, halves in silent.items() if late and halves > 1}
+            owing = {asked[reference] for reference in late}
+            for engine in owing:
+                silent[engine] = 0 if self._has_worked(engine) else silent[engine] + 1
+            stalled = {engine for engine in owing if silent[engine] > 1}
+            if stalled or not owing:
+                return stalled
 
-    def _tokens_of(self, engine: int) -> int | None:
-        """How many it has generated for answers since it started; None where it does not say so at once."""
+    def _has_worked(self, engine: int) -> bool:
+        """Whether it has generated answers since this was last asked, the first time whether it says how many."""
         try:
             told = ray.get(self._actors[engine].tokens_so_far.remote(), timeout=self.AT_ONCE_S)
         except ray.exceptions.RayError:
-            return None
-        return sum(each.generated for each in told.values())
+            return False
+        now = sum(each.generated for each in told.values())
+        before, self._tokens_then[engine] = self._tokens_then.get(engine), now
+        return now != before
 
     def _names(self, engines: Iterable[int]) -> str:
         known = [(engine, self._pids.get(engine)) for engine in sorted(set(engines))]

@@ -25,7 +25,7 @@ def backup_stage(
     """The Bellman target y of every transition. With n steps the last one's y comes first, and each earlier y uses the next."""
     chains = [(t, *t.following) for t in transitions]
     ends = [chain[-1] for chain in chains]
-    next_actions, next_futures = yield from _continuation(transitions, ends, prompts, settings, report, variant)
+    next_actions, next_futures = yield from _continuation(transitions, ends, prompts, settings, chat, report, variant)
 
     later: list[Future | None] = list(next_futures)
     targets: list[BellmanTarget] = [backup.read_target(t, None, None, None) for t in transitions]
@@ -83,6 +83,7 @@ def _continuation(
     ends: Sequence[Transition],
     prompts: Sequence[PromptSet],
     settings: StageSettings,
+    chat: Chat,
     report: StageReport,
     variant: Variant,
 ) -> Stage[tuple[list[str | None], list[Future | None]]]:
@@ -96,7 +97,7 @@ def _continuation(
         Weights.POLICY,
         [t.next_seen for _, t in states],
     )
-    actions = [answer[1] if answer else None for answer in answers]
+    actions = [chat.decode(answer[0].token_ids) if answer else None for answer in answers]  # as a turn that was played
     seen = [answer[0].seen if answer else None for answer in answers]
     answers = yield Ask(
         "next_future",

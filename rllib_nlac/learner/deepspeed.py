@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import os
@@ -164,6 +165,8 @@ class DeepSpeedTrainer:
         from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
         optimizer = state["optimizer"]
+        if self.engine.device.type == "cpu":  # there the optimizer would train in the state's own tensors
+            optimizer = copy.deepcopy(optimizer)
         if isinstance(self.engine.optimizer, ZeROOptimizer):
             # It asks for the shards of all learners and takes its own.
             rank = torch.distributed.get_rank()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core import COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
@@ -147,7 +147,8 @@ class LanguageLearner(TorchLearner):
                 module_id=DEFAULT_MODULE_ID, config=self.config, batch=micro_batch, fwd_out=fwd_out
             )
             self.trainer.backward(loss)
-            losses[group.cpu()] = own.detach().float().cpu()
+            total = (own + kl).detach()
+            losses[group.cpu()] = torch.where(total.isfinite(), own.detach(), total).float().cpu()  # who is to blame is seen
         norm = self.trainer.step()
         if math.isfinite(norm) and self.target is not None and self.config.tau > 0:
             self.target.update(self.trainer.parts())
@@ -413,6 +414,8 @@ class LanguageLearner(TorchLearner):
         self._weights_seq_no = -1  # or RLlib would leave out the weights of an earlier state, and take over all the rest
         super().set_state(state)
         self._weights_seq_no = max(self._weights_seq_no, 0)
+        if COMPONENT_RL_MODULE in state and COMPONENT_OPTIMIZER not in state:  # as set_weights() does
+            self.take_over()
 
     @override(Checkpointable)
     def restore_from_path(self, path: Any, **kwargs: Any) -> None:

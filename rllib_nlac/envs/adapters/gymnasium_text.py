@@ -51,6 +51,10 @@ class GymnasiumText(gym.Env[str, str]):
         self._actions = {name.lower(): index for index, name in enumerate(actions or ())}
         if nameless := [name for name in self._actions if not _words(name)]:
             raise ValueError(f"env_config.actions has {nameless[0]!r}, and a name needs a letter or digit")
+        if alike := _alike(self._actions):
+            raise ValueError(
+                f"env_config.actions: {' and '.join(map(repr, alike))} have the same words, and nobody could say which"
+            )
         self.max_turns, self._turn = max_turns, 0
         self._return = 0.0
         self._check(id)
@@ -118,6 +122,14 @@ def _named(text: str, names: Iterable[str]) -> set[str]:
         named.add(longest)
         at += len(_words(longest))
     return named
+
+
+def _alike(names: Iterable[str]) -> list[str]:
+    """The first names that have the same words."""
+    by_words: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        by_words.setdefault(tuple(_words(name)), []).append(name)
+    return next((alike for alike in by_words.values() if len(alike) > 1), [])
 
 
 def _words(text: str) -> list[str]:

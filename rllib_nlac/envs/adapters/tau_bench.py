@@ -24,7 +24,8 @@ class TauBench(TextEnv[int]):
     """A task of τ-bench: its tools, its policy, its simulated user, its reward.
 
     The user is a language model behind litellm, as τ-bench has it; the policy in training never plays it. Where it cannot be
-    reached an episode is lost and counted (``stop_reason_endpoint_failure``).
+    reached an episode is lost and counted (``stop_reason_endpoint_failure``). Where it refuses the dialogue, as one that is too
+    long for it, the task has failed.
 
     Args:
         domain: "retail" or "airline".
@@ -49,7 +50,7 @@ class TauBench(TextEnv[int]):
     ) -> None:
         super().__init__(max_turns=max_turns, split=task_split)
         try:
-            from openai import OpenAIError  # what litellm's errors are
+            from openai import BadRequestError, OpenAIError  # what litellm's errors are
             from tau_bench.envs import get_env
             from tau_bench.envs.user import UserStrategy, load_user
             from tau_bench.types import Action
@@ -58,7 +59,7 @@ class TauBench(TextEnv[int]):
         strategies = [each.value for each in UserStrategy]
         if user_strategy not in strategies:
             raise ValueError(f"env_config.user_strategy is {user_strategy!r}; τ-bench knows {', '.join(strategies)}")
-        self._action_type, self._out_of_reach = Action, OpenAIError
+        self._action_type, self._refused, self._out_of_reach = Action, BadRequestError, OpenAIError
         self._make_user = partial(load_user, user_strategy, user_model, user_provider)
         self._has_user = False
         # The first task is fixed, or τ-bench would draw one from the global random state. A model that plays the user is asked
@@ -95,8 +96,11 @@ class TauBench(TextEnv[int]):
         name, arguments = call if call is not None else (RESPOND, {"content": action})
         if name == RESPOND and not isinstance(arguments.get("content"), str):
             return Reply(f"Error: {RESPOND} needs a text under 'content'")
-        with self._lost_without_user():
-            answer = self._inner.step(self._action_type(name=name, kwargs=arguments))
+        try:
+            with self._lost_without_user():
+                answer = self._inner.step(self._action_type(name=name, kwargs=arguments))
+        except self._refused as error:
+            return Reply(f"Error: {type(error).__name__}", success=False)
         success = float(answer.reward) >= 1.0 if answer.done else None
         return Reply(str(answer.observation), float(answer.reward) if answer.done else 0.0, success=success)
 
@@ -104,5 +108,7 @@ class TauBench(TextEnv[int]):
     def _lost_without_user(self) -> Iterator[None]:
         try:
             yield
+        except self._refused:
+            raise
         except self._out_of_reach as error:
             raise EpisodeLost("endpoint_failure", f"τ-bench's user: {type(error).__name__}: {error}") from None

@@ -119,7 +119,7 @@ function episodesView(app) {
 function compareView(app) {
   const [a, b] = app.runs, page = h("div", { class: "page", id: "compare" }, h("h2", null, "Two runs side by side"),
     h("p", { class: "legendline" }, [a, b].map((run, at) => h("span", null, key(STYLES[at]), h("b", null, "AB"[at], " "), inline(run.name, 120)))));
-  const charts = CURVES.flatMap((each) => linesOf(each, a).slice(0, each.title === "Losses" ? 2 : 1).map((own) => lineChart([...series(a, [own], "A "), ...series(b, [own], "B ")], { ...each, title: each.title === "Losses" ? own[1] : each.title === "Success" ? "Success in evaluation" : `${each.title}: ${own[1]}` }))).filter(Boolean);
+  const charts = CURVES.flatMap((each) => (linesOf(each, a).length ? linesOf(each, a) : linesOf(each, b)).slice(0, each.title === "Losses" ? 2 : 1).map((own) => lineChart([...series(a, [own], "A "), ...series(b, [own], "B ")], { ...each, title: each.title === "Losses" ? own[1] : each.title === "Success" ? "Success in evaluation" : `${each.title}: ${own[1]}` }))).filter(Boolean);
   const auc = lineChart([...series(a, [[C + "auc", "AUC"]], "A "), ...series(b, [[C + "auc", "AUC"]], "B ")], { title: "AUC of the critic", low: 0, high: 1 });
   put(page, null, [h("div", { class: "charts" }, charts, auc)]);
   const reliable = [a, b].map((run, at) => { const last = run.evaluations.filter((each) => each.critic && isReliability(each.critic.reliability)).pop(); return last && { name: `${"AB"[at]}, after iteration ${number(last.iteration)}`, ...last.critic.reliability }; }).filter(Boolean);
