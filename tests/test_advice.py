@@ -50,7 +50,7 @@ RULE_CASES = {
     "failed": (replace(GOOD, end="failed"), GOOD),
     "interrupted": (replace(GOOD, end="interrupted"), GOOD),
     "updates_stopped": (changed(GOOD, "learners/default_policy/num_stopped_steps", 1, 0), GOOD),
-    "engine_differs": (changed(GOOD, "logprob_gap", 0.6), changed(GOOD, "logprob_gap", 0.4)),
+    "engine_differs": (changed(GOOD, "logprob_gap", 0.002), changed(GOOD, "logprob_gap", 0.0005)),
     "no_parsing": (
         changed(GOOD, f"{STAGES}/critique/unparsed_answer_rate", 0.11),
         changed(GOOD, f"{STAGES}/critique/unparsed_answer_rate", 0.09),
@@ -125,6 +125,11 @@ EDGES = [
         several(changed(run_of(*GOOD.results[:2]), "seconds/evaluation", 8.0, 0), seconds__evaluation=8.0),
         True,
     ),
+    # In bfloat16 both sides round: some tenths are healthy.
+    ("engine_differs", several(GOOD, config__num_gpus_per_learner=1, logprob_gap=0.6), False),
+    ("engine_differs", several(GOOD, config__num_gpus_per_learner=1, logprob_gap=1.1), True),
+    ("engine_differs", several(GOOD, config__learner_model={"dtype": "bfloat16"}, logprob_gap=0.6), False),
+    ("engine_differs", several(GOOD, config__engine_config={"dtype": "auto"}, logprob_gap=0.6), True),
     ("few_seeds", run_of(*GOOD.results[:2]), True),
     ("few_seeds", replace(GOOD, end="interrupted"), False),
     ("few_seeds", intervals((0.3, 0.4, 0.5), (0.1, 0.2, 0.3), (0.41, 0.5, 0.6)), False),  # from the first, not from the worst

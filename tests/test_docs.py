@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -60,9 +61,10 @@ def commands_of(code: str) -> list[list[str]]:
 
 @pytest.fixture
 def my_game(tmp_path, monkeypatch) -> Path:
-    """A folder in which the README's two files lie, and where the command is run."""
+    """A folder in which the README's two files and the bases of the examples lie, and where the command is run."""
     for name in ("my_game.py", "my_game.yaml"):
         (tmp_path / name).write_text(named_block(name))
+    shutil.copytree(ROOT / "tuned_examples" / "bases", tmp_path / "bases")  # as the pages say for who extends one
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MY_KEY", "none")

@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_nlac.command.cli import app
+from rllib_nlac.command.experiment import load_experiments, resolve
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.inputs import examples
 from rllib_nlac.replay.dialogues import input_files
@@ -28,6 +29,28 @@ def test_every_example_is_listed_and_printed():
         (line,) = [line for line in listed.splitlines() if line.split(" ")[0] == path.stem]
         assert len(line.split("  ", 1)[1].strip()) > 20
         assert CliRunner().invoke(app, ["examples", path.stem]).output == path.read_text()
+
+
+@pytest.mark.parametrize("name", ["one_gpu_lora", "qwen2.5_7b"])
+def test_a_base_is_printed_to_be_copied(name):
+    shipped = ROOT / "tuned_examples" / "bases" / f"{name}.yaml"
+    for given in (f"bases/{name}", f"bases/{name}.yaml", f"tuned_examples/bases/{name}"):
+        assert CliRunner().invoke(app, ["examples", given]).output == shipped.read_text()
+    with pytest.raises(FileNotFoundError, match=f"no experiment file at {name}"):
+        examples.find(name)  # which is no example
+
+
+def test_ones_own_environment_extends_the_base_of_one_gpu(tmp_path):
+    (tmp_path / "bases").mkdir()
+    printed = CliRunner().invoke(app, ["examples", "bases/one_gpu_lora"]).output
+    (tmp_path / "bases" / "one_gpu_lora.yaml").write_text(printed)
+    config = {"env_config": {"max_turns": 3}, "language_model": "Qwen/Qwen2.5-1.5B-Instruct"}
+    mine = {"extends": "bases/one_gpu_lora.yaml", "env": "TextShop", "stop": {"training_iteration": 50}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"my-task": {**mine, "config": config}}))
+    (experiment,) = load_experiments(tmp_path / "mine.yaml")
+    config = resolve(experiment)
+    assert experiment.stop == mine["stop"] and config.env == "TextShop" and config.env_config == {"max_turns": 3}
+    assert config.lora == {"rank": 16} and config.action_format == "plain"
 
 
 def test_a_path_goes_before_a_name(tmp_path, monkeypatch):
@@ -59,7 +82,7 @@ def test_the_examples_data_is_found_from_anywhere(tmp_path, monkeypatch):
         list(read_rows("data/twenty_questions_tasks.jsonl"))
     for odd in ("run [1].jsonl", "why?.jsonl"):  # a name, though it reads like a pattern
         Path(odd).write_text('{"odd": 1}\n')
-        assert len(list(read_rows(odd))) == 1 and input_files(odd) == [odd]
+        assert len(list(read_rows(odd))) == 1 and input_files(odd) == [str(tmp_path / odd)]
 
 
 @pytest.fixture(scope="module")

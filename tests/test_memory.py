@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig, algorithms
-from rllib_nlac.algorithm.memory import GIB, advice, estimate
+from rllib_nlac.algorithm.memory import GIB, PROGRAM_BYTES, advice, estimate
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
@@ -196,6 +196,15 @@ class TestEngine:
         assert sum(part.num_bytes for part in parts if not part.on_host) == pytest.approx(40 * GIB)
         assert cache.sequences == int(cache.num_bytes / (4096 * 2 * 28 * 4 * 128 * 2 / 2))
 
+    def test_workers_that_share_a_model_keep_whole_sets_together(self):
+        """Each keeps its own part in the host's memory."""
+        shape = shape_of("Qwen/Qwen2.5-7B")
+        for split in (1, 2, 4):
+            plan = EnginePlan("bfloat16", 4096, 64, ("policy", "target"), tensor_parallel=split, gpu_share=0.85)
+            parts, _ = engine_parts(shape, plan, 80 * GIB)
+            assert size(parts, "weights") == 2 * shape.parameters / split
+            assert size(parts, "weight sets") == 2 * 2 * shape.parameters
+
 
 class TestTrials:
     def test_the_quick_start(self):
@@ -286,6 +295,16 @@ class TestSync:
         numbers = PUBLISHED["Qwen/Qwen2.5-1.5B-Instruct"]
         assert size(shared[0].parts, "sync") == 0  # the target's stands where activations and gradients stood
         assert size(apart[1].parts, "sync") == 2 * 4 * numbers
+
+    @pytest.mark.parametrize("learners", [1, 2, 4])
+    def test_only_the_first_learner_keeps_copies_to_hand_over(self, learners):
+        config = on_gpu().learners(num_learners=learners, num_gpus_per_learner=1).engines(num_engines=1)
+        found = next(process for process in estimate(config).processes if process.name == "learner")
+        copies = 2 * 4 * PUBLISHED["Qwen/Qwen2.5-1.5B-Instruct"]
+        assert found.on_host == pytest.approx(PROGRAM_BYTES + copies)
+        assert found.on_host_of_all == pytest.approx(learners * PROGRAM_BYTES + copies)
+        others = sum(process.on_host_of_all for process in estimate(config).processes if process.name != "learner")
+        assert estimate(config).host_bytes == pytest.approx(found.on_host_of_all + others)
 
 
 class TestAdvice:

@@ -24,12 +24,14 @@ class Part:
         num_bytes: Its size.
         note: What it is made of.
         on_host: Whether it lies in the host's memory, also where the process has a GPU.
+        first_only: Whether of several processes of a kind only the first holds it.
     """
 
     what: str
     num_bytes: float
     note: str = ""
     on_host: bool = False
+    first_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ def engine_parts(shape: ModelShape, plan: EnginePlan, gpu_bytes: float | None) -
         slots = ADAPTER_SETS + (not gpu_bytes and gpu_bytes is not None)
         numbers = slots * shape.adapter_parameters(plan.lora) * plan.lora.served_rank // plan.lora.rank
         parts.append(Part("adapters", numbers * size / split, f"room for {slots} of rank {plan.lora.served_rank}"))
-    for name in plan.whole_sets:
-        parts.append(Part("weight sets", weights / split, f"the {name} weights, kept", on_host=True))
+    for name in plan.whole_sets:  # whole, however many workers share it: each keeps its own part
+        parts.append(Part("weight sets", weights, f"the {name} weights, kept", on_host=True))
     if plan.merges:
         in_files = shape.parameters * shape.bytes_in_files
         parts.append(Part("weight sets", in_files, "the base that adapters are merged with", on_host=True))

@@ -9,6 +9,7 @@ from rllib_nlac.names import unknown_key
 
 _PACKAGE = Path(__file__).parents[1]
 NAME = "tuned_examples"
+BASES = "bases"  # its folder of what examples share, which a file of one's own may extend, too
 # In the repository they stand beside the package, in an installation within it.
 FOLDER = next((path for path in (_PACKAGE / NAME, _PACKAGE.parent / NAME) if path.is_dir()), _PACKAGE / NAME)
 
@@ -29,7 +30,7 @@ def _summary(path: Path) -> str:
 
 
 def find(name: str) -> Path:
-    """The file of an experiment: a path that exists, or an example's name.
+    """The file of an experiment: a path that exists, or the name of an example, or of a base as in ``bases/one_gpu_lora``.
 
     Raises:
         FileNotFoundError: It is neither; the nearest name is given.
@@ -38,8 +39,10 @@ def find(name: str) -> Path:
     if path.is_file():
         return path
     plain = path.stem if path.suffix == ".yaml" else path.name
-    if path.parent in (Path("."), Path(NAME)) and (FOLDER / f"{plain}.yaml").is_file():
-        return FOLDER / f"{plain}.yaml"
+    for folder in (Path("."), Path(BASES)):
+        shipped = FOLDER / folder / f"{plain}.yaml"
+        if path.parent in (folder, NAME / folder) and shipped.is_file():
+            return shipped
     kind = ", which is a folder" if path.is_dir() else ""
     raise FileNotFoundError(f"no experiment file at {name}{kind}; as a tuned example: {unknown_key(plain, names(), 'name')}")
 

@@ -85,7 +85,9 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
     if plan.lends or not plan.on_gpu:  # they stand in the place of what a gradient step takes
         copies -= sum(part.num_bytes for part in parts if part.what in ("gradients", "activations", "logits"))
     if copies > 0:
-        parts.append(Part("sync", copies, "weight sets while they are handed over", on_host=not plan.lends))
+        who = ", by the first learner" if plan.num_learners > 1 else ""
+        what = f"weight sets while they are handed over{who}"
+        parts.append(Part("sync", copies, what, on_host=not plan.lends, first_only=True))
     return parts
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rllib_nlac.algorithm.trends import figure
-from rllib_nlac.reporting.results import Run
+from rllib_nlac.reporting.results import Run, lookup
 
 EVALUATED = "evaluation/env_runners"
 WIDE = 0.2  # of an interval, from which on it tells little
+GAP, GAP_IN_FLOAT32 = 1.0, 1e-3  # of a log-probability: more than rounding makes, in bfloat16 and in float32
 
 
 def failed(run: Run) -> str | None:
@@ -37,12 +38,20 @@ def updates_stopped(run: Run) -> str | None:
 def engine_differs(run: Run) -> str | None:
     """The engine does not serve the learner's weights."""
     gap = figure(run.last, "logprob_gap")
-    if not gap > 0.5:
+    if not gap > (GAP_IN_FLOAT32 if _rounds_in_float32(run) else GAP):
         return None
     return (
         f"Engine and learner differ by {gap:.2g} in a token's log-probability: the engine serves another precision "
         "(learner_model: {dtype: ...} and engine_config: {dtype: ...}), or other weights, which would be a bug to report."
     )
+
+
+def _rounds_in_float32(run: Run) -> bool:
+    """Whether engine and learner are known to compute in float32, as they do on a CPU unless told otherwise."""
+    if not run.config or any(run.config.get(f"num_gpus_per_{of}") for of in ("learner", "engine", "env_runner")):
+        return False
+    learner, engine = (lookup(run.config, f"{of}/dtype") for of in ("learner_model", "engine_config"))
+    return learner in (None, "float32") and engine in (None, "auto", "float32")
 
 
 def turns_unparsed(run: Run) -> str | None:
@@ -103,7 +112,7 @@ def still_rising(run: Run) -> str | None:
     if rate > 0.95:
         return None
     return (
-        f"Success was still rising at the end, to {rate:.2f}: train for longer (--restore with a checkpoint, or a larger stop)."
+        f"Success was still rising at the end, to {rate:.2f}: train for longer (--restore with a checkpoint and a larger stop)."
     )
 
 
