@@ -57,7 +57,7 @@ function findings(run) {
   const stopped = (run.curve(L + "num_stopped_steps") || []).reduce((sum, each) => sum + (each || 0), 0);
   if (stopped) say(2, `${number(stopped)} gradient steps were stopped`, "A loss or a gradient was not finite. Lower lr or grad_clip.", null);
   const gap = run.last("logprob_gap");
-  if (gap !== null && gap > 0.2) say(1, `Engine and learner differ by ${number(gap)} nats`, "Either the precision differs much, or the engine does not serve the weights that are trained.", null);
+  if (gap !== null && gap > 1) say(1, `Engine and learner differ by ${number(gap)} nats`, "Either the precision differs much, or the engine does not serve the weights that are trained.", null);
   const stale = run.last("replay_buffer/staleness_mean");
   if (stale !== null && stale > 50) say(0, `What is replayed is ${number(stale)} versions old on average`, "A smaller replay capacity forgets old play sooner.", { sort: "age" });
   const faults = ["num_engine_restarts", "num_lost_shares", "num_learner_restarts"].map((each) => run.last(`faults/${each}`) || 0).reduce((a, b) => a + b, 0);
