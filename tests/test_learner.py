@@ -7,6 +7,7 @@ import copy
 import json
 import pickle
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -216,6 +217,17 @@ class TestGradientStep:
         assert table[:, 0].tolist() == [0, 0, 1, 2] and table[:, 1].tolist() == [CRITIC, POLICY, CRITIC, POLICY]
         assert table[:, 2].tolist() == [0] * 4
         np.testing.assert_allclose(table[:, 3], expected, rtol=1e-4)
+
+    def test_the_speed_is_that_of_all_learners(self, make_learner):
+        """Each logs it and RLlib takes the mean. Fails where each logs its own: four would seem as slow as one."""
+        learner = make_learner()
+        rows = to_multi_agent_batch(SEQUENCES, 3)[DEFAULT_MODULE_ID]
+        rows = {name: torch.as_tensor(column) for name, column in rows.items()}
+        count = len(rows["length"])
+        learner.trainer = SimpleNamespace(world_size=4)
+        learner._log(rows, torch.zeros(count), torch.ones(count), [1.0], seconds=2.0)
+        tokens = sum(len(s.prompt_ids) + len(s.answer_ids) for s in SEQUENCES)
+        assert float(learner.metrics.peek((DEFAULT_MODULE_ID, "tokens_per_s"))) == 4 * tokens / 2
 
     def test_each_minibatch_is_one_step(self, make_learner):
         sequences = [

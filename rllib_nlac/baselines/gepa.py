@@ -163,7 +163,8 @@ class GEPA(ReAct):
             text = (
                 f"no new instructions in iteration {self.iteration + 1}: of {rounds} reflections {lost['cut_off']} were cut "
                 f"off (max_reflection_tokens is {self.max_reflection_tokens}), and {lost['too_long']} did not fit the context "
-                f"({self.reflection_chat.max_context} tokens); raise what is too small, or set reflection_endpoint"
+                f"({self.reflection_chat.max_context} tokens), {lost['empty']} more said nothing but reasoning, or nothing; raise "
+                "what is too small, or set reflection_endpoint"
             )
         self.notices.heed("reflections", text)
 
@@ -201,10 +202,10 @@ class GEPA(ReAct):
             return None
         # What a prompt of the own template opens says nothing of another model behind an endpoint.
         text = self.chat.decode(answer.token_ids) if self.config.reflection_endpoint else self.chat.said(answer)
-        if not (reflection := readable(without_thinking(text))[0]):
-            self.lost_reflections["cut_off"] += 1
-            return None
-        return reflection
+        reflection = readable(without_thinking(text))[0]
+        if not reflection:
+            self.lost_reflections["empty"] += 1
+        return reflection or None
 
     @property
     def max_reflection_tokens(self) -> int:

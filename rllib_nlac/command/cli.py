@@ -203,13 +203,9 @@ def _train(
             "--resume goes on with as many samples as the run was begun with: leave out --num-samples; or leave out --resume "
             "to begin another run, with another --storage-path"
         )
-    overrides = {
-        "stop": mapping(stop, "--stop") if stop else None,
-        "storage_path": str(Path(storage_path).expanduser().absolute())
-        if storage_path and "://" not in storage_path
-        else storage_path,
-        "num_samples": num_samples,
-    }
+    if storage_path and "://" not in storage_path:
+        storage_path = str(Path(storage_path).expanduser().absolute())
+    overrides = {"stop": mapping(stop, "--stop") if stop else None, "storage_path": storage_path, "num_samples": num_samples}
     experiments = [experiment.override(**overrides) for experiment in experiments]
     for experiment in experiments:
         tune_arguments(experiment)

@@ -142,13 +142,13 @@ class LanguageLearner(TorchLearner):
             if number >= len(groups):  # ZeRO 3 gathers in every forward pass, so all learners make equally many
                 micro_batch["weight"] = torch.zeros_like(micro_batch["weight"])
             own, kl = self._sequence_losses(micro_batch)
-            fwd_out = {SEQUENCE_LOSSES: own + kl}
+            whole = own + kl
             loss = self.compute_loss_for_module(
-                module_id=DEFAULT_MODULE_ID, config=self.config, batch=micro_batch, fwd_out=fwd_out
+                module_id=DEFAULT_MODULE_ID, config=self.config, batch=micro_batch, fwd_out={SEQUENCE_LOSSES: whole}
             )
             self.trainer.backward(loss)
-            total = (own + kl).detach()
-            losses[group.cpu()] = torch.where(total.isfinite(), own.detach(), total).float().cpu()  # who is to blame is seen
+            # Where the KL alone is not finite, its sequence is named all the same.
+            losses[group.cpu()] = torch.where(whole.isfinite(), own, whole).detach().float().cpu()
         norm = self.trainer.step()
         if math.isfinite(norm) and self.target is not None and self.config.tau > 0:
             self.target.update(self.trainer.parts())
