@@ -13,7 +13,8 @@ import torch
 import rllib_nlac
 from rllib_nlac.algorithm.idle import OF_ENGINE, OF_LEARNER, Stopwatch
 from rllib_nlac.checkpoints import checkpoint
-from rllib_nlac.engine.remote import EngineActor, RemoteEngines
+from rllib_nlac.engine.actor import EngineActor
+from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.episode import generations_of
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Request

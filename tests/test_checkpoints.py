@@ -98,7 +98,7 @@ def of_two_learners(small, stage: int):
 
 def test_a_part_that_lacks_its_shards_is_refused(tmp_path):
     """Fails where the next update writes DeepSpeed's own copies over the restored weights."""
-    a = SimpleNamespace(_divides_optimizer=True)
+    a = SimpleNamespace(config=SimpleNamespace(num_learners=2, zero_stage=1))
     for component in ("learner_group", "learner_group/learner"):
         with pytest.raises(checkpoint.CheckpointError, match="the weights alone: component='learner_group/learner/rl_mod"):
             LanguageAlgorithm.restore_from_path(a, tmp_path, component=component)
@@ -106,7 +106,7 @@ def test_a_part_that_lacks_its_shards_is_refused(tmp_path):
 
 def test_a_state_without_the_shards_is_refused():
     """Fails where weights are restored and the optimizer silently is not."""
-    divided = SimpleNamespace(_divides_optimizer=True)
+    divided = SimpleNamespace(config=SimpleNamespace(num_learners=2, zero_stage=1))
     with pytest.raises(checkpoint.CheckpointError, match="use save_to_path"):
         LanguageAlgorithm.set_state(divided, {"learner_group": {"learner": {"rl_module": {}, "optimizer": {}}}})
 

@@ -12,8 +12,9 @@ import ray
 import torch
 
 from rllib_nlac.engine import remote
+from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.remote import EngineActor, RemoteEngines
+from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.shared import SharedState, checksum
 from rllib_nlac.engine.tally import Tally, Tokens
 from rllib_nlac.engine.vllm_engine import VLLMEngine

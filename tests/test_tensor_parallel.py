@@ -20,12 +20,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllib_nlac.command.experiment import load_experiments
+from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.broadcasts import Broadcasts
 from rllib_nlac.engine.buckets import Plan
 from rllib_nlac.engine.channel import Sender
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.remote import EngineActor, RemoteEngines, Sent
+from rllib_nlac.engine.remote import RemoteEngines, Sent
 from rllib_nlac.engine.shared import SharedState, checksum
 from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
 from rllib_nlac.learner.adapter import add_adapter

@@ -15,7 +15,8 @@ from rllib_nlac.ablations import FreshActions
 from rllib_nlac.algorithm.examination import Examiner
 from rllib_nlac.algorithm.rehearsal import Recorder
 from rllib_nlac.algorithm.spending import Spending
-from rllib_nlac.engine.remote import EngineActor, RemoteEngines
+from rllib_nlac.engine.actor import EngineActor
+from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.tally import Tally, Tokens
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import ray
-import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import (
     COMPONENT_LEARNER,
@@ -52,17 +50,16 @@ from rllib_nlac.algorithm.spending import Spending
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
+from rllib_nlac.checkpoints.shards import is_divided, load_shards, save_shards, shard_facts
 from rllib_nlac.checkpoints.storage import check_storage
 from rllib_nlac.engine.make import make_engine
 from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant, answered_by
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly, to_multi_agent_batch
-from rllib_nlac.learner.deepspeed import read_shard
 from rllib_nlac.learner.group import (
     LearnerLost,
     LearnerSnapshots,
-    index_of,
     is_lost,
     on_every_learner,
     watched,
@@ -83,7 +80,6 @@ logger = logging.getLogger(__name__)
 LEARNER = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}"
 WEIGHTS = f"{LEARNER}/{COMPONENT_RL_MODULE}"  # alone, in a checkpoint
 MAX_LEARNER_RESTARTS = 3  # in a row; more have a cause that a restart does not cure
-SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
 
 
 class LanguageAlgorithm(Watched, CheckedCheckpoints):
@@ -401,7 +397,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             CheckpointError: Of optimizers that are divided among learners a state has nothing.
         """
         learner = state.get(COMPONENT_LEARNER_GROUP, {}).get(COMPONENT_LEARNER, {})
-        if COMPONENT_OPTIMIZER in learner and self._divides_optimizer:
+        if COMPONENT_OPTIMIZER in learner and is_divided(self.config):
             raise CheckpointError(
                 "get_state() has no optimizer where it is divided among learners (zero_optimization), so set_state() cannot "
                 "restore it: use save_to_path() and restore_from_path()"
@@ -425,33 +421,16 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     @override(CheckedCheckpoints)
     def save_parts(self, folder: Path) -> None:
-        shards = on_every_learner(self.learner_group, _shard)
-        for rank, shard in enumerate(shards):
-            if shard is not None:
-                (folder / SHARDS).mkdir(exist_ok=True)
-                torch.save(shard, folder / SHARDS / f"{rank:05d}.pt")
+        save_shards(self.learner_group, folder)
 
     @override(CheckedCheckpoints)
     def load_parts(self, verified: VerifiedFolder) -> None:
-        files = sorted((verified.folder / SHARDS).glob("*.pt"))
-        shards = [ray.put(read_shard(verified.read(file))) for file in files]
-        if shards:
-            on_every_learner(self.learner_group, lambda learner: learner.set_shard(ray.get(shards[index_of(learner)])))
+        load_shards(self.learner_group, verified)
 
     @override(CheckedCheckpoints)
     def facts(self) -> dict[str, Any]:
         """What a checkpoint's manifest says of this algorithm."""
-        shards = {
-            "num_learners": self.config.num_learners if self._divides_optimizer else 1,
-            "zero_stage": self.config.zero_stage,
-            "dtype": "bfloat16" if self.config.deepspeed_settings.get("bf16", {}).get("enabled") else "float32",
-        }
-        return {**super().facts(), "shards": shards, "weight_version": self.weight_version}
-
-    @property
-    def _divides_optimizer(self) -> bool:
-        """Whether each learner has a part of the optimizer that no other has."""
-        return self.config.zero_stage > 0 and self.config.num_learners > 1
+        return {**super().facts(), "shards": shard_facts(self.config), "weight_version": self.weight_version}
 
     @override(CheckedCheckpoints)
     def restore_from_path(self, path: Any, **kwargs: Any) -> None:
@@ -460,7 +439,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         Raises:
             CheckpointError: It is damaged or does not fit, or optimizers that are divided among learners are not part of it.
         """
-        if kwargs.get("component") in (COMPONENT_LEARNER_GROUP, LEARNER) and self._divides_optimizer:
+        if kwargs.get("component") in (COMPONENT_LEARNER_GROUP, LEARNER) and is_divided(self.config):
             raise CheckpointError(
                 f"{path}: each learner's part of the optimizer (zero_optimization) is kept beside this component. Restore the "
                 f"whole checkpoint, or the weights alone: component={WEIGHTS!r}"
@@ -532,7 +511,3 @@ def last_losses(tables: Sequence[np.ndarray], count: int) -> dict[int, np.ndarra
 
 def _prepare_for_saving(learner: Any) -> None:
     learner.prepare_for_saving()
-
-
-def _shard(learner: Any) -> dict[str, Any] | None:
-    return learner.get_shard()

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
-Result = TypeVar("Result", bound=Mapping[str, Any])
+from rllib_nlac.algorithm.told import figure
+
 Say = Callable[[str, str | None], None]  # a trouble's name, and what to say of it
 
 LEAST_FALL = 0.1  # of a figure between 0 and 1, before it is worth a word
@@ -26,32 +27,6 @@ UNPARSED = {
     "language_stages/critique/unparsed_answer_rate": "the critic's critiques",
     "language_stages/refinement/unparsed_answer_rate": "the refined actions",
 }
-
-
-def figure(results: Mapping[str, Any], path: str) -> float:
-    """A number of nested results by its path, NaN where there is none."""
-    value: Any = results
-    for part in path.split("/"):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def one_branch(results: Iterable[Result], number: Callable[[Result], float]) -> list[Result]:
-    """The results, as they were written, without what a run had come to before it went on from an earlier checkpoint.
-
-    Args:
-        results: In the order in which they were written.
-        number: The iteration of a result.
-    """
-    kept: list[Result] = []
-    for result in results:
-        while kept and number(kept[-1]) >= number(result):
-            kept.pop()
-        kept.append(result)
-    return kept
 
 
 class Trends:

@@ -163,8 +163,8 @@ class GEPA(ReAct):
             text = (
                 f"no new instructions in iteration {self.iteration + 1}: of {rounds} reflections {lost['cut_off']} were cut "
                 f"off (max_reflection_tokens is {self.max_reflection_tokens}), and {lost['too_long']} did not fit the context "
-                f"({self.reflection_chat.max_context} tokens), {lost['empty']} more said nothing but reasoning, or nothing; raise "
-                "what is too small, or set reflection_endpoint"
+                f"({self.reflection_chat.max_context} tokens), {lost['empty']} more said nothing but reasoning, or nothing; "
+                "raise what is too small, or set reflection_endpoint"
             )
         self.notices.heed("reflections", text)
 

@@ -32,6 +32,7 @@ from rllib_nlac.checkpoints.manifest import (
     write_manifest,
 )
 from rllib_nlac.checkpoints.scratch import LOCK, ScratchFolder, dead, leftovers
+from rllib_nlac.checkpoints.shards import check_shards
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.lora import merged
 from rllib_nlac.learner.adapter import add_adapter
@@ -53,7 +54,6 @@ CONSTRUCTOR = "class_and_ctor_args.pkl"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt", "added_tokens.json")
 WHOLE = (MANIFEST, "rllib_checkpoint.json")  # what the folder of a whole checkpoint has, and its parts have not
 DEPTH = 4  # folders between a whole checkpoint and its deepest part: learner_group/learner/rl_module/default_policy
-UNDIVIDED = {"num_learners": 1}  # what a manifest says of an optimizer that is in one piece, of former versions too
 UNFINISHED = ".unfinished."
 SWAP_S = 5.0  # how long a reader waits for a living process to put a checkpoint where its former one was
 
@@ -258,12 +258,7 @@ def check(verified: VerifiedFolder, facts: Mapping[str, Any]) -> None:
             "folder that `rllib export` makes of the checkpoint"
         )
     _check_lora(name, manifest["lora"], facts["lora"])
-    had, now = ({**UNDIVIDED, **(each if isinstance(each, dict) else {})} for each in (manifest["shards"], facts["shards"]))
-    if any(_kind(key, had[key]) != _kind(key, now[key]) for key in had.keys() & now.keys()):
-        raise CheckpointError(
-            f"{name} holds the optimizer {_division(had)}, and this run has it {_division(now)}: restore it with the former "
-            "settings, or export the model and start from that"
-        )
+    check_shards(name, manifest["shards"], facts["shards"])
 
 
 def check_lora(name: str, manifest: Mapping[str, Any], config: Any) -> None:
@@ -321,18 +316,6 @@ def holder(path: str | os.PathLike) -> Path | None:
     folder = Path(path).absolute()
     near = (folder, *list(folder.parents)[:DEPTH])
     return next((each for each in near if any((each / name).exists() for name in WHOLE)), None)
-
-
-def _kind(key: str, value: Any) -> Any:
-    """ZeRO 1 and 2 divide the same."""
-    return 2 if key == "zero_stage" and value == 1 else value
-
-
-def _division(shards: Mapping[str, Any]) -> str:
-    parts = [f"under ZeRO {shards['zero_stage']}"] if "zero_stage" in shards else []
-    return " ".join(
-        [*parts, f"in {shards['num_learners']} shard(s)", *([f"of {shards['dtype']}"] if "dtype" in shards else [])]
-    )
 
 
 def fingerprint(model: str, chat: Chat) -> dict[str, str]:

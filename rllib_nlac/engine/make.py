@@ -13,13 +13,14 @@ from weakref import WeakValueDictionary
 
 import ray
 
+from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.broadcasts import Broadcasts
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import EndpointEngine
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.places import reserved
 from rllib_nlac.engine.protocol import Engine, LocalEngine, Receives
-from rllib_nlac.engine.remote import EngineActor, RemoteEngines
+from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 
 ENGINES: dict[str, type[LocalEngine]] = {"vllm": VLLMEngine}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +15,7 @@ import torch
 from rllib_nlac.engine.broadcasts import Broadcasts
 from rllib_nlac.engine.buckets import Plan
 from rllib_nlac.engine.channel import ChannelError, Invitation
-from rllib_nlac.engine.protocol import EngineError, LocalEngine, WeightsMissing
+from rllib_nlac.engine.protocol import EngineError, WeightsMissing
 from rllib_nlac.engine.shared import SharedState
 from rllib_nlac.engine.tally import Tokens
 from rllib_nlac.types import Generation, Request, Weights
@@ -51,132 +48,6 @@ class Sent:
 
     state: ray.ObjectRef
     fault: str | None = None
-
-
-class EngineActor:
-    """One engine in a process of its own, answering many callers with continuous batching.
-
-    One thread owns the engine; calls wait for it. Where the engine does not mix weight sets, requests for another set than the
-    policy's wait until the running ones are answered, in the order of their arrival. Each call says which announcements it
-    rests on: an engine that has started again and knows an older one, or none, refuses until it is given the weights.
-    """
-
-    def __init__(self, make: Callable[[], LocalEngine]) -> None:
-        self._engine = make()
-        self._given: dict[Weights, tuple[int, int]] = {}  # of each set the announcement's number and the checksum
-        self._inbox: deque[tuple[str, tuple, Future]] = deque()
-        self._arrived = threading.Condition()
-        self._rested = 0.0  # seconds
-        self._resting_since: float | None = None  # while there is nothing to do
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def generate(self, requests: Sequence[Request], numbers: Mapping[Weights, int]) -> list[Generation]:
-        """Answers each request under the announcement of its weights' number, or a newer one.
-
-        Raises:
-            WeightsMissing: This engine was never given those.
-        """
-        return self._hand_over("generate", (list(requests), numbers))
-
-    def set_weights(self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]) -> tuple[int, int]:
-        """Takes weights, unless it has these or newer ones; returns their checksum and the process id."""
-        return self._hand_over("set_weights", (weights, version, number, state)), os.getpid()
-
-    def receive_weights(
-        self, weights: Weights, version: int, number: int, plan: Plan, invitation: Invitation, first: int
-    ) -> tuple[int, int]:
-        """As ``set_weights``, of weights that the learner broadcasts.
-
-        Raises:
-            ChannelError: They did not come.
-        """
-        return self._hand_over("receive_weights", (weights, version, number, plan, invitation, first)), os.getpid()
-
-    def seconds_rested(self) -> float:
-        """How long it has had nothing to do since it started."""
-        with self._arrived:
-            return self._rested + (0.0 if self._resting_since is None else time.monotonic() - self._resting_since)
-
-    def tokens_so_far(self) -> dict[str, Tokens]:
-        """What it has answered since it started, by role."""
-        return self._engine.tally.so_far()
-
-    def _hand_over(self, call: str, arguments: tuple) -> Any:
-        future: Future = Future()
-        with self._arrived:
-            self._inbox.append((call, arguments, future))
-            self._arrived.notify()
-        return future.result()
-
-    def _take_weights(self, call: str, weights: Weights, version: int, number: int, *how: Any) -> int:
-        if self._given.get(weights, (0, 0))[0] < number:
-            self._given.pop(weights, None)  # should it fail, neither the former nor the new ones are served
-            self._given[weights] = (number, getattr(self._engine, call)(weights, version, *how))
-        return self._given[weights][1]
-
-    def _require(self, numbers: Mapping[Weights, int]) -> None:
-        for weights, number in numbers.items():
-            given = self._given.get(weights, (0, 0))[0]
-            if given < number:
-                raise WeightsMissing(f"this engine has started again without the {weights} weights ({given} of {number})")
-
-    def _work(self) -> None:
-        running: dict[int, tuple[list, dict[int, int], Future]] = {}
-        while True:
-            with self._arrived:
-                if not self._inbox and not running:
-                    self._resting_since = time.monotonic()
-                    while not self._inbox:
-                        self._arrived.wait()
-                    self._rested += time.monotonic() - self._resting_since
-                self._resting_since = None
-                batch = list(self._take(bool(running)))
-            for call, arguments, future in batch:
-                try:
-                    if call != "generate":
-                        future.set_result(self._take_weights(call, *arguments))
-                        continue
-                    requests, numbers = arguments
-                    self._require(numbers)
-                    if not requests or self._stands_alone(call, arguments):
-                        future.set_result(self._engine.generate(requests))
-                        continue
-                    tickets = self._engine.submit(requests)
-                    job = ([None] * len(requests), {ticket: i for i, ticket in enumerate(tickets)}, future)
-                    running.update(dict.fromkeys(tickets, job))
-                except Exception as error:
-                    future.set_exception(error)
-            try:
-                finished = self._engine.poll() if running else []
-            except Exception as error:
-                for future in {id(job[2]): job[2] for job in running.values()}.values():
-                    future.set_exception(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
-                running.clear()
-                self._engine.withdraw()
-                continue
-            for ticket, generation in finished:
-                answers, places, future = running.pop(ticket)
-                answers[places[ticket]] = generation
-                if all(answer is not None for answer in answers):
-                    future.set_result(answers)
-
-    def _take(self, busy: bool) -> Any:
-        """The calls that may start now: beside running requests only those that can share their batch."""
-        while self._inbox:
-            call, arguments, _ = self._inbox[0]
-            stands_alone = self._stands_alone(call, arguments)
-            if stands_alone and busy:
-                return
-            yield self._inbox.popleft()
-            if stands_alone:
-                return
-            busy = True
-
-    def _stands_alone(self, call: str, arguments: tuple) -> bool:
-        """Whether a call must run alone."""
-        if call != "generate" or self._engine.mixes_sets:
-            return call != "generate"
-        return any(request.weights is not Weights.POLICY for request in arguments[0])
 
 
 class RemoteEngines:

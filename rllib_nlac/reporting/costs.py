@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.algorithm.told import figure
 from rllib_nlac.engine.tally import PROMPT_TOKENS, TOKENS
 from rllib_nlac.reporting.results import Run, has_evaluation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.algorithm.told import figure
 from rllib_nlac.reporting.results import Results, Run, lookup
 from rllib_nlac.reporting.svg import Chart, Line
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.algorithm.told import figure
 from rllib_nlac.inputs.foreign import code, fenced, visible
 from rllib_nlac.reporting.advice import Advice, advise
 from rllib_nlac.reporting.costs import roles, stages

@@ -12,7 +12,7 @@ from typing import Any
 
 from rllib_nlac.algorithm.examples import EXAMPLES
 from rllib_nlac.algorithm.notices import NOTICES
-from rllib_nlac.algorithm.trends import figure, one_branch
+from rllib_nlac.algorithm.told import figure, one_branch
 
 Results = Mapping[str, Any]  # of an iteration, nested
 RESULTS = "result.json"  # Tune's, a line an iteration

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.algorithm.told import figure
 from rllib_nlac.reporting.results import Run, lookup
 
 EVALUATED = "evaluation/env_runners"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from rllib_nlac.algorithm.calibration import wilson
-from rllib_nlac.algorithm.trends import figure
+from rllib_nlac.algorithm.told import figure
 from rllib_nlac.reporting.results import Results, Run
 
 EVALUATION = "evaluation/env_runners"

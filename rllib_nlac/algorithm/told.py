@@ -1,0 +1,35 @@
+"""What a run has told of its iterations, as a reader takes it up: a figure by its path, and the results of one branch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+Result = TypeVar("Result", bound=Mapping[str, Any])
+
+
+def figure(results: Mapping[str, Any], path: str) -> float:
+    """A number of nested results by its path, NaN where there is none."""
+    value: Any = results
+    for part in path.split("/"):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def one_branch(results: Iterable[Result], number: Callable[[Result], float]) -> list[Result]:
+    """The results, as they were written, without what a run had come to before it went on from an earlier checkpoint.
+
+    Args:
+        results: In the order in which they were written.
+        number: The iteration of a result.
+    """
+    kept: list[Result] = []
+    for result in results:
+        while kept and number(kept[-1]) >= number(result):
+            kept.pop()
+        kept.append(result)
+    return kept
