@@ -432,7 +432,7 @@ class TestReplay:
 
     @pytest.mark.parametrize("kept", [True, False])
     def test_checkpoints_hold_the_buffer_where_asked_to(self, make, monkeypatch, tmp_path, kept):
-        monkeypatch.setattr("rllib_nlac.algorithm.algorithm.on_every_learner", lambda *_: [])
+        monkeypatch.setattr("rllib_nlac.checkpoints.shards.on_every_learner", lambda *_: [])
         algorithm = make(replay_buffer_config={"in_checkpoints": kept})
         algorithm.learner_group = None
         algorithm.local_replay_buffer = TextReplayBuffer(env="E")
