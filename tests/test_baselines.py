@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 
@@ -16,6 +17,7 @@ from numbered_episodes import episode
 from scripted_engine import ScriptedEngine, dialogue_of
 
 from rllib_nlac import algorithms
+from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.baselines.erl import ERLConfig
 from rllib_nlac.baselines.gepa import GEPAConfig
 from rllib_nlac.baselines.grpo import GRPOConfig, group_advantages
@@ -36,7 +38,7 @@ from rllib_nlac.learner.batch import POLICY, TrainingSequence, into_minibatches,
 from rllib_nlac.learner.losses import clipped_policy_loss
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.types import Critique, Future, Message, Request
+from rllib_nlac.types import Critique, Future, Generation, Message, Request
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
 CONFIGS = {
@@ -392,6 +394,17 @@ class TestReAct:
         answers = self.ask(chat, server.url)
         assert [chat.decode(a.token_ids) for a in answers] == ["Is it big?"] * 2
         assert server.asked[0]["messages"] == [{"role": "user", "content": "Guess my object."}] and server.asked[0]["seed"] == 5
+
+    def test_what_the_local_template_opens_says_nothing_of_an_endpoints_answer(self, chat, serve, monkeypatch):
+        tokenizer = copy.deepcopy(chat.tokenizer)
+        tokenizer.chat_template = tokenizer.chat_template.rstrip() + "<think>\n"
+        thinking = Chat(tokenizer, chat.max_context)
+        monkeypatch.setattr(LanguageConfig, "make_chat", lambda self: thinking)
+        for endpoint, said in (({}, "<think>Is it big?"), ({"base_url": serve().url, "model": "m"}, "Is it big?")):
+            books = ReActConfig().training(endpoint=endpoint).make_chat()
+            ids = books.prompt_ids((Message("user", "Guess my object."),))
+            assert books.tokenizer.decode(ids).endswith("<think>")
+            assert books.said(Generation(ids, books.encode("Is it big?"), np.empty(0), True, 0)) == said
 
     def test_what_may_be_retried_is_retried(self, chat, serve):
         server = serve(429, 500)

@@ -30,8 +30,9 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.algorithm.metrics import log_collection, stage
 from rllib_nlac.algorithm.spending import Spending
-from rllib_nlac.baselines.react import ENDPOINT_CONTEXT, ENDPOINT_RANGES, ReAct, ReActConfig
-from rllib_nlac.engine.chat import Chat, Prompt, Wanted
+from rllib_nlac.baselines.react import ENDPOINT_RANGES, ReAct, ReActConfig
+from rllib_nlac.engine.chat import Prompt, Wanted
+from rllib_nlac.engine.endpoint_engine import EndpointChat
 from rllib_nlac.engine.make import make_engine
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.parsing import without_thinking
@@ -119,7 +120,7 @@ class GEPA(ReAct):
         self.instructions = self.config.instructions
         self.reflector, self.reflection_chat = self.engine, self.chat
         if endpoint := self.config.reflection_endpoint:
-            self.reflection_chat = Chat(self.chat.tokenizer, ENDPOINT_CONTEXT)
+            self.reflection_chat = EndpointChat(self.chat)
             self.reflector = make_engine(replace(self.config.engine_spec, endpoint=endpoint), self.reflection_chat)
             self.spending = Spending(self.engine, self.reflector)
 
@@ -200,9 +201,7 @@ class GEPA(ReAct):
         if not answer.finished or len(answer.token_ids) > limit:  # an endpoint counts tokens of its own
             self.lost_reflections["cut_off"] += 1
             return None
-        # What a prompt of the own template opens says nothing of another model behind an endpoint.
-        text = self.chat.decode(answer.token_ids) if self.config.reflection_endpoint else self.chat.said(answer)
-        reflection = readable(without_thinking(text))[0]
+        reflection = readable(without_thinking(self.reflection_chat.said(answer)))[0]
         if not reflection:
             self.lost_reflections["empty"] += 1
         return reflection or None

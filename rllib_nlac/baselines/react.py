@@ -22,11 +22,10 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig, Manners
 from rllib_nlac.engine.chat import Chat
-from rllib_nlac.engine.endpoint_engine import ENDPOINT_KEYS
+from rllib_nlac.engine.endpoint_engine import ENDPOINT_KEYS, EndpointChat
 from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.names import unknown_key
 
-ENDPOINT_CONTEXT = 1_000_000  # the endpoint minds its own limit
 ENDPOINT_RANGES = {"max_concurrency": ranges.COUNT, "max_retries": ranges.WHOLE_NOT_NEGATIVE, "timeout_s": ranges.POSITIVE}
 
 
@@ -73,7 +72,7 @@ class ReActConfig(LanguageAlgorithmConfig):
     def make_chat(self) -> Chat:
         """With an endpoint the tokenizer of ``language_model`` only keeps the books, and its context limits nothing."""
         chat = super().make_chat()
-        return Chat(chat.tokenizer, self.max_context or ENDPOINT_CONTEXT) if self.endpoint else chat
+        return EndpointChat(chat, self.max_context) if self.endpoint else chat
 
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type:

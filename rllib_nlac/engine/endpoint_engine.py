@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ray.rllib.utils.annotations import override
 
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.protocol import EngineError
@@ -17,6 +18,24 @@ from rllib_nlac.inputs.texts import readable
 from rllib_nlac.types import Generation, Request, Weights
 
 ENDPOINT_KEYS = ("base_url", "model", "api_key_env", "max_concurrency", "max_retries", "timeout_s")
+ENDPOINT_CONTEXT = 1_000_000
+
+
+class EndpointChat(Chat):
+    """Keeps the books of a dialogue with an endpoint, whose own template nobody here knows.
+
+    Args:
+        own: The chat of the local model, whose tokenizer counts.
+        max_context: The most tokens of prompt and answer together; where None, the endpoint minds its own limit.
+    """
+
+    def __init__(self, own: Chat, max_context: int | None = None) -> None:
+        super().__init__(own.tokenizer, max_context or ENDPOINT_CONTEXT)
+
+    @override(Chat)
+    def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """Never: what the local template opens was not sent, and says nothing of the answer."""
+        return False
 
 
 class EndpointEngine:
