@@ -100,6 +100,10 @@ class PermutedFutures(Ablation):
     """The critique rests on another transition's futures."""
 
     variant = Permuted()
+    unrefined_because = (
+        "this algorithm exchanges futures within a batch, and of turns that are played it depends on the runners which are "
+        "asked about together"
+    )
 
 
 class Hindsight(Ablation):

@@ -186,6 +186,8 @@ class NLACConfig(ReplayConfig, RecordedConfig):
             "evaluate_refined",
             "needs predictions, and this algorithm reads what really came, which nobody knows while a game is played",
         )
+        reason = "" if self.algo_class is None else self.algo_class.unrefined_because
+        self._check(not reason or not self.evaluate_refined, "evaluate_refined", f"must be False: {reason}")
         asked = self.examination
         self._check(
             predicts or not (asked.states or asked.fixed_states),
@@ -199,6 +201,7 @@ class NLAC(RecordedAlgorithm):
 
     stages_class: type[LanguageStages] = LanguageStages
     variant: Variant = NLAC_AS_IT_IS  # what an ablation does otherwise
+    unrefined_because = ""  # why no turn can be refined before it is played; empty where it can
     ahead: WavesAhead | None = None  # with stage_staleness
 
     @classmethod

@@ -14,8 +14,10 @@ import pytest
 import ray
 import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from scripted_engine import ScriptedEngine
 
+from rllib_nlac.ablations import PermutedFutures
 from rllib_nlac.baselines import stock_runner
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
@@ -85,6 +87,26 @@ def test_subgoals_are_shares_of_episodes(make):
     lengths = [len(episode) for episode in runner.sample(num_episodes=20)]
     reached = float(runner.get_metrics()["subgoals"]["two"])
     assert reached == pytest.approx(sum(length >= 2 for length in lengths) / 20)
+
+
+def test_means_of_unequal_shares_are_over_their_episodes(make):
+    """Fails where they are RLlib's: means of the runners' means, by which an episode of a small share counts for more."""
+    runner, root = make(), MetricsLogger(root=True)
+    lengths: list[int] = []
+    for shares in ((1, 20), (2,)):
+        results = []
+        for share in shares:
+            lengths += [len(episode) for episode in runner.sample(num_episodes=share)]
+            results.append(pickle.loads(pickle.dumps(runner.get_metrics())))  # as of another process
+        root.aggregate(results, key="env_runners")
+        state, root = root.get_state(), MetricsLogger(root=True)
+        root.set_state(state)  # as after a restore
+    found = root.compile()["env_runners"]
+    assert found["episode_len_mean"] == pytest.approx(np.mean(lengths))
+    assert found["episode_return_mean"] == pytest.approx(0.5 * np.mean(lengths))
+    assert found["success_rate"] == pytest.approx(np.mean([length % 2 == 0 for length in lengths]))
+    assert found["subgoals"]["two"] == pytest.approx(np.mean([length >= 2 for length in lengths]))
+    assert math.isnan(root.compile()["env_runners"]["success_rate"])  # of the next iteration nothing is known
 
 
 def test_branches_count_as_steps_and_not_as_the_policys_success(make):
@@ -362,6 +384,14 @@ def test_a_policy_without_a_critic_in_words_cannot_be_refined(chat):
     runner = TextEnvRunner(config=config, worker_index=0, env_creator=lambda context: Countdown())
     runner.attach(ScriptedEngine(chat, lambda *_: "ok"))
     with pytest.raises(ValueError, match="GRPOConfig has no critic in words, so its policy cannot be refined"):
+        runner.sample_tasks([0], refined=True)
+
+
+def test_futures_that_are_exchanged_within_a_batch_refine_no_turn_that_is_played(chat):
+    config = PermutedFutures.get_default_config().environment("TwentyQuestions").language(language_model="tiny")
+    runner = TextEnvRunner(config=config, worker_index=0, env_creator=lambda context: Countdown())
+    runner.attach(ScriptedEngine(chat, lambda *_: "ok"))
+    with pytest.raises(ValueError, match="cannot be refined before it is played: this algorithm exchanges futures"):
         runner.sample_tasks([0], refined=True)
 
 

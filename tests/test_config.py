@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig
-from rllib_nlac.ablations import FreshActions, Hindsight
+from rllib_nlac.ablations import FreshActions, Hindsight, PermutedFutures
 from rllib_nlac.algorithm.language_config import Manners
 from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
@@ -145,6 +145,25 @@ def test_hindsight_reads_whole_episodes_and_cannot_refine_at_play():
         with pytest.raises(ValueError, match=r"evaluation_critic is .* and asks for predictions, and this algorithm reads"):
             config.validate()
     NLACConfig().environment("TwentyQuestions").evaluation(evaluate_refined=True).validate()
+
+
+def test_futures_that_are_exchanged_cannot_refine_at_play():
+    """Whose futures a turn got would depend on which turns the runners ask about together, and alone it would get its own."""
+    config = PermutedFutures.get_default_config().environment("TwentyQuestions")
+    config.validate()
+    with pytest.raises(ValueError, match="evaluate_refined is True and must be False: this algorithm exchanges futures"):
+        config.evaluation(evaluate_refined=True).validate()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("evaluate_refined", True), ("evaluation_critic", {"states": 8}), ("evaluation_duration", 64)]
+)
+def test_what_is_said_of_evaluations_is_not_said_within_evaluation_config(key, value):
+    """Fails where it passes, and is ignored."""
+    config = NLACConfig().environment("TwentyQuestions").evaluation(**{key: value})
+    config.evaluation(evaluation_config={"action_temperature": 0.5, "evaluation_repeats": {"tasks": 4}}).validate()
+    with pytest.raises(ValueError, match=f"evaluation_config has '{key}', which has no effect there: set it beside"):
+        config.evaluation(evaluation_config={key: value}).validate()
 
 
 def test_what_a_configuration_leaves_open_its_model_brings():

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from chat_server import ChatServer
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from scripted_engine import CutOff, ScriptedEngine, last_message
 
 from rllib_nlac.algorithm.notices import Notices
@@ -153,6 +154,16 @@ class TestSearch:
         assert sum(played) == pickle.loads(a.search.state)["total_num_evals"]
         rounds = 2 * 2 + 20  # the most that one takes
         assert 60 <= sum(played) < 60 + rounds
+
+    def test_means_are_over_the_episodes_of_an_iteration(self, algorithm):
+        """Fails where a round's task, played by itself, counts as much as all of validation."""
+        a = algorithm(instructions="red is plum", episodes_per_iteration=24)
+        a.metrics = MetricsLogger(root=True)
+        train(a, 1)
+        found = a.metrics.compile()["env_runners"]
+        returns = [episode.get_return() for episode in a.played]
+        assert found["num_episodes"] == len(returns) and 0 < np.mean(returns) < 1
+        assert found["success_rate"] == pytest.approx(np.mean(returns)) == found["episode_return_mean"]
 
     def test_rounds_play_new_tasks_and_candidates_the_same_ones(self, algorithm):
         """And validation tasks are no tasks of a round."""

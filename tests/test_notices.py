@@ -13,8 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
+from rllib_nlac.algorithm.trends import Trends
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
@@ -26,6 +29,7 @@ from rllib_nlac.reporting.advice import advise
 from rllib_nlac.reporting.report import markdown
 from rllib_nlac.reporting.results import Run
 from rllib_nlac.sampling.collector import CollectionError
+from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
 TRIAL = SimpleNamespace(trial_id="abc_00000")
 
@@ -126,6 +130,54 @@ class TestStart:
         for found in ({}, {"env_runner_group": SimpleNamespace(), "spaces": {}}):
             with pytest.raises(IndexError, match="list index"):
                 self.started(monkeypatch, **found)
+
+
+class TestIterations:
+    """RLlib's own logger repeats what was ever logged, with NaN for what was not logged since."""
+
+    def stepped(self, monkeypatch, *iterations, kind=Watched) -> list[dict]:
+        root, todo = MetricsLogger(root=True), iter(iterations)
+        a = kind.__new__(kind)
+        a.notices, a.evaluation_seconds, a.config, a._iteration = Notices(), {}, RFTConfig(), 0
+        a.trends, a.spending = Trends(a.notices.heed), SimpleNamespace(since_last=dict)
+
+        def step(self) -> dict:
+            next(todo)(root)
+            return root.compile()
+
+        monkeypatch.setattr(Algorithm, "step", step)
+        return [a.step() for _ in iterations]
+
+    def played(self, root: MetricsLogger, turns: list[str], steps: int = 4) -> None:
+        runners = []
+        for turn in turns:
+            runner = MetricsLogger(root=False)
+            for name, value in (("action_parse_failures", steps), ("num_env_steps_sampled", steps)):
+                runner.log_value(name, value, reduce="sum")
+            runner.log_value(UNPARSED_TURNS, turn, reduce="item_series")
+            runners.append(runner.reduce())
+        root.aggregate(runners, key="env_runners")
+
+    @pytest.mark.parametrize("turns", [["the whole turn"], ["the whole turn", "another"]])
+    def test_of_turns_that_do_not_parse_a_whole_one_is_shown(self, monkeypatch, turns):
+        """Fails where the only one is taken for a list of letters."""
+        (result,) = self.stepped(monkeypatch, lambda root: self.played(root, turns))
+        assert "(100%) do not parse. One of them: 'the whole turn'. What to do" in result[NOTICES]
+
+    def test_an_iteration_without_episodes_is_one_without_turns(self, monkeypatch):
+        first, second = self.stepped(monkeypatch, lambda root: self.played(root, ["x"]), lambda root: None)
+        assert math.isnan(second["env_runners"]["action_parse_failures"])  # what RLlib makes of it
+        assert NOTICES in first and NOTICES not in second
+
+    def test_parts_that_did_not_run_have_no_seconds_and_leave_no_share_open(self, monkeypatch):
+        def log(**seconds: float):
+            return lambda root: [root.log_value(("seconds", name), took, reduce="sum") for name, took in seconds.items()]
+
+        iterations = log(play=1.0, base_answers=2.0, record=1.0, evaluation=3.0), log(play=1.0)
+        first, second = self.stepped(monkeypatch, *iterations, kind=LanguageAlgorithm)
+        assert first["seconds"] == {"play": 1.0, "base_answers": 2.0, "record": 1.0, "evaluation": 3.0}
+        assert second["seconds"] == {"play": 1.0}
+        assert second["idle"].keys() == {"engine", "learner"} and not any(map(math.isnan, second["idle"].values()))
 
 
 class TestReport:

@@ -472,6 +472,22 @@ class TestExamples:
         assert {kind: each["iteration"] for kind, each in found.items()} == {"success": 1, "failure": 2}
         assert found["success"]["predicted_success"] == 1 and "state 0" in found["success"]["parts"]["State"]
 
+    def test_a_run_that_goes_on_keeps_what_it_had(self, tmp_path):
+        """Fails where the first batch after a resume is all that is left."""
+        for iteration, one in ((1, refinement(0, True, (True,))), (2, refinement(1, False, (False,)))):
+            Examples(tmp_path).keep(iteration, [BellmanTarget(one.transition, None, None, None, None)], [one])
+        assert {each["kind"]: each["iteration"] for each in read_examples(tmp_path)} == {"success": 1, "failure": 2}
+
+    @pytest.mark.parametrize(
+        "left",
+        [b"", b'[{"kind": "succ', b"\xff\xfe", b"[" * 200_000, b'{"kind": "success"}', b'[1, {"kind": []}, {"kind": "x"}]'],
+    )
+    def test_what_others_made_of_the_file_is_replaced(self, tmp_path, left):
+        (tmp_path / EXAMPLES).write_bytes(left)
+        one = refinement(0, False, (False,))
+        Examples(tmp_path).keep(3, [BellmanTarget(one.transition, None, None, None, None)], [one])
+        assert [each["kind"] for each in read_examples(tmp_path)] == ["failure"]
+
     def test_long_and_broken_texts_are_kept_in_part(self, tmp_path):
         one = refinement(0, True, (True,))
         long = replace(one.transition, state=(Message("user", "a" * 100_000 + "end"),), action="b\ud800" * 9000)

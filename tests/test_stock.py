@@ -8,6 +8,7 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,11 +19,15 @@ from ray.rllib.algorithms.appo import APPO
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
+from rllib_nlac.algorithm.watch import Watched
+from rllib_nlac.baselines import stock
 from rllib_nlac.baselines.stock import LEAP, NEXT_EPISODES, TextAPPO, TextAPPOConfig, TextPPO, TextPPOConfig
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import PAD, TextToTokens, TokenSequence, TokenValueModule
 from rllib_nlac.checkpoints.checkpoint import read_manifest
+from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.types import Message
@@ -100,6 +105,42 @@ class TestUnchanged:
             "NumpyToTensor",
             "GeneralAdvantageEstimation",
         ]
+
+
+class TestBrokenLosses:
+    """Of iterations by their losses, None where no update came back: RLlib's logger then repeats the loss as NaN."""
+
+    def run(self, monkeypatch, *losses: float | None) -> int:
+        """How many iterations passed."""
+        root, todo, passed = MetricsLogger(root=True), iter(losses), 0
+
+        def step(self) -> dict:
+            if (loss := next(todo)) is not None:
+                learner = MetricsLogger(root=False)
+                learner.log_value(("default_policy", "total_loss"), loss, window=1)
+                learner.log_value(("default_policy", "num_module_steps_trained"), 64, reduce="sum")
+                root.aggregate([learner.reduce()], key="learners")
+            return root.compile()
+
+        monkeypatch.setattr(Watched, "step", step)
+        monkeypatch.setattr(stock, "on_every_learner", lambda group, function: [None])  # all weights are finite
+        algorithm = TextAPPO.__new__(TextAPPO)
+        algorithm._broken_losses, algorithm.learner_group = 0, None
+        algorithm.last_checkpoint, algorithm.config = None, SimpleNamespace(lr=1e-3, grad_clip=1.0)
+        for _ in losses:
+            algorithm.step()
+            passed += 1
+        return passed
+
+    def test_iterations_without_an_update_have_no_loss_that_could_be_broken(self, monkeypatch):
+        """Fails where a sample is smaller than a batch, and the learner waits for the next ones."""
+        assert self.run(monkeypatch, None, 0.5, None, None, None, None) == 6
+        assert self.run(monkeypatch, math.nan, None, None, 0.5, math.nan, math.nan, None, 0.5) == 8
+
+    @pytest.mark.parametrize("losses", [(math.nan,) * 3, (0.5, math.inf, None, math.nan, None, None, math.nan)])
+    def test_three_updates_in_a_row_without_a_finite_one_end_the_run(self, monkeypatch, losses):
+        with pytest.raises(NotFiniteError, match="the loss was not finite in 3 iterations in a row"):
+            self.run(monkeypatch, *losses)
 
 
 class TestTokenSequence:
@@ -208,6 +249,7 @@ class TestRuns:
         assert any(not torch.equal(before[name], after[name]) for name in before)
         learned = result["learners"]["default_policy"]
         assert all(math.isfinite(learned[key]) for key in ("policy_loss", "vf_loss", "entropy", "mean_kl_loss"))
+        assert learned["num_module_steps_trained"] > 0 and math.isfinite(learned["total_loss"])  # what a broken one is known by
         assert result["env_runners"]["num_episodes_lifetime"] > 8
         # The next episodes are played with the new weights.
         ppo.train()
@@ -229,6 +271,7 @@ class TestRuns:
             results = [algorithm.train() for _ in range(3)]
             learned = results[-1]["learners"]["default_policy"]
             assert math.isfinite(learned["policy_loss"]) and math.isfinite(learned["vf_loss"])
+            assert learned["num_module_steps_trained"] > 0 and math.isfinite(learned["total_loss"])
             assert results[-1]["env_runners"]["num_episodes_lifetime"] > 30
             assert isinstance(module, TokenValueModule)
             assert any(not torch.equal(old, new) for old, new in zip(before, module.target_model.parameters(), strict=True))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numbered_episodes import episode as numbered_episode
 from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
@@ -404,7 +405,7 @@ class TestReplay:
         monkeypatch.setattr(LanguageAlgorithm, "setup", lambda self, config: None)
         algorithm, added = make(prompts="compact"), []
         algorithm.chat = "chat"
-        algorithm.local_replay_buffer = SimpleNamespace(add=added.append, num_evicted=0)
+        algorithm.local_replay_buffer = SimpleNamespace(add=added.append, num_evicted=0, num_added=0)
         data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
         algorithm.offline_data = data if logged else None
         ReplayAlgorithm.setup(algorithm, {})
@@ -439,9 +440,23 @@ class TestReplay:
         algorithm.save_parts(tmp_path)
         assert (tmp_path / REPLAY_BUFFER).is_dir() is kept
         loaded: list = []
-        algorithm.local_replay_buffer = SimpleNamespace(load=lambda *a: loaded.append(a))
+        algorithm.local_replay_buffer = SimpleNamespace(load=lambda *a: loaded.append(a), num_added=0)
         algorithm.load_parts(SimpleNamespace(folder=tmp_path, open=open))
         assert loaded == ([(tmp_path / REPLAY_BUFFER, open)] if kept else [])
+
+    def test_what_was_played_after_a_checkpoint_without_buffer_is_played_again(self, make, monkeypatch, tmp_path):
+        """The runners' counters go back, and so the same episodes come again; logged ones are kept."""
+        monkeypatch.setattr("rllib_nlac.algorithm.algorithm.load_shards", lambda *_: None)
+        algorithm = make(replay_buffer_config={"in_checkpoints": False})
+        algorithm.chat = algorithm.learner_group = None
+        logged, played = numbered_episode(0), numbered_episode(1)
+        algorithm.offline_data = SimpleNamespace(episodes=lambda chat, prompts: [logged])
+        algorithm.local_replay_buffer = algorithm._create_local_replay_buffer_if_necessary(algorithm.config)
+        algorithm._keep_logs()
+        algorithm.local_replay_buffer.add([played])
+        algorithm.load_parts(SimpleNamespace(folder=tmp_path, open=open))
+        algorithm.local_replay_buffer.add([played])
+        assert [e.id_ for e in algorithm.local_replay_buffer.episodes] == [logged.id_, played.id_]
 
 
 def test_a_restored_run_goes_on_with_the_stages_random_state(make):

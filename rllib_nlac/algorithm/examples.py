@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rllib_nlac.inputs import plain_json
 from rllib_nlac.language.prediction import predicted_success
 from rllib_nlac.types import BellmanTarget, Refinement
 
@@ -16,7 +17,7 @@ KINDS = ("success", "failure", "surprise")
 
 
 class Examples:
-    """Keeps the latest of each kind in one small file.
+    """Keeps the latest of each kind in one small file, also of what the run did before it was resumed.
 
     Args:
         folder: The trial's.
@@ -24,7 +25,7 @@ class Examples:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: dict[str, dict[str, Any]] = {}
+        self._kept = _read(folder / EXAMPLES)
 
     def keep(self, iteration: int, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> None:
         """Takes those of a batch; a kind that it lacks stays as it was.
@@ -39,6 +40,16 @@ class Examples:
             beside = file.with_suffix(".part")
             beside.write_text(json.dumps([self._kept[kind] for kind in KINDS if kind in self._kept]), encoding="utf-8")
             beside.replace(file)
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    """What is kept there, by its kind; of a file that is missing or damaged nothing."""
+    try:
+        found = plain_json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    rows = found if isinstance(found, list) else []
+    return {row["kind"]: row for row in rows if isinstance(row, dict) and row.get("kind") in KINDS}
 
 
 def chosen(refinements: Sequence[Refinement]) -> dict[str, int]:

@@ -370,6 +370,9 @@ class LanguageConfig(AlgorithmConfig):
                 "evaluation_duration",
                 "must be a number of episodes (evaluation_duration_unit: episodes)",
             )
+        for key in self.evaluation_config if isinstance(self.evaluation_config, Mapping) else ():
+            if key.startswith("evaluat") and key != "evaluation_repeats":
+                raise ValueError(f"config.evaluation_config has {key!r}, which has no effect there: set it beside that mapping")
         self._check(
             self.explore is not False,
             "explore",

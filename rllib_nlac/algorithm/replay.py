@@ -166,6 +166,9 @@ class ReplayConfig(LanguageAlgorithmConfig):
 class ReplayAlgorithm(LanguageAlgorithm):
     """Off-policy: keeps text episodes in a prioritised buffer and draws transitions."""
 
+    local_replay_buffer: TextReplayBuffer
+    num_logged = 0  # episodes of logged dialogues
+
     @override(Algorithm)
     def _create_local_replay_buffer_if_necessary(self, config: Any) -> TextReplayBuffer:
         """Ours, where RLlib would look for a buffer class in ``replay_buffer_config``."""
@@ -182,9 +185,14 @@ class ReplayAlgorithm(LanguageAlgorithm):
     @override(LanguageAlgorithm)
     def setup(self, config: Any) -> None:
         super().setup(config)
+        self._keep_logs()
+
+    def _keep_logs(self) -> None:
+        """Puts logged dialogues into the empty buffer, where there are any."""
         if self.offline_data is not None:
             prompts = self.config.prompts_for(self.config.played_env)
             self.local_replay_buffer.add(self.offline_data.episodes(self.chat, prompts))
+            self.num_logged = self.local_replay_buffer.num_added
             if gone := self.local_replay_buffer.num_evicted:
                 settings, kept = self.config.replay_settings, self.local_replay_buffer.get_num_episodes()
                 raise ValueError(
@@ -246,3 +254,6 @@ class ReplayAlgorithm(LanguageAlgorithm):
         super().load_parts(verified)
         if (folder := verified.folder / REPLAY_BUFFER).is_dir():
             self.local_replay_buffer.load(folder, verified.open)
+        elif self.local_replay_buffer.num_added > self.num_logged:  # what was played since is to be played again
+            self.local_replay_buffer = type(self)._create_local_replay_buffer_if_necessary(self, self.config)
+            self._keep_logs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.algorithm.metrics import SECONDS
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
+from rllib_nlac.algorithm.told import figure
 from rllib_nlac.algorithm.trends import Trends
 from rllib_nlac.engine.chat import TOO_LONG
 from rllib_nlac.language.report import StageReport
@@ -70,9 +72,10 @@ class Watched(Algorithm):
         activity.turn_to("training", iteration=self.iteration + 1)
         self.evaluation_seconds.clear()
         results = super().step()
-        if self.evaluation_seconds:
-            # RLlib evaluates after it has gathered an iteration's metrics: what is logged then is the next one's.
-            results[SECONDS] = {**results.get(SECONDS, {}), **self.evaluation_seconds}
+        # RLlib evaluates after it has gathered an iteration's metrics: what is logged then is the next one's.
+        if seconds := {**results.get(SECONDS, {}), **self.evaluation_seconds}:
+            # It repeats what was ever logged, with NaN for what was not logged in this iteration.
+            results[SECONDS] = {part: took for part, took in seconds.items() if not math.isnan(took)}
         runners = results.get(ENV_RUNNER_RESULTS) or {}
         self._heed_turns(runners, runners.pop(UNPARSED_TURNS, []))
         self.trends.heed_iteration(results)
@@ -80,10 +83,11 @@ class Watched(Algorithm):
             results[NOTICES] = "\n".join(new)  # a list would be taken for a histogram
         return results
 
-    def _heed_turns(self, runners: dict[str, Any], examples: list[str]) -> None:
+    def _heed_turns(self, runners: dict[str, Any], examples: str | list[str]) -> None:
         names = ("action_parse_failures", NUM_ENV_STEPS_SAMPLED, "action_parse_failures_cut_off")
-        failed, steps, cut_off = (int(runners.get(name) or 0) for name in names)
-        example = next(iter(examples), "")
+        counts = (figure(runners, name) for name in names)
+        failed, steps, cut_off = (0 if math.isnan(count) else int(count) for count in counts)
+        example = examples if isinstance(examples, str) else next(iter(examples), "")  # RLlib unpacks a list of one
         self.heed_parsing("the policy's turns", failed, steps, cut_off, example, "max_action_tokens")
 
     def heed_stages(self, report: StageReport) -> None:

@@ -85,8 +85,8 @@ class BestOfStages(LanguageStages):
             about=(),
         )
         refinements = [
-            choose(t, actions[i * n : (i + 1) * n], seen[i * n : (i + 1) * n], critiques[i * n : (i + 1) * n])
-            for i, t in enumerate(transitions)
+            choose(t, actions[part], seen[part], critiques[part], settings.action_format)
+            for t, part in zip(transitions, (slice(i, i + n) for i in range(0, len(items), n)), strict=True)
         ]
         report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
         return refinements
@@ -121,6 +121,7 @@ def choose(
     actions: Sequence[Answer | None],
     futures: Sequence[tuple[Future, ...]],
     critiques: Sequence[Critique | None],
+    action_format: str = "plain",
 ) -> Refinement:
     """The candidate of the highest value; nothing is learned where all are worth the same."""
     judged = [i for i, (a, c) in enumerate(zip(actions, critiques, strict=True)) if a is not None and c is not None]
@@ -132,7 +133,7 @@ def choose(
     answer = actions[best]
     assert answer is not None
     generation, action = answer
-    kept = action.strip() == transition.action.strip()
+    kept = refine.is_same_action(action, transition.action, action_format)
     if min(values.values()) == max(values.values()):
         return Refinement(transition, futures[best], critiques[best], action, None, kept, "not_refined")
     return Refinement(transition, futures[best], critiques[best], action, generation, kept, "kept" if kept else "refined")

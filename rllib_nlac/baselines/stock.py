@@ -6,11 +6,11 @@ classes for ``run: PPO`` and ``run: APPO`` wherever the environment is text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPO, APPOConfig
@@ -19,10 +19,11 @@ from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import LEARNER_RESULTS
+from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_MODULE_STEPS_TRAINED
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
+from rllib_nlac.algorithm.told import figure
 from rllib_nlac.algorithm.transfer import AUTO
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
@@ -183,19 +184,20 @@ class StockOnText(Watched, CheckedCheckpoints):
 
     @override(Algorithm)
     def step(self) -> dict[str, Any]:
-        """RLlib's iteration.
+        """RLlib's iteration. One without an update says nothing of the loss.
 
         Raises:
             NotFiniteError: A loss was not finite and neither are the weights, or it was the third such iteration in a row.
         """
         results = super().step()
-        loss = (results.get(LEARNER_RESULTS, {}).get(DEFAULT_MODULE_ID) or {}).get("total_loss")
-        if loss is None:
-            return results  # of an asynchronous algorithm, whose learner is still at work
-        self._broken_losses = 0 if np.isfinite(loss) else self._broken_losses + 1
+        learned = f"{LEARNER_RESULTS}/{DEFAULT_MODULE_ID}"
+        if not figure(results, f"{learned}/{NUM_MODULE_STEPS_TRAINED}") > 0:
+            return results  # no update came back: an asynchronous algorithm's learner is still at work, or lacks data
+        loss = figure(results, f"{learned}/total_loss")
+        self._broken_losses = 0 if math.isfinite(loss) else self._broken_losses + 1
         found = on_every_learner(self.learner_group, _broken_weights) if self._broken_losses else []
         if broken := next(filter(None, found), None):
-            raise NotFiniteError(f"the loss is {float(loss)}, and {broken}. {self.way_back()}")
+            raise NotFiniteError(f"the loss is {loss}, and {broken}. {self.way_back()}")
         if self._broken_losses >= MAX_IN_A_ROW:
             raise NotFiniteError(f"the loss was not finite in {self._broken_losses} iterations in a row. {self.way_back()}")
         return results

@@ -210,6 +210,11 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         """Episodes that were added and are gone: the number of the oldest that is kept."""
         return self._num_episodes_evicted
 
+    @property
+    def num_added(self) -> int:
+        """Episodes that were added, gone or not."""
+        return self._num_episodes_evicted + len(self.episodes)
+
     def places(self) -> list[tuple[tuple[int, int], float]]:
         """The episode's number and the step of everything kept, each with its priority before the exponent."""
         power = 1 / self.alpha if self.alpha else 0.0

@@ -39,6 +39,7 @@ from rllib_nlac.envs.spaces import check_text_env
 from rllib_nlac.episode import TASK, episode_success, generations_of, task_seed_of
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.sampling.env_watch import watched
+from rllib_nlac.sampling.means import hand_on_whole_means
 from rllib_nlac.sampling.player import TextPlayer
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.rollout import Rollout
@@ -68,6 +69,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
+        hand_on_whole_means(self.metrics)
         self._seed: int | None
         self.num_env_steps_sampled_lifetime: int
         self.worker_index: int = kwargs.get("worker_index") or 0
@@ -275,6 +277,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _refining(self, engine: Engine) -> RefiningPolicy:
         if not self.config.criticises_in_words:
             raise ValueError(f"{type(self.config).__name__} has no critic in words, so its policy cannot be refined")
+        if reason := getattr(self.config.algo_class, "unrefined_because", ""):
+            raise ValueError(f"a turn cannot be refined before it is played: {reason}")
         variant = getattr(self.config.algo_class, "variant", NLAC_AS_IT_IS)
         return RefiningPolicy(engine, self.chat, functools.cache(self.config.prompts_for), self.config.stage_settings, variant)
 

@@ -19,6 +19,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.actor_manager import CallResult, FaultTolerantActorManager
 from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 from ray.train._internal import backend_executor
 from ray.train._internal.storage import StorageContext
@@ -31,6 +32,7 @@ from rllib_nlac import NLACConfig
 from rllib_nlac.checkpoints import checked as checkpointing
 from rllib_nlac.checkpoints.storage import TUNES_LOGGERS
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.sampling.means import WholeMean, hand_on_whole_means
 
 
 def episode(length: int = 3) -> SingleAgentEpisode:
@@ -161,6 +163,18 @@ class TestAlgorithm:
 
     def test_the_replay_buffer_is_made_by_a_hook(self):
         assert "self._create_local_replay_buffer_if_necessary(" in inspect.getsource(Algorithm.setup)
+
+    def test_means_are_made_by_the_class_that_a_logger_looks_up_and_hand_on_what_they_hold(self):
+        """``sampling/means.py``; RLlib's own would give (1 + 4) / 2 here."""
+        loggers = [MetricsLogger(root=root) for root in (False, False, True)]
+        *runners, whole = loggers
+        for runner, values in zip(runners, ([1.0], [4.0, 4.0, 4.0]), strict=True):
+            hand_on_whole_means(runner)
+            for value in values:
+                runner.log_value("x", value, reduce="mean")
+        whole.aggregate([runner.reduce() for runner in runners])
+        assert whole.peek("x") == 3.25
+        assert runners[0].stats["x"].values == [] and isinstance(runners[0].stats["x"], WholeMean)
 
     def test_runners_are_given_the_env_creator(self):
         assert "env_creator=env_creator" in inspect.getsource(EnvRunnerGroup._make_worker)
