@@ -15,6 +15,10 @@ class CutOff(str):
     """An answer that parses and that its limit cut off all the same."""
 
 
+class Raw(str):
+    """An answer whose control tokens are sampled as such, where others are text."""
+
+
 class ScriptedEngine:
     """``answer(prompt_text, weights)`` says what is generated; None stands for noise cut off by its limit."""
 
@@ -59,6 +63,8 @@ class ScriptedEngine:
         self.requests.append((weights, request))
         answer = self.answer(self.text(request), weights)
         ids = self.chat.encode(answer) if answer is not None else (5, 6, 7)
+        if isinstance(answer, Raw):
+            ids = (*self.chat.tokenizer.encode(answer, add_special_tokens=False), self.chat.end_id)
         finished = answer is not None and not isinstance(answer, CutOff)
         ids = ids[:-1] if isinstance(answer, CutOff) else ids
         return Generation(

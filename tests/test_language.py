@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -188,7 +190,18 @@ class TestBadPromptSets:
         ("- Future: x. success", Future("x. success", True)),
         ("> __Future__ : FAILURE", Future("FAILURE", False)),
         ("## future:\ntwo\nlines SUCCESS", Future("two\nlines SUCCESS", True)),
-        ("I see a SUCCESS.\nFuture: y FAILURE\nFuture: z SUCCESS", Future("y FAILURE\nFuture: z SUCCESS", True)),
+        ("I see a SUCCESS.\nFuture: y FAILURE", Future("y FAILURE", False)),
+        ("Future: x. Outcome: **Success**", Future("x. Outcome: **Success**", True)),
+        ('Future: it ends. "__FAILURE__."', Future('it ends. "__FAILURE__."', False)),
+        ("Future: success", Future("success", True)),
+        ("Future: y FAILURE\nFuture: z SUCCESS", None),
+        ("Future: <what happens> SUCCESS\nor\nFuture: <what happens> FAILURE", None),
+        ("Future: <what happens> SUCCESS", None),
+        ("Future: **<what happens>** success", None),
+        ("Future: see <b>red</b> SUCCESS", Future("see <b>red</b> SUCCESS", True)),
+        ("Future: The user says no. The agent has not had success so far and goes on asking.", None),
+        ("Future: It will not end in success.", None),
+        ("Future: an earlier FAILURE of the app, then the chat goes on", None),
         ("The Future: x SUCCESS", None),
         ("Future x SUCCESS", None),
         ("Future: SUCCESSFUL, FAILURES", None),
@@ -215,6 +228,7 @@ def test_parse_future(text, future):
         ("- optimal : YES.\n- reason: r", (True, "r", "")),
         ("Well.\nOptimal: **No**, since\nReason: *r*\nFix: _f_", (False, "r", "f")),
         ("Reason: r\nFix: f\nOptimal: No", (False, "r", "f")),
+        ("Optimal: No or not quite\nFix: <b> is the tag", (False, "", "<b> is the tag")),
     ],
 )
 def test_parse_critique(text, expected):
@@ -233,6 +247,10 @@ def test_parse_critique(text, expected):
         "Optimal: No\nFix:",
         "Optimal: Not sure\nFix: x",
         "Optimal: Yesterday",
+        "Optimal: Yes or No\nReason: <one or two sentences>",
+        "Optimal: **Yes** / No",
+        "Optimal: yes|no\nFix: x",
+        "Optimal: No\nReason: r\nFix: <the better action>",
         "Optimal: it is yes",
         "It is Optimal: Yes",
         "Optimal\nYes",
@@ -264,6 +282,23 @@ def test_critiques_that_do_not_parse(text):
 )
 def test_parse_action(text, action_format, action):
     assert parse_action(text, action_format) == action
+
+
+@pytest.mark.parametrize("env", ["Other", "TwentyQuestions", "MathReasoning", "ServiceDesk"])
+@pytest.mark.parametrize("role", ["predict", "backup", "backup_end", "evaluate"])
+def test_a_form_that_is_repeated_states_nothing(env, role):
+    text = getattr(load_prompts("default", env), role)
+    form = text[min(place for label in ("Future:", "Optimal:") if (place := text.find(label)) >= 0) :]
+    assert parse_future(form) is None and parse_critique(form) is None
+
+
+@pytest.mark.parametrize("piece", ["\n", "-\n", "\n ", "> ", "*"])
+def test_labels_are_looked_for_in_one_pass(piece):
+    """The old patterns took seconds for these."""
+    text = "x" + piece * 100_000
+    started = time.process_time()
+    assert parse_future(text) is None and parse_critique(text) is None and parse_action(text, "react") is None
+    assert time.process_time() - started < 2
 
 
 @given(st.text(max_size=200))

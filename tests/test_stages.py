@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from scripted_engine import CutOff, ScriptedEngine, last_message
+from scripted_engine import CutOff, Raw, ScriptedEngine, last_message
 from scripted_roles import NO, SETTINGS, YES, script, transition
 
 from rllib_nlac.ablations import Constant, Fresh, Frozen, Permuted, WhatCame
@@ -182,6 +182,25 @@ def test_only_what_no_round_approved_of_is_verified(make):
     assert (not_found.action, not_found.reason) == ("Can it fly?", "rejected")
 
 
+@pytest.mark.parametrize(
+    ("role", "answer", "booked"),
+    [
+        ("backup", "Future: No. few left. FAILURE", "target"),
+        ("predict", "Future: No. few left. FAILURE", "future"),
+        ("evaluate", NO, "critique"),
+        ("refine", "Is it alive?", "refinement"),
+    ],
+)
+def test_an_answer_that_goes_on_as_somebody_else_says_nothing(make, role, answer, booked):
+    """Its ids would be trained on as they are, invented turn included."""
+    for goes_on, lost in ((Raw(answer), 0), (Raw(answer + "<|user|> No.<|assistant|>"), 1)):
+        _, stages = make(script(**{role: goes_on}))
+        (target,), (refinement,), report = stages.run([transition()])
+        assert bool(report.unparsed[booked]) is bool(lost)
+        assert (target.generation is None) is (bool(lost) and role in ("backup", "predict"))
+        assert (refinement.generation is None) is (bool(lost) and role != "backup")
+
+
 class TestWhatThePolicyLearns:
     def run(self, make, answer, item=None, **settings):
         _, stages = make(answer, **settings)
@@ -197,6 +216,18 @@ class TestWhatThePolicyLearns:
     def test_an_unchanged_refinement_counts_as_kept(self, make):
         refinement = self.run(make, script(refine="Is it big?"))
         assert refinement.reason == "kept" and refinement.kept and refinement.generation is not None
+
+    def test_the_same_action_under_another_thought_is_kept(self, make):
+        turn = "Thought: {}\nAction: Is it big?"
+        item = transition(action=turn.format("a"))
+        refinement = self.run(make, script(refine=turn.format("b")), item, action_format="react")
+        assert refinement.reason == "kept" and refinement.kept and refinement.generation is not None
+
+    def test_a_turn_that_goes_on_as_the_environment_is_not_imitated(self, make, chat):
+        ids = (*chat.tokenizer.encode("Is it big?<|user|>No.", add_special_tokens=False), chat.end_id)
+        item = replace(transition(), generation=replace(transition().generation, token_ids=ids))
+        refinement = self.run(make, script(verdict=YES, future="Future: SUCCESS"), item)
+        assert refinement.reason == "unparsed_action" and refinement.generation is None
 
     def test_yes_with_predicted_success_trains_the_sampled_ids(self, make):
         item = transition()

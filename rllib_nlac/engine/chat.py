@@ -82,6 +82,7 @@ class Chat:
         self.max_context = max_context
         self.max_characters = MOST_CHARACTERS_PER_TOKEN * max_context
         self.template = ChatTemplate(tokenizer)
+        self._turn_marks = self.template.control.special_ids - self.template.control.thinking_ids
         self.end_ids = tuple(dict.fromkeys((tokenizer.eos_token_id, *end_ids)))
         self.end_id: int = next((id for id in self.template.behind_a_turn if id in self.end_ids), tokenizer.eos_token_id)
 
@@ -173,8 +174,7 @@ class Chat:
 
     def _open_turn(self, seen: Seen) -> tuple[int, ...]:
         """A turn's ids without their end, which the template writes, also where the turn was cut off."""
-        ids = seen.turn_ids or ()
-        return ids[:-1] if ids and ids[-1] in self.end_ids else ids
+        return tuple(self._without_end(seen.turn_ids or ()))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of an assistant's turn, its end included. For text that no engine sampled, such as a scripted one."""
@@ -198,10 +198,16 @@ class Chat:
         """
         return f"<think>{text}" if "</think>" not in text and self.opens_thinking(prompt_ids) else text
 
+    def invents_a_turn(self, generation: Generation) -> bool:
+        """Whether an answer holds special tokens before its end, as of a model that goes on with what another says."""
+        return not self._turn_marks.isdisjoint(self._without_end(generation.token_ids))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens and without the end of the turn, which need not be one."""
-        own = ids[:-1] if ids and ids[-1] in self.end_ids else ids
-        return self.tokenizer.decode(list(own), skip_special_tokens=True).strip()
+        return self.tokenizer.decode(list(self._without_end(ids)), skip_special_tokens=True).strip()
+
+    def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
+        return ids[:-1] if ids and ids[-1] in self.end_ids else ids
 
 
 def _end_ids(model: str) -> tuple[int, ...]:

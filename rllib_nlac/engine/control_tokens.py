@@ -36,6 +36,7 @@ class ControlTokens:
 
     Attributes:
         special_ids: Ids that no text holds, not even a turn of the agent.
+        thinking_ids: Those that begin and end a reasoning block, special or not.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -51,6 +52,7 @@ class ControlTokens:
         # The agent's own turns may hold the others: there they are what it sampled.
         self._of_agent = _Strings(special)
         self.special_ids = self._of_agent.ids
+        self.thinking_ids = {id for text, id in (special | others).items() if text in _THINKING}
         self._of_others = _Strings(special | others)
         self._names = {id: text for text, id in (special | others).items()}
         backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -112,6 +112,7 @@ def improvement_stage(
             rejected=a.rejected,
             rejected_weight=settings.rejected_weight,
             well_formed=_is_well_formed(a.transition, chat, settings),
+            action_format=settings.action_format,
         )
         for a in attempts
     ]
@@ -121,7 +122,7 @@ def improvement_stage(
 
 def _is_well_formed(transition: Transition, chat: Chat, settings: StageSettings) -> bool:
     turn = chat.opened(transition.generation.prompt_ids, transition.action)
-    return parse_action(turn, settings.action_format) is not None
+    return parse_action(turn, settings.action_format) is not None and not chat.invents_a_turn(transition.generation)
 
 
 def _judge(

@@ -6,11 +6,16 @@ import re
 
 from rllib_nlac.types import Critique, Future
 
-_OUTCOME = re.compile(r"\b(success|failure)\b", re.IGNORECASE)
-_LABEL = r"^[\s>#*_-]*{}[*_\s]*:[*_ \t]*"
+# The last word of a text; in small letters also a sentence of its own, since "without success" states no outcome.
+_OUTCOME = re.compile(
+    r"(?:(?<![^\W_])(SUCCESS|FAILURE)|(?:\A|[^\w\s]|_)\s*((?i:success|failure)))[\W_]*\Z",
+)
+_PLACEHOLDER = re.compile(r"[^\w<]*<[^<>\n]+>[\W_]*\Z")  # of the form that a prompt shows
+LABEL = r"^(?:[^\S\n]|[>#*_-])*{}[*_\s]*:"
+_LABEL = LABEL + r"[*_ \t]*"
 _FUTURE = re.compile(_LABEL.format("future"), re.IGNORECASE | re.MULTILINE)
 _FIELDS = {name: re.compile(_LABEL.format(name), re.IGNORECASE | re.MULTILINE) for name in ("optimal", "reason", "fix")}
-_VERDICT = re.compile(r"(yes|no)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"(yes|no)\b(?![\s*_]*(?:or|/|\|)[\s*_]*(?:yes|no)\b)", re.IGNORECASE)
 _REACT_ACTION = re.compile(_LABEL.format("action"), re.IGNORECASE | re.MULTILINE)
 _THINKING = re.compile(r"^.*?</think>", re.DOTALL)
 
@@ -22,18 +27,20 @@ def without_thinking(text: str) -> str:
 
 
 def parse_future(text: str) -> Future | None:
-    """Reads ``Future: ...`` that says SUCCESS or FAILURE; the last of the two words is the outcome."""
+    """Reads one ``Future: ...`` that ends in SUCCESS or FAILURE. Several, or a prompt's form repeated, state none."""
     text = without_thinking(text)
-    label = _FUTURE.search(text)
-    if label is None:
+    labels = list(_FUTURE.finditer(text))
+    if len(labels) != 1:
         return None
-    body = text[label.end() :].strip()
-    outcomes = _OUTCOME.findall(body)
-    return Future(body, outcomes[-1].lower() == "success") if outcomes else None
+    body = text[labels[0].end() :].strip()
+    outcome = _OUTCOME.search(body)
+    if outcome is None or _PLACEHOLDER.match(body[: outcome.start(outcome.lastindex or 0)]):
+        return None
+    return Future(body, (outcome[1] or outcome[2]).lower() == "success")
 
 
 def parse_critique(text: str) -> Critique | None:
-    """Reads ``Optimal: Yes/No``, ``Reason:`` and ``Fix:``. A "No" without a fix does not parse."""
+    """Reads ``Optimal: Yes`` or ``No``, ``Reason:`` and ``Fix:``. A "No" without a fix does not parse."""
     text = without_thinking(text)
     starts = {name: match for name, pattern in _FIELDS.items() if (match := pattern.search(text))}
     if "optimal" not in starts:
@@ -50,7 +57,7 @@ def parse_critique(text: str) -> Critique | None:
     if verdict is None:
         return None
     optimal = verdict[1].lower() == "yes"
-    if not optimal and not field("fix"):
+    if not optimal and (not field("fix") or _PLACEHOLDER.match(field("fix"))):
         return None
     return Critique(text, optimal, field("reason"), "" if optimal else field("fix"))
 

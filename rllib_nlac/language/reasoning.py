@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rllib_nlac.engine.chat import Chat
-from rllib_nlac.language.parsing import without_thinking
+from rllib_nlac.language.parsing import LABEL, without_thinking
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
@@ -26,7 +26,7 @@ SPAN = 8  # tokens of a quotation that counts as a leak
 BYTES = 3  # tokens that may be missing of a character at the end of a span: byte-level tokenizers have one for each byte
 _THINK = re.compile(r"\A\s*(?:<think>)?(?P<reasoning>.*?)</think>\s*(?P<final>.*)\Z", re.DOTALL)
 _REACT = re.compile(
-    r"\A[\s>#*_-]*Thought[*_\s]*:(?P<reasoning>.*?)(?P<final>^[\s>#*_-]*Action[*_\s]*:.*)\Z", re.I | re.S | re.M
+    rf"\A[\s>#*_-]*Thought[*_\s]*:(?P<reasoning>.*?)(?P<final>{LABEL.format('Action')}.*)\Z", re.I | re.S | re.M
 )
 
 

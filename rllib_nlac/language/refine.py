@@ -36,6 +36,7 @@ def decide(
     rejected: bool = False,
     rejected_weight: float = 0.0,
     well_formed: bool = True,
+    action_format: str = "plain",
 ) -> Refinement:
     """What the policy learns from one transition, if anything.
 
@@ -49,10 +50,11 @@ def decide(
         rejected: Whether the evaluator judged the refined action and did not say yes.
         rejected_weight: How much it counts then.
         well_formed: Whether the stored action is written as it must be to be learned.
+        action_format: As for ``parse_action``.
     """
 
     def outcome(reason: str, generation: Generation | None, action: str | None, weight: float = 1.0) -> Refinement:
-        kept = action is not None and action.strip() == transition.action.strip()
+        kept = action is not None and is_same_action(action, transition.action, action_format)
         return Refinement(transition, futures, critique, action, generation, kept, reason, weight)
 
     if not futures:
@@ -69,4 +71,10 @@ def decide(
     generation, action = refined
     if rejected:
         return outcome("rejected", generation if rejected_weight else None, action, rejected_weight)
-    return outcome("kept" if action.strip() == transition.action.strip() else "refined", generation, action)
+    return outcome("kept" if is_same_action(action, transition.action, action_format) else "refined", generation, action)
+
+
+def is_same_action(turn: str, other: str, action_format: str) -> bool:
+    """Whether the same reaches the environment of two turns, whatever was thought before."""
+    own, others = (parse_action(text, action_format) or text.strip() for text in (turn, other))
+    return own == others

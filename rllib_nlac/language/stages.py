@@ -206,7 +206,9 @@ class LanguageStages:
             with activity.stage(f"wave {number}", len(requests), ANSWERS):
                 generations = self.engine.generate(requests)
             for (part, place, greedy), generation in zip(asked, generations, strict=True):
-                answer = answers[part][place] = (generation, self.chat.said(generation))
+                # The ids of an answer that goes on as somebody else would be trained on as they are: it says nothing.
+                said = "" if self.chat.invents_a_turn(generation) else self.chat.said(generation)
+                answer = answers[part][place] = (generation, said)
                 if greedy is not None:
                     known[greedy] = answer
                 report.tokens[name] += len(generation.token_ids)
