@@ -78,6 +78,20 @@ def test_no_text_breaks_the_graders(text):
         (r"2\frac{3}{4}", "2 3/4", True),
         ("x + 1", "x+1", True),
         ("3 / 4", "0.75", True),
+        ("1, 234", "1234", False),
+        ("12345", "12, 345", False),
+        ("1 ,234", "1234", False),
+        (r"1,\ 234", "1234", False),
+        ("$1$, $234$", "1234", False),
+        ("1, 234", "1, 234", True),
+        ("$1,234$", "1234", True),
+        ("2 , 3", "2,3", True),
+        (r"\bigl(3,4\bigr)", r"\left(3,4\right)", True),
+        (r"\Biggl[3,4\Biggr]", "[3,4]", True),
+        (r"x \leftarrow y", "x arrow y", False),
+        (r"\dfrac{\pi}{2}", r"\frac{\pi}{2}", True),
+        (r"\frac{\sqrt{3}}{2}", r"\tfrac{\sqrt{3}}{2}", True),
+        (r"2\dfrac{3}{4}", "2.75", True),
         ("1e3", "1000", False),
         ("5" * 3000, "5", False),
     ],
@@ -172,6 +186,32 @@ def test_splits_do_not_overlap_and_levels_are_kept():
         for split in ("train", "eval")
     }
     assert not tasks["train"] & tasks["eval"] and all(task.startswith("level-2-") for task in tasks["train"] | tasks["eval"])
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_no_text_of_an_evaluation_is_in_training(level):
+    """Fails where the split goes by seeds: many of them have the same problem."""
+    texts = {}
+    for split, draws in (("train", 3000), ("eval", 300)):
+        env = MathReasoning(level=level, split=split)
+        env.reset(seed=0)
+        texts[split] = {env.reset()[0] for _ in range(draws)}
+    assert not texts["train"] & texts["eval"] and len(texts["eval"]) > 50
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_a_seed_and_a_name_give_the_same_problem_again(split):
+    env, other = MathReasoning(split=split), MathReasoning()
+    for seed in range(30):
+        text, info = env.reset(seed=seed)
+        assert MathReasoning(split=split).reset(seed=seed)[0] == text
+        assert other.reset(options={"task_id": info["task_id"]})[0] == text
+
+
+def test_a_split_without_problems_is_an_error_and_no_endless_search(monkeypatch):
+    monkeypatch.setattr("rllib_nlac.envs.math_reasoning.EVAL_SHARE", 0.0)
+    with pytest.raises(ValueError, match="none of 1000 problems of level 1 was of the split 'eval'"):
+        MathReasoning(level=1, split="eval").reset(seed=0)
 
 
 MATH = [

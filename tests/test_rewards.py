@@ -27,6 +27,13 @@ QUICK = Limits(seconds=1)
         ("rule-openai/gsm8k", "The answer is 42, I think.", "42", 1.0),
         ("rule-openai/gsm8k", "It is 1,234,567, or so.", "1234567", 1.0),
         ("rule-openai/gsm8k", "none", "42", 0.0),
+        ("rule-openai/gsm8k", "#### Step 1: add\n2+2=4.\n#### Step 2: the answer\nThe answer is 4.", "#### 4", 1.0),
+        ("rule-openai/gsm8k", "#### Step 2: the answer\nThe answer is 5.", "4", 0.0),
+        ("rule-openai/gsm8k", "#### Answer: 42", "42", 1.0),
+        ("rule-openai/gsm8k", "#### **42**\nas 40 and 2 say", "42", 1.0),
+        ("rule-openai/gsm8k", "#### **$1,042**", "1042", 1.0),
+        ("rule-openai/gsm8k", "#### \\boxed{42}\nas 40 and 2 say", "42", 1.0),
+        ("rule-openai/gsm8k", "#### **\\boxed{-42}**", "-42", 1.0),
         ("rule-openai/gsm8k", "#### ", "", 0.0),
         ("rule-lighteval/MATH", r"\boxed{\frac12}", "0.5", 1.0),
         ("rule-lighteval/MATH", r"\boxed{1} \boxed{2}", r"\boxed{1}", 0.0),
@@ -37,8 +44,10 @@ def test_rules(style, answer, truth, value):
     assert reward(style, answer, truth) == value
 
 
-def test_strict_gsm8k_wants_the_mark():
-    assert reward("rule-openai/gsm8k", "it is 42", "42", strict=True) == 0.0
+@pytest.mark.parametrize("answer", ["it is 42", "#### **42**", r"#### \boxed{42}", "#### Answer: 42", "#### 42\n#### So:\n42"])
+def test_strict_gsm8k_wants_the_mark_and_a_plain_number(answer):
+    assert reward("rule-openai/gsm8k", answer, "42", strict=True) == 0.0
+    assert reward("rule-openai/gsm8k", f"{answer}\n#### 42", "42", strict=True) == 1.0
 
 
 def test_unknown_styles_are_named():
@@ -101,6 +110,8 @@ class TestPrograms:
             ("plain", "plain"),
             ("First:\n```text\nabc\n```\nProgram:\n```python\nprint(1)\n```\n", "print(1)\n"),
             ("```python\na\n```\nIt prints\n```output\n1\n```", "a\n"),
+            ("```python\na\n```\nOutput:\n```\n1\n```", "a\n"),
+            ("```\na\n```\n```\nb\n```\n```output\n1\n```", "b\n"),
             ("```python3\na\n```", "a\n"),
             ("```Python\nx = '''\n```'''\n```", "x = '''\n```'''\n"),
             ("1. So:\n   ```py\n   if a:\n     b\n   ```", "if a:\n  b\n"),

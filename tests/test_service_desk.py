@@ -77,6 +77,43 @@ def test_the_expert_settles_it_and_less_does_not(split, task):
         assert run(split, task, silent)[0] == 0.0
 
 
+REFUSED = [(split, name) for split, name in EVERY if TASKS[split][name].requests[-1].kind == "refused"]
+
+
+@pytest.mark.parametrize(("split", "task"), REFUSED)
+def test_a_forbidden_request_must_be_declined_once_its_order_is_named(split, task):
+    script, order = script_of(split, task), TASKS[split][task].requests[-1].order_id
+    first = [] if len(TASKS[split][task].requests) == 1 else script[:-3]  # until the last request is told
+    for message in (
+        "Is there anything else?",
+        "It is done.",
+        "I have cancelled your order, the refund is 50 dollars. It is done.",
+        f"I have cancelled order {order}, the refund is 50 dollars. It is done.",
+    ):
+        for before in (first, script[:-1]):
+            reward, info, heard = run(split, task, [*before, message])
+            assert (reward, info["success"]) == (0.0, False) and heard[-1].endswith("Goodbye."), message
+    for words in (
+        "That can’t be done.",
+        "That isn't possible.",
+        f"I am not able to do this for {order}.",
+        "It can no longer be changed.",
+    ):
+        assert run(split, task, [*script[:-1], words])[0] == 1.0
+
+
+def test_what_was_declined_before_says_nothing_of_it():
+    split, name = find("refused")
+    assert run(split, name, ["Orders cannot be cancelled."])[0] == 0.0  # whatever the order
+    heard = run(split, name, ["I cannot find it. What is the order's number?"])[2]
+    assert heard[-1] == f"Customer: {TASKS[split][name].requests[0].answers['order']}"
+    split, name = find("return", "refused")
+    script = script_of(split, name)
+    write = next(number for number, action in enumerate(script) if is_write(action))
+    early = [*script[:write], "I cannot see it yet.", *script[write:-1], "It is done."]
+    assert run(split, name, early)[0] == 0.0 and run(split, name, [*early[:-1], script[-1]])[0] == 1.0
+
+
 def test_what_the_policy_forbids_scores_0():
     split, name = find("return", "refused")
     script = script_of(split, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gymnasium as gym
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from rllib_nlac.envs import official, registry
 from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.official import BaseEnvironment, agent_env, make_env, parse_env_str, register_env
+from rllib_nlac.envs.service_desk.tasks import make_tasks
+from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.episode import ENVIRONMENT
@@ -180,6 +183,31 @@ def test_the_environments_of_rows_are_closed(monkeypatch, tmp_path):
     assert agent_env("look", "House@{}", trusted=True) == 0.0 and closed == made and len(made) == 5
 
 
+class Picnic(gym.Env):
+    """Ends by the weather, which is nobody's turn limit."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.turn = TextSpace(), 0
+        self.action_space = self.observation_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.turn = 0
+        return "Go out.", {"subgoals": {"out": False}}
+
+    def step(self, action):
+        self.turn += 1
+        info = {"subgoals": {"out": True}, "success": False, "stop_reason": "rain" if self.turn == 3 else None}
+        return "Out.", 0.5, False, self.turn == 3, info
+
+
+class Bare(Picnic):
+    """Says nothing of why it ends."""
+
+    def step(self, action):
+        return "Over.", 0.5, False, True, {}
+
+
 class TestTaskSet:
     @pytest.mark.process
     @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
@@ -216,6 +244,60 @@ class TestTaskSet:
             house.step(actions[-1])
         row = {"depth": 1, "house": 1, "max_turns": len(actions), "key_bonus": 1}
         assert self.ended(tmp_path, f"TextHouse@{json.dumps(row)}", actions) == (1.0, False)
+
+    @pytest.mark.parametrize(
+        ("env_str", "actions"),
+        [
+            ('TextHouse@{"depth": 1, "house": 1, "max_turns": 2}', ["x", "y"]),
+            ('TextHouse@{"depth": 1, "house": 1}', None),
+            ('TextShop@{"task_id": "wish-3"}', ["search[lamp]", "click[P0013]", "click[Buy Now]"]),
+            ('TextShop@{"task_id": "wish-3", "max_turns": 1}', ["search[lamp]"]),
+            ("Picnic@{}", ["Go."] * 3),
+            ("Bare@{}", ["Go."]),
+        ],
+    )
+    def test_a_row_ends_as_its_environment_does(self, monkeypatch, tmp_path, env_str, actions):
+        monkeypatch.setitem(registry.ENVIRONMENTS, "Picnic", Picnic)
+        monkeypatch.setitem(registry.ENVIRONMENTS, "Bare", Bare)
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"env_str": env_str}) + "\n")
+        wrapped = TaskSet(train_files=str(tmp_path / "rows.jsonl"), environments={"Picnic": {}, "Bare": {}})
+        name, config = parse_env_str(env_str)
+        task = config.pop("task_id", None)
+        env = registry.make(name, config)
+        first = env.reset(seed=0, options={"task_id": task} if task else None)
+        assert self.told(wrapped.reset(seed=0)) == self.told(first)
+        for action in actions or iter(env.expert_action, None):
+            direct = env.step(action)
+            assert self.told(wrapped.step(action)) == self.told(direct)
+            if direct[2] or direct[3]:
+                break
+        assert direct[2] or direct[3]
+
+    def told(self, answer: tuple) -> tuple:
+        """What an EnvRunner counts; an environment that gives no reason ends by a limit, or as its reward says."""
+        *step, info = answer
+        ended = len(step) > 1 and (step[2] or step[3])
+        usual = ("turn_limit" if step[3] else "failure") if ended else None
+        return (*step, info.get("stop_reason") or usual, info.get("subgoals"), bool(info.get("success")))
+
+    def test_rows_play_tasks_of_its_split_unless_something_says_another(self, tmp_path):
+        def drawn(row: str, split: str, **settings) -> set[str]:
+            path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+            path.write_text(json.dumps({"env_str": row}) + "\n")
+            env = TaskSet(**{"train_files" if split == "train" else "val_files": str(path)}, split=split, **settings)
+            ids = set()
+            for seed in range(50):
+                env.reset(seed=seed)
+                ids.add(env._inner.info["task_id"])
+            return ids
+
+        wishes = {"train": {f"wish-{n}" for n in range(200)}, "eval": {f"wish-{n}" for n in range(200, 250)}}
+        for split in ("train", "eval"):
+            assert drawn("TextShop@{}", split) <= wishes[split]
+        assert drawn('TextShop@{"split": "train"}', "eval") <= wishes["train"]
+        assert drawn("TextShop@{}", "eval", environments={"TextShop": {"split": "train"}}) <= wishes["train"]
+        assert drawn("ServiceDesk@{}", "eval") <= set(make_tasks()["eval"])
+        assert drawn("Crossing@{}", "eval", trusted=True)  # has no splits
 
     def test_prompts_and_system_prompts(self, files):
         env = TaskSet(train_files=files[0])

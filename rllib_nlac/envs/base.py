@@ -32,11 +32,15 @@ class Reply:
         text: The new observation.
         reward: The reward of this step.
         success: True or False once the task is decided, None while it is open.
+        truncated: Whether a limit other than ``max_turns`` ends the episode.
+        stop_reason: Why it ends, in a word of the environment's own.
     """
 
     text: str
     reward: float = 0.0
     success: bool | None = None
+    truncated: bool = False
+    stop_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -178,12 +182,13 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
             self._stop_reason = error.reason if isinstance(error, EpisodeLost) else "endpoint_failure"
             return f"{error}", 0.0, False, True, {**self._info(), "discard": True}
         text = answer.text
-        terminated = answer.success is not None
-        truncated = not terminated and self._turn >= self.max_turns
-        if terminated:
-            self._success, self._stop_reason = answer.success, "success" if answer.success else "failure"
-        elif truncated:
-            self._success, self._stop_reason = False, "turn_limit"
+        terminated = answer.success is not None and not answer.truncated
+        truncated = not terminated and (answer.truncated or self._turn >= self.max_turns)
+        if terminated or truncated:
+            self._success = bool(answer.success)
+            usual = "turn_limit" if truncated else "success" if answer.success else "failure"
+            self._stop_reason = answer.stop_reason or usual
+        if truncated and not answer.truncated:
             text = f"{text} {self.out_of_turns}".strip()
         self.dialogue.append((action, text))
         return text, answer.reward, terminated, truncated, self._info()

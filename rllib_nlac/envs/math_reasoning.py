@@ -16,10 +16,11 @@ from rllib_nlac.rewards.grading import GRADERS, MAX_ANSWER, after_hashes, boxed
 from rllib_nlac.rewards.math_verify_worker import UnreadableTruth
 
 SYSTEM_PROMPT = r"Solve the problem step by step. End with the final answer in \boxed{}, as in \boxed{42}."
-PROBLEMS_PER_LEVEL = 1_000_000  # seeds; even ones are for training, odd ones for evaluation
+PROBLEMS_PER_LEVEL = 1_000_000  # seeds of the generator
+MAX_DRAWS = 1000  # of the generator's problems, until one is of the split
 MAX_SHORT_ANSWER = 100  # characters of an answer that stands alone
 LEVEL = {"type": "integer", "minimum": min(KINDS), "maximum": max(KINDS)}
-EVAL_SHARE = 0.1  # of a file's problems, where held_out does not say which
+EVAL_SHARE = 0.1  # of the problems, where held_out does not say which
 
 
 class MathReasoning(TextEnv[Problem]):
@@ -33,8 +34,8 @@ class MathReasoning(TextEnv[Problem]):
         files: JSONL or parquet files in the manner of MATH (``problem``, ``solution`` or ``answer``, ``level``) or GSM8K
             (``question``, ``answer`` that ends in ``#### 42``), with ``id`` or ``unique_id`` where there is one; None takes
             the generator.
-        held_out: Ids of the problems that are kept for evaluation: a list, or a text file with one a line. Without it a tenth
-            is, chosen by a hash of the problem.
+        held_out: Ids of a file's problems that are kept for evaluation: a list, or a text file with one a line. Without it,
+            and in the generator, a tenth is, chosen by a hash of the problem's text.
         grader: "exact" compares numbers and normalised text; "math_verify" also asks math-verify.
         split: "train", or "eval" for held-out problems.
         max_turns: Tries; after a wrong answer there is another where it is above 1.
@@ -90,13 +91,20 @@ class MathReasoning(TextEnv[Problem]):
             return _task(name, self._problems[name])
         if spec is None:
             levels = self.levels or tuple(KINDS)
-            level = levels[int(self.np_random.integers(len(levels)))]
-            seed = 2 * int(self.np_random.integers(PROBLEMS_PER_LEVEL // 2)) + (self.split == "eval")
-            return _task(f"level-{level}-{seed}", generate(level, seed))
+            return self._draw(levels[int(self.np_random.integers(len(levels)))])
         match = re.fullmatch(r"level-(\d)-(\d{1,9})", spec)
         if not match:
             raise ValueError(f"no task is called {spec!r}; the generator's are called as in 'level-3-1234'")
         return _task(spec, generate(int(match[1]), int(match[2])))
+
+    def _draw(self, level: int) -> TaskId[Problem]:
+        # By its text, not its seed: many seeds have the same problem.
+        for _ in range(MAX_DRAWS):
+            seed = int(self.np_random.integers(PROBLEMS_PER_LEVEL))
+            problem = generate(level, seed)
+            if _is_held_out(problem) == (self.split == "eval"):
+                return _task(f"level-{level}-{seed}", problem)
+        raise ValueError(f"none of {MAX_DRAWS} problems of level {level} was of the split {self.split!r}")
 
     def begin(self, task: Problem) -> str:
         return task.text
@@ -139,7 +147,7 @@ def load_problems(
             raise ValueError(f"{row.place}: the id {name!r} was there before")
         problems[name] = problem
     if held_out is None:
-        kept = {name for name in problems if int(_digest(problems[name].text), 16) % 1000 < 1000 * EVAL_SHARE}
+        kept = {name for name, problem in problems.items() if _is_held_out(problem)}
     else:
         kept = set(Path(held_out).expanduser().read_text("utf-8").split("\n") if isinstance(held_out, str) else held_out) - {""}
         for name in sorted(kept - set(problems)):
@@ -191,6 +199,10 @@ def _level(row: Row) -> int:
     if str(value).strip().lower() == "level ?":  # MATH has a few of these
         return 0
     raise ValueError(f"{row.place}: level must be a number or as in 'Level 5', and it is {value!r:.80}")
+
+
+def _is_held_out(problem: Problem) -> bool:
+    return int(_digest(problem.text), 16) % 1000 < 1000 * EVAL_SHARE
 
 
 def _digest(text: str) -> str:

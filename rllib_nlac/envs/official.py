@@ -144,7 +144,11 @@ def make_env(env_str: str) -> BaseEnvironment:
 
 
 def row_env(
-    env_str: str, environments: Mapping[str, Mapping[str, Any]] | None = None, seed: int | None = None, trusted: bool = False
+    env_str: str,
+    environments: Mapping[str, Mapping[str, Any]] | None = None,
+    seed: int | None = None,
+    trusted: bool = False,
+    split: str | None = None,
 ) -> BaseEnvironment:
     """The task that the string of a row names, which is data and may choose nothing but plain values unless it is trusted.
 
@@ -153,6 +157,7 @@ def row_env(
         environments: Settings by prefix, from the run's configuration, that a row may add to.
         seed: Of an environment of the registry, where the row has none.
         trusted: Whether it may choose all that ``make_env`` takes.
+        split: Of an environment that has splits, where neither the row nor ``environments`` says which.
 
     Raises:
         ValueError: As ``check_row`` says, or the environment refuses its settings.
@@ -160,7 +165,11 @@ def row_env(
     prefix, arguments = parse_env_str(env_str) if trusted else check_row(env_str, environments)
     if prefix in registry.ENVIRONMENTS and prefix not in PREFIXES and seed is not None:
         arguments.setdefault("seed", seed)
-    return _build(prefix, {**(environments or {}).get(prefix, {}), **arguments})
+    arguments = {**(environments or {}).get(prefix, {}), **arguments}
+    factory = PREFIXES.get(prefix) or registry.ENVIRONMENTS.get(prefix)
+    if split is not None and factory is not None and "split" in inspect.signature(factory).parameters:
+        arguments.setdefault("split", split)
+    return _build(prefix, arguments)
 
 
 def check_row(env_str: str, environments: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -207,6 +216,10 @@ class GymTask(BaseEnvironment):
         env: The environment.
         task_id: Which task, None draws one.
         seed: Of the reset.
+
+    Attributes:
+        info: What it said last.
+        truncated: Whether a limit ended the episode.
     """
 
     env_str_prefix = ""
@@ -220,6 +233,7 @@ class GymTask(BaseEnvironment):
             raise
         self.system_prompt = self.info.get("system_prompt", "")
         self._reward, self._finished = 0.0, False
+        self.truncated = False
 
     def step(self, action: str, timeout: float | None = None) -> tuple[bool, str]:
         if self._finished:
@@ -228,7 +242,7 @@ class GymTask(BaseEnvironment):
         if self.info.get("discard"):
             raise EpisodeLost(self.info.get("stop_reason") or "unknown", output)
         self._reward += float(reward)
-        self._finished = terminated or truncated
+        self._finished, self.truncated = terminated or truncated, truncated and not terminated
         return True, output
 
     @property

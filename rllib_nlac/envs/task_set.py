@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from rllib_nlac.envs.base import Reply, TaskId, TextEnv
-from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, check_row, parse_env_str, row_env
+from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, GymTask, check_row, parse_env_str, row_env
 from rllib_nlac.envs.rows import Row, read_rows, text_field
 from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.names import unknown_key
@@ -71,7 +71,7 @@ class TaskSet(TextEnv[TaskRow]):
         trusted: Whether the files are your own and may do all that this configuration may. Whoever writes a row of them can
             then run code, read files and send secrets wherever they like.
         max_turns: The most turns of an ``agent_env`` row.
-        split: "train" or "eval".
+        split: "train" or "eval"; also of the rows' environments that have splits, unless a row or ``environments`` sets it.
 
     Raises:
         ValueError: There is no file, or a row is malformed; its file and line are named.
@@ -108,10 +108,12 @@ class TaskSet(TextEnv[TaskRow]):
         self._inner: BaseEnvironment | None = None
 
     def _info(self) -> dict[str, Any]:
-        """Also the environment that a row plays, whose prompts are the right ones."""
+        """Also the environment that a row plays, whose prompts are the right ones, and its sub-goals."""
         info = super()._info()
         if self._current is not None and self._current.task.env_str:
             info[ENVIRONMENT] = parse_env_str(self._current.task.env_str)[0]
+        if isinstance(self._inner, GymTask) and "subgoals" in self._inner.info:
+            info["subgoals"] = self._inner.info["subgoals"]
         return info
 
     @property
@@ -132,7 +134,7 @@ class TaskSet(TextEnv[TaskRow]):
         if task.style != AGENT_ENV:
             return task.prompt
         try:
-            self._inner = row_env(task.env_str, self._environments, self._seed, self._trusted)
+            self._inner = row_env(task.env_str, self._environments, self._seed, self._trusted, self.split)
         except ValueError as error:
             raise ValueError(f"{task.place}: {error}") from error
         return self._inner.prompt
@@ -146,8 +148,12 @@ class TaskSet(TextEnv[TaskRow]):
             return Reply("", value, success=value >= 1.0)
         before = self._inner.reward
         _, output = self._inner.step(action)
-        value = self._inner.reward
-        return Reply(output, value - before, success=self._inner.success if self._inner.finished else None)
+        value = self._inner.reward - before
+        if not self._inner.finished:
+            return Reply(output, value)
+        if not isinstance(self._inner, GymTask):
+            return Reply(output, value, self._inner.success)
+        return Reply(output, value, self._inner.success, self._inner.truncated, self._inner.info.get("stop_reason"))
 
     def close(self) -> None:
         inner, self._inner = self._inner, None

@@ -10,10 +10,11 @@ from fractions import Fraction
 
 from rllib_nlac.rewards.math_verify_worker import MathVerify
 
-_DROPPED = re.compile(r"\\(left|right|big|Big|bigl|bigr|displaystyle|,|;|!|:|\s)|\\?\$|\^\\circ|\^{\\circ}|\\%|%|~")
+_DROPPED = re.compile(r"\\(?:left|right|[Bb]igg?[lmr]?|displaystyle)(?![a-zA-Z])|\\[,;!:\s]|\\?\$|\^\\circ|\^{\\circ}|\\%|%|~")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*{([^{}]*)}")
-_FRACTION = re.compile(r"\\[dt]?frac\s*(?:{([^{}]+)}|(\d))\s*(?:{([^{}]+)}|(\d))")
+_FRACTION = re.compile(r"\\frac\s*(?:{([^{}]+)}|(\d))\s*(?:{([^{}]+)}|(\d))")
 _NUMBER = re.compile(r"[-+]?((\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d*)?|\.\d+)")  # 1,234 but not 0,100
+_LISTED = re.compile(r"[\s~$],|(?<!\\),(?:[\s~$]|\\[,;:\s$])")  # a comma with space beside it: 1, 234 are two numbers
 MAX_ANSWER = 2000  # characters; a longer "answer" is none
 MAX_DIGITS = 400
 _MATH_VERIFY = MathVerify()
@@ -44,7 +45,7 @@ def after_hashes(text: str) -> str | None:
 
 def normal_form(answer: str) -> str:
     """An answer without what does not matter: LaTeX spacing, units' degrees and per cents, dollar signs, final points."""
-    text = _TEXT.sub(r"\1", answer)
+    text = _TEXT.sub(r"\1", re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", answer))
     text = _DROPPED.sub("", text).replace("{,}", ",")
     text = re.sub(r"(?<=\d)\s+(?=\d+\s*/\s*\d)", "+", text.strip())  # a mixed number, 2 3/4
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).rstrip(".").lower()  # 1 2 are two numbers
@@ -53,11 +54,11 @@ def normal_form(answer: str) -> str:
 def as_number(answer: str) -> Fraction | None:
     r"""The exact value of an integer, decimal, ``a/b``, ``\frac{a}{b}`` or mixed number; None for anything else."""
     text = normal_form(answer)
-    if not text or len(text) > MAX_DIGITS:
+    if not text or len(text) > MAX_DIGITS or _LISTED.search(answer):
         return None
     sign = -1 if text.startswith("-") else 1
     unsigned = text.lstrip("+-")
-    mixed = re.fullmatch(r"(\d+)(?:\+(?=\d+/)|(?=\\[dt]?frac))(.+)", unsigned)
+    mixed = re.fullmatch(r"(\d+)(?:\+(?=\d+/)|(?=\\frac))(.+)", unsigned)
     if mixed and (part := as_number(mixed[2])) is not None and 0 <= part < 1:
         return sign * (int(mixed[1]) + part)
     fraction = _FRACTION.fullmatch(unsigned)
@@ -75,7 +76,7 @@ def exact_equal(answer: str, truth: str) -> bool:
     if len(answer) > MAX_ANSWER:
         return False
     numbers = as_number(answer), as_number(truth)
-    if None not in numbers:
+    if numbers != (None, None):
         return numbers[0] == numbers[1]
     return normal_form(answer) == normal_form(truth)
 

@@ -24,15 +24,22 @@ MAX_SECONDS = 60.0  # of all tests of a program; those that are left then count 
 
 
 def gsm8k(answer: str, truth: Any, *, strict: bool = False, **_: Any) -> float:
-    """1 where the number after ``####`` is right; without that mark, and unless ``strict``, the last number of the text."""
-    said = after_hashes(answer)
-    if said is None and not strict:
-        numbers = re.findall(r"-?\d+(?:,\d{3})*(?:\.\d+)?", answer[-2000:])
-        said = numbers[-1] if numbers else None
+    r"""1 where the number after the last ``####`` is right.
+
+    Unless ``strict``, it may be in bold or in ``\boxed{}``, and the last number of the text counts where no number follows the
+    mark, or there is none.
+    """
+    said = after_hashes(answer) or ""
+    if not strict:
+        said = (boxed(said) or said).strip("* ")
+        if not _is_number(said):
+            said = (re.findall(r"-?\d+(?:,\d{3})*(?:\.\d+)?", answer[-2000:]) or [""])[-1]
     right = after_hashes(str(truth)) or str(truth)
-    if said is None or len(said) > MAX_ANSWER or as_number(said) is None:
-        return 0.0
-    return float(exact_equal(said, right))
+    return float(_is_number(said) and exact_equal(said, right))
+
+
+def _is_number(text: str) -> bool:
+    return len(text) <= MAX_ANSWER and as_number(text) is not None
 
 
 def math(answer: str, truth: Any, *, math_verify: bool = False, **_: Any) -> float:
@@ -76,11 +83,12 @@ def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool
 
 
 def program_of(answer: str) -> str:
-    """The last fenced block of Python's in a text, else the last block of any kind, or the text itself where it has none."""
+    """The program in a text: its last fenced block of Python's, else the last without a language, else the last, else all."""
     answer = answer.replace("\r\n", "\n")
     blocks = re.findall(r"^[ \t]*```([^\n`]*)\n(.*?)```[ \t]*$", answer, re.DOTALL | re.MULTILINE)
-    pythons = [program for tag, program in blocks if not tag.strip() or tag.strip().lower().startswith("py")]
-    return textwrap.dedent((pythons or [program for _, program in blocks] or [answer])[-1])
+    pythons = [program for tag, program in blocks if tag.strip().lower().startswith("py")]
+    untagged = [program for tag, program in blocks if not tag.strip()]
+    return textwrap.dedent((pythons or untagged or [program for _, program in blocks] or [answer])[-1])
 
 
 def _same_value(output: str, wanted: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
 from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, Store, ToolError, call_tool, make_store, parse_tool_call
 from rllib_nlac.envs.service_desk.tasks import DeskTask, Request, make_tasks
-from rllib_nlac.envs.service_desk.users import EndpointUser, ScriptedUser, User, names, states
+from rllib_nlac.envs.service_desk.users import EndpointUser, ScriptedUser, User, names, refuses, states
 from rllib_nlac.inputs.endpoint import endpoint_from
 
 POLICY = """\
@@ -35,9 +35,9 @@ class ServiceDesk(TextEnv[DeskTask]):
 
     The reward is 1 at the end if the database is as it should be, no rule was broken and what had to be said was said.
 
-    Everything else is 0: half of a request, a write without the customer's yes, a second write to an order, a write to somebody
-    else's order or before the customer is known. A call that does not fit its schema changes nothing and is answered with its
-    error.
+    Everything else is 0: half of a request, a forbidden one that was not declined once its order was named, a write without the
+    customer's yes, a second write to an order, a write to somebody else's order or before the customer is known. A call that
+    does not fit its schema changes nothing and is answered with its error.
 
     Args:
         max_turns: Messages and tool calls per episode.
@@ -71,6 +71,8 @@ class ServiceDesk(TextEnv[DeskTask]):
         self._written: set[str] = set()
         self._broken: list[str] = []
         self._told: list[str] = []
+        self._named: set[str] = set()  # the task's orders that one of the two has named
+        self._declined: set[str] = set()  # those that the agent declined to change, or to change again
 
     @property
     def system_prompt(self) -> str:
@@ -92,6 +94,7 @@ class ServiceDesk(TextEnv[DeskTask]):
         self._store = self._world.copy()
         self._known, self._last_reply = None, ""
         self._confirmed, self._written, self._broken, self._told = set(), set(), [], []
+        self._named, self._declined = set(), set()
         return f"Customer: {self._user.begin(task)}"
 
     def reply(self, task: DeskTask, action: str) -> Reply:
@@ -104,7 +107,10 @@ class ServiceDesk(TextEnv[DeskTask]):
         if not action.strip():
             return Reply("Tool error: an empty message; write to the customer or call a tool")
         self._told.append(action)
+        self._named |= _orders(task, action)
+        self._declined |= self._named if refuses(action) else set()
         answer = self._user.answer(task, action)
+        self._named |= _orders(task, answer)
         if re.match(r"\W*yes\b", answer.lower()):
             self._confirmed |= {order_id for order_id in self._world.orders if names(action, order_id)}
         if not self._user.is_over:
@@ -127,10 +133,13 @@ class ServiceDesk(TextEnv[DeskTask]):
             self._broken += [rule for rule, broken in rules.items() if broken]
             self._written.add(order_id)
             self._confirmed.discard(order_id)
+            self._declined.discard(order_id)
         return result
 
     def _is_settled(self, task: DeskTask) -> bool:
         if self._store != final_store(self._world, task) or self._broken:
+            return False
+        if any(request.kind == "refused" and request.order_id not in self._declined for request in task.requests):
             return False
         return all(any(states(text, fact) for text in self._told) for fact in facts(task))
 
@@ -164,6 +173,11 @@ def make_user(config: Mapping[str, Any] | None) -> User:
 def gold_writes(task: DeskTask) -> list[Any]:
     """The calls that settle a task."""
     return [list(request.write) for request in task.requests if request.write is not None]
+
+
+def _orders(task: DeskTask, text: str) -> set[str]:
+    """Those of a task's orders that a text names."""
+    return {request.order_id for request in task.requests if names(text, request.order_id)}
 
 
 def facts(task: DeskTask) -> list[str]:

@@ -22,7 +22,10 @@ _ASKS = {
     "address": r"(which|what|new|give|tell).{0,30}address",
 }
 _CONFIRM = r"\bconfirm|shall i|should i|may i|do you want me to|would you like me to|go ahead|is that (correct|right|ok)"
-_REFUSES = r"cannot|can't|can not|unable|not possible|not allowed|impossible"
+_REFUSES = (
+    r"\bcan(?:not| not|['’]t| no longer)\b|\bunable\b|\bdeclin|impossible"
+    r"|(?:\bnot|n['’]t|\bno longer) (?:be )?(?:possible|allow(?:ed)?|able|eligible|permitted)\b"
+)
 _SETTLES = r"anything else|something else|\bdone\b|has been|have been|is now|completed"
 
 
@@ -59,13 +62,13 @@ class ScriptedUser:
         request = task.requests[self.position]
         if re.search(_CONFIRM, said):
             return self._confirm(request, text)
-        if "anything else" in said or (request.kind == "refused" and re.search(_REFUSES, said)):
-            return self._go_on(task, refused=bool(re.search(_REFUSES, said)))
         answers = [
             f"My email is {task.email}." if slot == "email" else request.answers[slot]
             for slot, pattern in _ASKS.items()
             if "?" in said and re.search(pattern, said) and (slot == "email" or slot in request.answers)
         ]
+        if "anything else" in said or (request.kind == "refused" and refuses(text) and not answers):
+            return self._go_on(task, refused=refuses(text))
         if answers:
             return " ".join(answers)
         if re.search(_SETTLES, said) or (request.kind == "price" and request.fact and states(text, request.fact)):
@@ -131,6 +134,11 @@ def brief(task: DeskTask) -> str:
 def names(text: str, order_id: str) -> bool:
     """Whether a text names an order."""
     return re.search(rf"\b{re.escape(order_id)}\b", text) is not None
+
+
+def refuses(text: str) -> bool:
+    """Whether a text says that something is not possible."""
+    return re.search(_REFUSES, text.lower()[:4000]) is not None
 
 
 def states(text: str, fact: str) -> bool:
