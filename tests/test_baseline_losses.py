@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,6 +233,25 @@ class TestNLQL:
         assert (only.reason, only.generation) == ("not_refined", None)
         first = choose(t, [(other, "a"), (other, "b"), (other, "c")], [(GOOD,), (GOOD,), (BAD,)], [YES, YES, YES])
         assert first.action == "a"
+
+    def test_the_same_action_under_another_thought_is_kept(self, chat, compact):
+        thoughts = iter("ab")
+
+        def answer(prompt, _):
+            if "Evaluate." in prompt:
+                return "Optimal: Yes\nReason: r"
+            if "Predict." in prompt:
+                return f"Future: x {'SUCCESS' if 'Thought: b' in prompt else 'FAILURE'}"
+            return f"Thought: {next(thoughts)}\nAction: Is it big?"
+
+        short = Sampling(24)
+        settings_ = StageSettings(short, short, short, short, short, num_futures=1, action_format="react")
+        stages = BestOfStages(ScriptedEngine(chat, answer), chat, lambda env: compact, settings_, 0, NLAC_AS_IT_IS)
+        stages.num_candidates = 2
+        t = replace(transition_at("TwentyQuestions", played([0.0, 1.0]), 0), action="Thought: c\nAction: Is it big?")
+        report = StageReport()
+        ((kept,),) = stages.drive(report, stages.improvement([t], report))
+        assert (kept.reason, kept.kept, kept.action) == ("kept", True, "Thought: b\nAction: Is it big?")
 
     @pytest.mark.parametrize("weights", [Weights.POLICY, Weights.INITIAL])
     def test_waves(self, chat, compact, weights):

@@ -8,6 +8,7 @@ import shutil
 import unicodedata
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from benchmarks.attacks.families import Family
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted, check_model_path
 from rllib_nlac.tiny.build import Encoder
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
-from rllib_nlac.types import Message, Seen
+from rllib_nlac.types import Generation, Message, Seen
 
 DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it big?"), Message("user", "No."))
 
@@ -94,6 +95,22 @@ class TestTurnsThatEndOtherwise:
         ids = chat.prompt_ids((Message("system", "Play <eos>."), *DIALOGUE[:1]))
         assert chat.tokenizer.eos_token_id not in ids  # a message's text is no control token
         assert chat.prompt_ids((Message("system", "Play."), DIALOGUE[1], DIALOGUE[2]))
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_reasoning_block_is_no_invented_turn_though_its_tokens_be_special(special):
+    think = ("<think>", "</think>")
+    template = "{% for m in messages %}{{ '<|a|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    family = Family(template, ("<|end|>", "<|a|>", *(think if special else ())), () if special else think)
+    chat = Chat(family.tokenizer(), 100)
+
+    def invents(text: str) -> bool:
+        ids = chat.tokenizer.encode(text, add_special_tokens=False)
+        return chat.invents_a_turn(Generation((), tuple(ids), np.zeros(0), True, 0))
+
+    assert bool(chat.template.control.special_ids & chat.template.control.thinking_ids) is special
+    assert not invents("<think>hm</think>go<|end|>") and not invents("go") and not invents("")
+    assert invents("<think>hm</think>go<|a|>no<|end|>") and invents("go<|end|>no")
 
 
 def test_the_tokens_by_which_a_model_ends_are_read_from_its_folder(tmp_path, model_path):

@@ -11,6 +11,7 @@ _OUTCOME = re.compile(
     r"(?:(?<![^\W_])(SUCCESS|FAILURE)|(?:\A|[^\w\s]|_)\s*((?i:success|failure)))[\W_]*\Z",
 )
 _PLACEHOLDER = re.compile(r"[^\w<]*<[^<>\n]+>[\W_]*\Z")  # of the form that a prompt shows
+_OFFERED = re.compile(r"(?<![^\W_])(?:success|failure)[\s*_]*(?:or|/|\|)[\s*_]*\Z", re.IGNORECASE)  # beside another outcome
 LABEL = r"^(?:[^\S\n]|[>#*_-])*{}[*_\s]*:"
 _LABEL = LABEL + r"[*_ \t]*"
 _FUTURE = re.compile(_LABEL.format("future"), re.IGNORECASE | re.MULTILINE)
@@ -34,7 +35,10 @@ def parse_future(text: str) -> Future | None:
         return None
     body = text[labels[0].end() :].strip()
     outcome = _OUTCOME.search(body)
-    if outcome is None or _PLACEHOLDER.match(body[: outcome.start(outcome.lastindex or 0)]):
+    if outcome is None:
+        return None
+    before = body[: outcome.start(outcome.lastindex or 0)]
+    if _PLACEHOLDER.match(before) or _OFFERED.search(before):
         return None
     return Future(body, (outcome[1] or outcome[2]).lower() == "success")
 
@@ -54,7 +58,7 @@ def parse_critique(text: str) -> Critique | None:
         return text[starts[name].end() : end].strip().strip("*_").strip()
 
     verdict = _VERDICT.match(field("optimal"))
-    if verdict is None:
+    if verdict is None or _PLACEHOLDER.match(field("reason")):
         return None
     optimal = verdict[1].lower() == "yes"
     if not optimal and (not field("fix") or _PLACEHOLDER.match(field("fix"))):

@@ -11,6 +11,7 @@ from micro import save_micro_model
 from ray.experimental import internal_kv
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.impala import IMPALA
+from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.learner_group import LearnerGroup, RLlibBackendExecutor
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
@@ -24,7 +25,8 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from ray.train._internal import backend_executor
 from ray.train._internal.storage import StorageContext
 from ray.train._internal.worker_group import WorkerGroup
-from ray.tune.experiment import Trial
+from ray.tune import CheckpointConfig
+from ray.tune.experiment import Experiment, Trial
 from ray.tune.trainable import Trainable
 
 import rllib_nlac
@@ -220,9 +222,19 @@ class TestCheckpoints:
 
     def test_what_a_trial_was_begun_with_is_part_of_its_state(self):
         """``--resume`` compares it with what is asked for."""
-        began = {"config": {"lr": 1}, "restore_path": "/one", "stopping_criterion": {"training_iteration": 2}}
-        state = Trial("PPO", stub=True, **began).__getstate__()
-        assert {key: state[key] for key in began} == began
+        began = {
+            "config": {"lr": 1},
+            "restore_path": "/one",
+            "stopping_criterion": {"training_iteration": 2},
+            "max_failures": 3,
+        }
+        checkpoints = CheckpointConfig(num_to_keep=2, checkpoint_frequency=4)
+        state, metadata = Trial("PPO", stub=True, checkpoint_config=checkpoints, **began).get_json_state()
+        trial = Trial.from_json_state(state, stub=True)
+        trial.restore_run_metadata(metadata)
+        assert {key: getattr(trial, key) for key in began} == began and trial.trainable_name == "PPO"
+        assert trial.run_metadata.checkpoint_manager.checkpoint_config == checkpoints
+        assert Experiment.get_trainable_name(PPO) == "PPO"
 
     def test_the_loggers_that_print_tunes_storage_errors(self):
         for name in TUNES_LOGGERS:
