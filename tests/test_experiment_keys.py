@@ -110,6 +110,33 @@ def test_what_is_right_passes():
     assert check(num_samples=-1, time_budget_s=9)["num_samples"] == -1
 
 
+class TestEvaluationsEnvironment:
+    """RLlib merges evaluation_config over the run's own."""
+
+    def test_it_completes_that_of_the_run(self, tmp_path):
+        """Fails where it is checked alone: a task set without its files is none."""
+        (tmp_path / "t.jsonl").write_text('{"env_str": "Crossing@{}"}\n')
+        files = dict.fromkeys(("train_files", "val_files"), str(tmp_path / "t.jsonl"))
+        config = {**EVALUATED, "env_config": files, "evaluation_config": {"env_config": {"split": "eval"}}}
+        check(env="TaskSet", config=config)
+
+    def test_what_it_leaves_of_another_environment_is_found(self):
+        """Fails where it is checked alone: TextHouse's depth reaches Crossing."""
+        evaluation = {"env": "Crossing", "env_config": {"max_turns": 9}}
+        config = {**EVALUATED, "env_config": {"depth": 3, "house": 4}, "evaluation_config": evaluation}
+        with pytest.raises(ExperimentError, match="e, evaluation_config: env_config of Crossing: unknown key 'depth'"):
+            check(env="TextHouse", config=config)
+
+    def test_of_logs_alone_it_is_the_only_one(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text("{}")
+        logs = {"input_": str(tmp_path), "evaluation_config": {"action_temperature": 0}}
+        read_experiment("e", {"run": "NLAC", "config": logs}, "e")
+        played = {"env": "TwentyQuestions", "env_config": {"turns": 3}}
+        logs = {**EVALUATED, "input_": str(tmp_path), "evaluation_config": played}
+        with pytest.raises(ExperimentError, match="did you mean 'max_turns'"):
+            read_experiment("e", {"run": "NLAC", "config": logs}, "e")
+
+
 @pytest.mark.parametrize("run", ["GRPO", "PPO", "APPO", "ScalarCritic"])
 def test_what_a_gradient_needs_is_not_asked_of_an_evaluation(run, tmp_path):
     """A greedy evaluation of a policy that is trained at temperature 1."""

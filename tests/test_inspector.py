@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import re
 import urllib.error
 import urllib.request
@@ -29,7 +30,7 @@ from rllib_nlac.inspector.bundle import Texts, bundle, columns, thinned
 from rllib_nlac.inspector.follow import Server, Source
 from rllib_nlac.inspector.inspect_log import logs
 from rllib_nlac.inspector.page import packed, render
-from rllib_nlac.inspector.run import RunReader, curves_of, trial_of
+from rllib_nlac.inspector.run import STOPPED, RunReader, curves_of, trial_of
 from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Transition, Weights
 
 
@@ -176,8 +177,17 @@ class TestReading:
         write_lines(folder / "result.json", rows)
         run = RunReader(folder).read()
         assert run.iterations == [1, 2, 3, 4] and run.curves["env_runners/success_rate"] == [0, 0.3, 0.4, 0.5]
-        assert sum(run.curves["learners/default_policy/num_stopped_steps"]) == 4 and sum(run.curves["seconds/play"]) == 4
+        assert run.sums[STOPPED] == 4 and run.sums["seconds/play"] == 4
         assert [each["iteration"] for each in run.evaluations] == [2] and len(run.notices) == 1 and run.unread == 0
+
+    def test_sums_are_those_of_all_results(self, tmp_path):
+        """Fails where they are taken over the rows of the curves: a third of the seconds, and no step that was stopped."""
+        folder = make_run(tmp_path / "run")
+        rows = [{"training_iteration": i, "seconds": {"play": 1.0, "waves": math.nan}} for i in range(1, 4002)]
+        rows[999] |= {"learners": {"default_policy": {"num_stopped_steps": 1, "loss": 2.0}}, "secondsly": 1, "learn": 1}
+        write_lines(folder / "result.json", rows)
+        (own,) = bundle([RunReader(folder).read()])["runs"]
+        assert own["sums"] == {STOPPED: 1, "seconds/play": 4001} and len(own["iterations"]) <= 2000
 
     @pytest.mark.parametrize("number", [0, -1, True, 1.5, "2", 10**10, 10**400, float("nan"), None])
     def test_results_of_what_is_no_iteration_are_left_out_and_counted(self, tmp_path, number):

@@ -336,6 +336,16 @@ def test_all_other_views(view, address):
     assert view.js("return document.querySelectorAll('.episode').length") == 1
 
 
+def test_sums_are_those_of_all_results(view, tmp_path):
+    """Fails where the page adds up the rows of its curves, which are a part of a long run's."""
+    folder = make_run(tmp_path / "run")
+    rows = [{"training_iteration": i, "seconds": {"play": 60.0}} for i in range(1, 4002)]
+    rows[999]["learners"] = {"default_policy": {"num_stopped_steps": 1}}
+    write_lines(folder / "result.json", rows)
+    view.open(save(tmp_path, folder))
+    assert "66.7 h" in view.text and "1 gradient steps were stopped" in view.text
+
+
 def test_pass_at_k_is_that_of_the_same_tasks_for_each_k(view, address):
     """Fails where pass@1 is the success in all tasks, or where the k's are those of a program."""
     view.open(address)
@@ -388,6 +398,23 @@ def test_a_run_is_followed_and_the_reader_left_in_peace(view, tmp_path):
         view.js("window.mayFail = true")  # the browser says that the server is gone, and so does the page
         server.shutdown()
     view.until("return document.getElementById('live').textContent.includes('gone')")
+
+
+@pytest.mark.parametrize("gone", [1, 4])
+def test_the_link_of_an_open_transition_is_its_own_after_the_record_was_thinned(view, tmp_path, gone):
+    """Fails where its former place in the list is looked up anew; and where it has gone itself, the reader still has it."""
+    reader = RunReader(make_run(tmp_path / "run"))
+    with Server(Source(reader.stamp, lambda: page.packed(bundle([reader.read()])), "run")) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        opened = key(transition(4, 2, 2))
+        view.open(server.address + f"#t={opened}")
+        (reader.folder / "transitions" / f"iteration_{gone:08d}.jsonl").unlink()
+        view.until("return document.documentElement.dataset.renewed")
+        view.js("document.getElementById('copy-link').click()")
+        copied = view.until("return document.documentElement.dataset.copied")
+        assert copied.endswith(f"#t={opened}") and view.js("return app.open === null") == (gone == 4)
+        view.js("window.mayFail = true")
+        server.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -541,6 +568,24 @@ def test_hostile_texts_stay_texts_in_every_field(view, tmp_path, hostile_run):
     for text in texts:
         assert HOSTILE[:20] in seen and (HOSTILE + text)[:60] in seen and text[:5] in seen, text
     assert view.js("return document.title") == "a run" and seen.count(HOSTILE) > 60
+
+
+@pytest.mark.parametrize("name", ["constructor", "__proto__", "toString"])
+def test_names_that_every_object_knows_stay_texts(view, tmp_path, name):
+    """Fails where a record's text is looked up in a plain object, which inherits these."""
+    said = [{"role": name, "content": "Guess."}]
+    by = {"action": [name, 1], "future": [{"toString": 1}, 1], "critique": ["policy", {"toString": 1}]}
+    line = transition(99, 1, reason=name, state=said, by=by)
+    one = make_run(tmp_path / "one", more=(line,))
+    config = json.loads(f'{{"lr": [0.001, 1e-06], "{name}": [5, null]}}')
+    other = make_run(tmp_path / "other", config=config)
+    view.open(save(tmp_path, one, other) + f"#t={key(line)}")
+    assert line["action"] in view.text and f"by {name} v1" in view.text and "native code" not in view.text
+    assert view.all(".message .role") == [name] and view.all(".message", "className") == ["message user"]
+    assert view.all(".step.act .who", "title") == [""]
+    view.go("#view=compare")
+    rows = [[each.strip() for each in row.split("\t")] for row in view.all("#compare .config tbody tr", "innerText")]
+    assert rows == [[name, "–", "5"]]
 
 
 @pytest.mark.parametrize("guarded", [True, False])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from command_runs import SMALL, Command, ended, family, iterations, wait_for
+from typer.testing import CliRunner
 
 TRAINING = {**SMALL, "stop": {"training_iteration": 50}}
 ENVIRONMENTS = """
@@ -130,10 +133,26 @@ def test_a_trial_that_fails_says_why_in_three_lines(start, ray_session, tmp_path
 
 
 @pytest.mark.parametrize(
-    "arguments", [["rllib", "train", "file", "a b.yaml"], ["rllib", "train", "file", "a b.yaml", "--resume"]]
+    "options", [[], ["--resume"], ["--num-samples", "3"], ["--num-samples=3"], ["--num-samples", "3", "--resume"]], ids=str
 )
-def test_the_command_to_go_on_is_the_one_that_was_given(arguments, monkeypatch):
+def test_the_command_to_go_on_is_the_one_that_was_given(options, monkeypatch):
+    """But for the number of samples, which --resume refuses."""
     from rllib_nlac.command.interrupts import command_to_resume
 
-    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(sys, "argv", ["rllib", "train", "file", "a b.yaml", *options])
     assert command_to_resume() == "rllib train file 'a b.yaml' --resume"
+
+
+def test_the_command_to_go_on_with_several_samples_is_taken(tmp_path, monkeypatch):
+    from rllib_nlac.command import cli
+    from rllib_nlac.command.interrupts import command_to_resume
+
+    runs = []
+    monkeypatch.setattr(cli, "_run", lambda experiment, resume, *_: runs.append(resume) or True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "experiment_state-2026.json").write_text("{}")
+    (tmp_path / "mine.yaml").write_text(json.dumps({"mine": SMALL}))
+    given = ["rllib", "train", "file", str(tmp_path / "mine.yaml"), "--num-samples", "3", "--storage-path", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", given)
+    result = CliRunner().invoke(cli.app, shlex.split(command_to_resume())[1:])
+    assert result.exit_code == 0 and runs == [True], result.output

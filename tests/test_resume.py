@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from begun import begun_with, kept_in
 from command_runs import SMALL, iterations, kill_all, wait_for
 from typer.testing import CliRunner
 
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest
-from rllib_nlac.command.experiment import Experiment, ExperimentError
+from rllib_nlac.command.experiment import ExperimentError
 from rllib_nlac.command.resume import check_unchanged, how_to_go_on, make_resumable, own_checkpoint, those_begun
 
 
@@ -45,12 +47,6 @@ def test_killed_and_resumed(tmp_path, commands, ray_session, ray_of_its_own):
     (results,) = tmp_path.glob("small/*/result.json")
     last = json.loads(results.read_text().splitlines()[-1])
     assert last["env_runners"]["num_episodes_lifetime"] == 48 and last["logprob_gap"] < 1e-3
-
-
-def kept_in(folder: Path, **what) -> Experiment:
-    return Experiment(
-        folder.name, "NLAC", what.pop("config", {}), what.pop("stop", {}), {"storage_path": str(folder.parent), **what}
-    )
 
 
 class TestOfSeveral:
@@ -102,13 +98,48 @@ class TestRemote:
 class TestOtherSettings:
     """Tune would go on with what a trial was begun with, and say nothing."""
 
-    def trial(self, config, stop, folder="/nowhere", restore=None):
-        config = {"env": "TwentyQuestions", **config}
-        return SimpleNamespace(config=config, stopping_criterion=stop, path=str(folder), restore_path=restore)
-
     def test_the_same_go_on(self, tmp_path):
         experiment = kept_in(tmp_path, config={"lr": 0.1, "env_config": {"a": [1, 2]}}, stop={"training_iteration": 8})
-        check_unchanged(experiment, [self.trial({"lr": 0.1, "env_config": {"a": (1, 2)}}, {"training_iteration": 8})])
+        check_unchanged(experiment, [begun_with({"lr": 0.1, "env_config": {"a": (1, 2)}}, {"training_iteration": 8})])
+
+    @pytest.mark.parametrize(
+        ("now", "then"),
+        [
+            ({"run": "NLAC_FrozenCritic"}, {"run": "FrozenCritic"}),
+            ({"run": "PPO"}, {"run": "TextPPO"}),
+            ({"run": "rloo:RLOO"}, {"run": "RLOO"}),
+            ({"checkpoint_config": {"checkpoint_at_end": False, "num_to_keep": None}}, {}),
+            (
+                {"checkpoint_config": {"num_to_keep": 2, "checkpoint_frequency": 1}},
+                {"num_to_keep": 2, "checkpoint_frequency": 1},
+            ),
+            ({"max_failures": None}, {"failures": 3}),  # Tune's own number
+            ({"max_failures": -1}, {"failures": -1}),
+        ],
+        ids=str,
+    )
+    def test_what_tune_writes_in_another_way_is_no_change(self, tmp_path, now, then):
+        check_unchanged(kept_in(tmp_path, **now), [begun_with({}, None, **then)])
+
+    @pytest.mark.parametrize(
+        ("now", "then", "said"),
+        [
+            ({"run": "NLAC_FrozenCritic"}, {}, r'run was "NLAC" and is "FrozenCritic"\.'),
+            ({"config": {"env": "Crossing"}}, {}, r'config\.env was "TwentyQuestions" and is "Crossing"\.'),
+            ({"max_failures": 3}, {}, r"max_failures was 0 and is 3\."),
+            (
+                {"checkpoint_config": {"checkpoint_frequency": 1}},
+                {},
+                r"checkpoint_config\.checkpoint_frequency was not set and is 1\.",
+            ),
+            ({}, {"num_to_keep": 2}, r"checkpoint_config\.num_to_keep was 2 and is not set\."),
+        ],
+        ids=str,
+    )
+    def test_what_tune_would_ignore_is_named(self, tmp_path, now, then, said):
+        """Fails where stop and config alone are compared: the old algorithm goes on in the old environment."""
+        with pytest.raises(ExperimentError, match=f"now something else is asked for: {said} Take that back"):
+            check_unchanged(kept_in(tmp_path, **now), [begun_with({}, None, **then)])
 
     @pytest.mark.parametrize(
         ("config", "stop", "said"),
@@ -122,11 +153,11 @@ class TestOtherSettings:
     def test_others_are_named(self, tmp_path, config, stop, said):
         experiment = kept_in(tmp_path, config=config, stop=stop)
         with pytest.raises(ExperimentError, match=rf"{said}.*--restore CHECKPOINT"):
-            check_unchanged(experiment, [self.trial({"lr": 0.1}, {"training_iteration": 8})])
+            check_unchanged(experiment, [begun_with({"lr": 0.1}, {"training_iteration": 8})])
 
     def test_another_checkpoint_to_begin_with_is_refused(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        experiment, plain, restored = kept_in(tmp_path), self.trial({}, None), self.trial({}, None, restore=f"{tmp_path}/one")
+        experiment, plain, restored = kept_in(tmp_path), begun_with({}, None), begun_with({}, None, f"{tmp_path}/one")
         for trial in (plain, restored):
             check_unchanged(experiment, [trial])
         check_unchanged(experiment, [restored], Path("one"))
@@ -139,11 +170,54 @@ class TestOtherSettings:
         config = {"lr": {"grid_search": [0.1, 0.2]}, "env_config": {"depth": {"choice": [1, 2]}}, "tau": 0.1}
         scheduler = {"type": "pbt", "hyperparam_mutations": {"tau": [0.1, 0.2]}}
         chosen = {"lr": 0.2, "env_config": {"depth": 2}, "tau": 0.2}
-        check_unchanged(kept_in(tmp_path, config=config, scheduler=scheduler), [self.trial(chosen, None)])
+        check_unchanged(kept_in(tmp_path, config=config, scheduler=scheduler), [begun_with(chosen, None)])
 
     def test_what_pb2_chose_is_no_change(self, tmp_path):
         scheduler = {"type": "pb2", "hyperparam_bounds": {"lr": [0.1, 0.3]}}
-        check_unchanged(kept_in(tmp_path, config={"lr": 0.1}, scheduler=scheduler), [self.trial({"lr": 0.27}, None)])
+        check_unchanged(kept_in(tmp_path, config={"lr": 0.1}, scheduler=scheduler), [begun_with({"lr": 0.27}, None)])
+
+
+class TestAfterAnotherRun:
+    """A finished run of the same name left its state and a checkpoint in the folder."""
+
+    @pytest.fixture()
+    def experiment(self, tmp_path):
+        from rllib_nlac.checkpoints import checkpoint
+
+        with checkpoint.written_at_once(tmp_path / "run" / "NLAC_old" / "checkpoint_000000") as folder:
+            checkpoint.write_manifest(folder, {"iteration": 1})
+        (tmp_path / "run" / "experiment_state-1.json").write_text("{}")
+        for path in (tmp_path / "run").iterdir():
+            os.utime(path, (1000, 1000))
+        return kept_in(tmp_path / "run")
+
+    def test_nothing_of_its_own_was_begun(self, experiment):
+        """Fails where any state in the folder counts."""
+        assert how_to_go_on(experiment, 2000) == ["Interrupted before anything was begun: there is nothing to go on with."]
+        assert "from the last checkpoint" in how_to_go_on(experiment)[1]  # as of a run that was resumed
+
+    def test_it_goes_on_from_its_own_checkpoints(self, experiment, tmp_path):
+        """Fails where any checkpoint in the folder counts."""
+        (tmp_path / "run" / "experiment_state-2.json").write_text("{}")
+        (tmp_path / "run" / "NLAC_new").mkdir()
+        lines = how_to_go_on(experiment, 2000)
+        assert "from the beginning, as no checkpoint was written yet (in a new run checkpoint_config: {" in lines[1]
+        (tmp_path / "run" / "NLAC_old" / "checkpoint_000000").rename(tmp_path / "run" / "NLAC_new" / "checkpoint_000000")
+        assert "from the last checkpoint of each trial" in how_to_go_on(experiment, 2000)[1]
+
+    @pytest.mark.parametrize(("options", "said"), [((), "nothing to go on with"), (("--resume",), "from the last checkpoint")])
+    def test_the_command_tells_them_apart(self, experiment, tmp_path, monkeypatch, options, said):
+        """What a run that is resumed had written before it counts."""
+        from rllib_nlac.command import cli
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli, "_run", interrupted)
+        (tmp_path / "run.yaml").write_text(json.dumps({"run": SMALL}))
+        command = ["train", "file", str(tmp_path / "run.yaml"), "--storage-path", str(tmp_path), *options]
+        result = CliRunner().invoke(cli.app, command)
+        assert result.exit_code == 130 and said in result.output
 
 
 def test_a_checkpoint_that_a_trial_was_restored_from_is_not_its_own(tmp_path):
@@ -171,7 +245,8 @@ def test_half_copies_go_and_what_tune_remembers_comes_back(tmp_path, monkeypatch
             checkpoint.write_manifest(folder, {"iteration": number})
     recorded = trial / "checkpoint_000001"
 
-    tune = SimpleNamespace(path=str(trial), checkpoint=SimpleNamespace(path=str(recorded)), config={}, stopping_criterion={})
+    tune = begun_with({}, {})
+    tune.path, tune.checkpoint = str(trial), SimpleNamespace(path=str(recorded))
     monkeypatch.setattr(resume, "ExperimentAnalysis", lambda folder: SimpleNamespace(trials=[tune]))
     experiment = kept_in(tmp_path)
     (tmp_path / "experiment_state-1.json").write_text("{}")

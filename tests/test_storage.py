@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from begun import begun_with, kept_in
 from command_runs import SMALL, wait_for
 
 from rllib_nlac.algorithm.metrics import TransitionWriter
@@ -20,7 +21,6 @@ from rllib_nlac.algorithm.record import Record, RecordSettings
 from rllib_nlac.checkpoints import checkpoint, scratch, storage
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest, render
 from rllib_nlac.checkpoints.storage import StorageError, check_storage
-from rllib_nlac.command.experiment import Experiment
 from rllib_nlac.command.resume import make_resumable
 from rllib_nlac.replay.dialogues import write_dialogues
 from rllib_nlac.replay.storage import EpisodeFiles
@@ -182,10 +182,6 @@ class TestLeftovers:
         assert process.wait() == 0 and visible(tmp_path) == ["it"]
 
 
-def kept_in(folder: Path) -> Experiment:
-    return Experiment(folder.name, "NLAC", {}, tune={"storage_path": str(folder.parent)})
-
-
 class TestResume:
     """What ``--resume`` removes, puts aside and leaves alone."""
 
@@ -195,11 +191,9 @@ class TestResume:
         for number in range(3):
             write(folder / f"checkpoint_00000{number}", str(number), iteration=number)
         recorded = type("Checkpoint", (), {"path": str(folder / "checkpoint_000002")})
-        found = type(
-            "Analysis",
-            (),
-            {"trials": [SimpleNamespace(path=str(folder), checkpoint=recorded, config={}, stopping_criterion={})]},
-        )
+        own = begun_with({}, {})
+        own.path, own.checkpoint = str(folder), recorded
+        found = SimpleNamespace(trials=[own])
         monkeypatch.setattr("rllib_nlac.command.resume.ExperimentAnalysis", lambda folder: found)
         (tmp_path / "experiment_state-1.json").write_text("{}")
         return folder

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from ray import cloudpickle, tune
@@ -111,6 +113,28 @@ class TestSchedulers:
         except ImportError:
             with pytest.raises(ExperimentError, match=f"pip install {name}"):
                 tune_arguments(experiment(loggers={name: {"project": "p"} if name == "wandb" else {}}))
+
+
+class TestChosen:
+    """What is said of the best trial of a sweep."""
+
+    CONFIG: ClassVar = {"lr": {"uniform": [0.1, 0.5]}, "env_config": {"depth": {"choice": [1, 2]}}, "tau": 0.1}
+
+    def test_of_what_a_scheduler_changes_it_is_what_was_in_force(self):
+        """Fails where Tune's memory of the first values is shown: PBT leaves it as it was."""
+        scheduler = {"type": "pbt", "hyperparam_mutations": {"lr": [0.1, 0.2], "num_futures": [1, 2, 3]}}
+        best = SimpleNamespace(
+            evaluated_params={"lr": 0.1, "env_config/depth": 2, "num_futures": 1},
+            config={"lr": 0.2, "env_config": {"depth": 2}, "tau": 0.1, "num_futures": 3},
+        )
+        found = search.chosen(best, self.CONFIG, scheduler, "e")
+        assert found == {"env_config": {"depth": 2}, "lr": 0.2, "num_futures": 3}
+
+    @pytest.mark.parametrize("scheduler", [None, "asha", {"type": "asha", "max_t": 5}])
+    def test_else_it_is_what_was_drawn(self, scheduler):
+        drawn = {"lr": 0.1, "env_config/depth": 2}
+        best = SimpleNamespace(evaluated_params=drawn, config={"lr": 0.1, "env_config": {"depth": 2}, "tau": 0.1})
+        assert search.chosen(best, self.CONFIG, scheduler, "e") == drawn
 
 
 @pytest.mark.parametrize("name", ["sweep", "pbt"])

@@ -218,7 +218,7 @@ def _train(
                 terminal.say(f"# {line}".rstrip())  # a comment: what is printed stays YAML
         return
     begun = those_begun(experiments) if resume else []
-    failed = []
+    failed, began = [], time.time()
     with Interrupts(terminal) as interrupts:
         for experiment in experiments:
             if resume and experiment.name not in begun:
@@ -228,7 +228,7 @@ def _train(
             except KeyboardInterrupt:
                 interrupts.received = True
             if interrupts.received:
-                for line in how_to_go_on(experiment):
+                for line in how_to_go_on(experiment, 0.0 if experiment.name in begun else began):
                     terminal.say(line)
                 raise typer.Exit(EXIT_CODE)
             if not ended_well:
@@ -264,7 +264,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.ray import start_ray
     from rllib_nlac.command.report import tell, tell_of_failure
     from rllib_nlac.command.resume import folder_of, is_remote, make_resumable, own_checkpoint
-    from rllib_nlac.command.search import mutated
+    from rllib_nlac.command.search import chosen
     from rllib_nlac.engine.places import nodes_of_cluster
 
     options = tune_arguments(experiment)
@@ -342,9 +342,8 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
         return False
     if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
         value = best.metric_analysis[options["metric"]][options["mode"]]
-        changed = mutated(experiment.tune.get("scheduler"), experiment.name)
-        chosen = best.evaluated_params or {key: best.config[key] for key in changed}
-        terminal.say(f"\nBest:        {best}, {options['metric']} {value:.3f}, with {chosen}")
+        values = chosen(best, experiment.config, experiment.tune.get("scheduler"), experiment.name)
+        terminal.say(f"\nBest:        {best}, {options['metric']} {value:.3f}, with {values}")
     return ended_well
 
 

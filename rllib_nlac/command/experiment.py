@@ -225,9 +225,6 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
             config.validate()
             if env is not None:
                 _try_environment(env, variant.get("env_config"), config)
-            env = evaluation.get("env", env)
-            if evaluation and env is not None:
-                _try_environment(env, evaluation.get("env_config", variant.get("env_config")), config)
         except (ValueError, TypeError, FileNotFoundError, KeyError, AttributeError) as error:
             raise ExperimentError(f"{where}: {error}") from error
         if evaluation:
@@ -249,11 +246,13 @@ def _try_environment(name: Any, env_config: Any, config: AlgorithmConfig) -> Non
 
 
 def _check_evaluation(config: AlgorithmConfig, where: str) -> None:
-    """RLlib checks these values, too, when everything has started."""
+    """What RLlib merges over the run's own, checked: RLlib looks at it when everything has started."""
     try:
         if (own := config.get_evaluation_config_object()) is not None:
             own.validate()
-    except (ValueError, TypeError, KeyError) as error:
+            if own.env is not None:
+                _try_environment(own.env, own.env_config, own)
+    except (ValueError, TypeError, FileNotFoundError, KeyError, AttributeError) as error:
         raise ExperimentError(f"{where}, evaluation_config: {error}") from error
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+from itertools import pairwise
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from rllib_nlac.command.terminal import Terminal
 
 EXIT_CODE = 130  # of a command that was interrupted, as shells have it
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAMPLES = "--num-samples"
 
 
 class Interrupts:
@@ -65,6 +67,8 @@ class Interrupts:
 
 
 def command_to_resume() -> str:
-    """The command that was given, as it must be typed to go on."""
-    arguments = sys.argv[1:]
+    """The command that was given, as it must be typed to go on: the number of samples is what the run was begun with."""
+    given = sys.argv[1:]
+    is_left_out = [each.split("=")[0] == SAMPLES or before == SAMPLES for before, each in pairwise(["", *given])]
+    arguments = [each for each, left_out in zip(given, is_left_out, strict=True) if not left_out]
     return shlex.join(["rllib", *arguments, *([] if "--resume" in arguments else ["--resume"])])

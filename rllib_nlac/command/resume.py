@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pyarrow import ArrowException, fs
+from ray import tune
 from ray.tune import ExperimentAnalysis
 
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, DamagedCheckpoint, examine, last_whole, remove_unfinished
-from rllib_nlac.command.experiment import Experiment, ExperimentError
+from rllib_nlac.command.experiment import Experiment, ExperimentError, checkpoint_config, trainable_of
 from rllib_nlac.command.interrupts import command_to_resume
-from rllib_nlac.command.search import has_spaces, mutated
+from rllib_nlac.command.search import varied
 
 STATE = "experiment_state-"  # begins the name of what Tune knows of an experiment
 
@@ -36,9 +37,9 @@ def those_begun(experiments: Sequence[Experiment]) -> list[str]:
     return begun
 
 
-def _has_state(experiment: Experiment) -> bool:
+def _has_state(experiment: Experiment, since: float = 0.0) -> bool:
     if not is_remote(experiment):
-        return any(folder_of(experiment).glob(f"{STATE}*.json"))
+        return any(file.stat().st_mtime >= since for file in folder_of(experiment).glob(f"{STATE}*.json"))
     try:
         system, path = fs.FileSystem.from_uri(place_of(experiment))
         found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
@@ -58,8 +59,8 @@ def check_unchanged(experiment: Experiment, trials: Sequence[Any], restore: Path
     Raises:
         ExperimentError: Something else is asked for.
     """
-    searched = {key for key, value in experiment.config.items() if has_spaces(value)}
-    free = {"env", *searched, *mutated(experiment.tune.get("scheduler"), experiment.name)}
+    free = varied(experiment.config, experiment.tune.get("scheduler"), experiment.name)
+    failures = experiment.tune.get("max_failures", 0)
     for trial in trials:
         if restore is not None and trial.restore_path != str(restore.absolute()):
             began = f"with --restore {trial.restore_path}" if trial.restore_path else "without --restore"
@@ -68,9 +69,17 @@ def check_unchanged(experiment: Experiment, trials: Sequence[Any], restore: Path
                 f"Leave out --restore; or leave out --resume to begin another run with {restore}, with another --storage-path"
             )
         config, kept = ({key: of[key] for key in of.keys() - free} for of in (experiment.config, trial.config))
+        asked = {
+            "run": tune.Experiment.get_trainable_name(trainable_of(experiment)),
+            "max_failures": trial.max_failures if failures is None else failures,  # what none means is Tune's
+        }
+        both = checkpoint_config(experiment), trial.run_metadata.checkpoint_manager.checkpoint_config
+        now, then = ({key: value for key, value in vars(each).items() if value} for each in both)
         changes = [
-            *_differences(experiment.stop or {}, trial.stopping_criterion or {}, "stop"),
-            *_differences(config, kept, "config"),
+            *_differences(asked, {"run": trial.trainable_name, "max_failures": trial.max_failures}),
+            *_differences(experiment.stop or {}, trial.stopping_criterion or {}, "stop."),
+            *_differences(now, then, "checkpoint_config."),
+            *_differences(config, kept, "config."),
         ]
         if changes:
             found = last_whole(Path(trial.path))
@@ -81,11 +90,11 @@ def check_unchanged(experiment: Experiment, trials: Sequence[Any], restore: Path
             )
 
 
-def _differences(asked: Mapping[str, Any], kept: Mapping[str, Any], where: str) -> Iterator[str]:
+def _differences(asked: Mapping[str, Any], kept: Mapping[str, Any], where: str = "") -> Iterator[str]:
     for key in sorted({*asked, *kept}):
         now, then = (json.dumps(values.get(key), sort_keys=True, default=str) for values in (asked, kept))
         if now != then:
-            yield f"{where}.{key} was {then if key in kept else 'not set'} and is {now if key in asked else 'not set'}"
+            yield f"{where}{key} was {then if key in kept else 'not set'} and is {now if key in asked else 'not set'}"
 
 
 def make_resumable(experiment: Experiment, restore: Path | None = None) -> list[str]:
@@ -168,17 +177,23 @@ def folder_of(experiment: Experiment) -> Path:
     return (Path(storage).expanduser().absolute() if storage else Path.home() / "ray_results") / experiment.name
 
 
-def how_to_go_on(experiment: Experiment) -> list[str]:
-    """What a person should know who has interrupted an experiment."""
-    if not (is_remote(experiment) or _has_state(experiment)):
+def how_to_go_on(experiment: Experiment, since: float = 0.0) -> list[str]:
+    """What a person should know who has interrupted an experiment.
+
+    Args:
+        experiment: The one.
+        since: When it began; what was written before is another run's.
+    """
+    if not (is_remote(experiment) or _has_state(experiment, since)):
         return ["Interrupted before anything was begun: there is nothing to go on with."]
-    has_whole = is_remote(experiment) or any(last_whole(trial) for trial in folder_of(experiment).glob("*/"))
-    since = (
+    trials = [folder for folder in folder_of(experiment).glob("*/") if folder.stat().st_mtime >= since]
+    where = (
         "from the last checkpoint of each trial"
-        if has_whole
-        else "from the beginning, as no checkpoint was written yet (checkpoint_config: {checkpoint_frequency: 1})"
+        if is_remote(experiment) or any(map(last_whole, trials))
+        else "from the beginning, as no checkpoint was written yet (in a new run checkpoint_config: {checkpoint_frequency: 1} "
+        "writes them)"
     )
     return [
         f"Interrupted. Go on by: {command_to_resume()}",
-        f"                       {since}; all is in {place_of(experiment)}",
+        f"                       {where}; all is in {place_of(experiment)}",
     ]

@@ -164,6 +164,18 @@ def mutated(given: Any, where: str) -> dict[str, Any]:
     return {**bounds, **as_spaces(given.get("hyperparam_mutations") or {})}
 
 
+def varied(config: Mapping[str, Any], scheduler_: Any, where: str) -> set[str]:
+    """The keys that trials may differ in: those that are searched, and those that a scheduler changes."""
+    return {*(key for key, value in config.items() if has_spaces(value)), *mutated(scheduler_, where)}
+
+
+def chosen(trial: Any, config: Mapping[str, Any], scheduler_: Any, where: str) -> dict[str, Any]:
+    """What a trial of Tune's was given of a sweep; of keys that a scheduler changes Tune itself remembers the first values."""
+    if not mutated(scheduler_, where):
+        return dict(trial.evaluated_params)
+    return {key: trial.config.get(key) for key in sorted(varied(config, scheduler_, where))}
+
+
 def search_algorithm(given: Mapping[str, Any] | str | None, where: str, metric: str | None, mode: str | None) -> Any:
     """Tune's search algorithm, as in ``{type: optuna, seed: 0}``.
 

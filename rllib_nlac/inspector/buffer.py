@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def read_checkpoint(path: Path) -> Run:
     )
     facts = run.facts or {"algorithm": verified.manifest.get("algorithm"), "env": env, "env_config": config}
     name = f"{path.parent.name}/{path.name}"
-    return Run(name, facts, run.iterations, run.curves, run.evaluations, run.notices, lines, [], run.unread, is_buffer=True)
+    return replace(run, name=name, facts=facts, lines=lines, episodes=[], is_buffer=True)
 
 
 def _environment(verified: VerifiedFolder) -> tuple[str, dict[str, Any]]:

@@ -70,6 +70,7 @@ def _run(run: Run, texts: Texts, most: int) -> dict[str, Any]:
         "facts": plain(run.facts),
         "iterations": run.iterations,
         "curves": run.curves,
+        "sums": run.sums,
         "evaluations": run.evaluations,
         "notices": run.notices,
         "rows": columns(kept, texts),

@@ -29,6 +29,7 @@ TOLD = (
     "time_total_s",
 )
 CALIBRATION = "evaluation/critic/"
+STOPPED = "learners/default_policy/num_stopped_steps"
 MAX_ROWS = 2000  # of the curves
 MAX_LINE = 64 << 20  # characters
 MAX_ITERATION = 10**9  # no run has more
@@ -46,6 +47,8 @@ class Run:
         facts: ``run.json``: algorithm, env, env_config, language_model, config as {key: [value, default]}.
         iterations: Of each row of the curves.
         curves: By name, one number a row, None where there is none.
+        sums: By name, over all results and not the rows alone: the seconds of each part, and the gradient steps that were
+            stopped.
         evaluations: What each evaluation says of critic and policy, nested, with its ``iteration``.
         notices: Iteration and text of what the run said to a person.
         lines: Of the record: transitions, states and predictions.
@@ -58,6 +61,7 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     iterations: list[int] = field(default_factory=list)
     curves: dict[str, list[float | None]] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
     evaluations: Lines = field(default_factory=list)
     notices: list[tuple[int, str]] = field(default_factory=list)
     lines: Lines = field(default_factory=list)
@@ -134,6 +138,7 @@ class RunReader:
             self._facts(results),
             iterations,
             curves,
+            sums_of(results),
             evaluations_of(results),
             [(_iteration(row), line) for row in results for line in str(row.get("notices") or "").splitlines()],
             lines,
@@ -300,6 +305,20 @@ def curves_of(results: Lines) -> tuple[list[int], dict[str, list[float | None]]]
             if not name.startswith(CALIBRATION) or name.count("/") == 2:
                 curves.setdefault(name, [None] * len(rows))[number] = value
     return [_iteration(row) for row in rows], {name: curves[name] for name in sorted(curves)}
+
+
+def sums_of(results: Lines) -> dict[str, float]:
+    """What adds up over a run, of all its results: curves may have a part of them."""
+
+    def adds_up(name: str) -> bool:
+        return name.partition("/")[0] == "seconds" or f"{STOPPED}/".startswith(f"{name}/")
+
+    found: dict[str, float] = {}
+    for row in results:
+        for name, value in _leaves(row, "", adds_up):
+            found[name] = found.get(name, 0) + value
+    known = {name: _number(found[name]) for name in sorted(found)}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _spread(rows: Lines) -> Lines:

@@ -124,8 +124,8 @@ function compareView(app) {
   put(page, null, [h("div", { class: "charts" }, charts, auc)]);
   const reliable = [a, b].map((run, at) => { const last = run.evaluations.filter((each) => each.critic && isReliability(each.critic.reliability)).pop(); return last && { name: `${"AB"[at]}, after iteration ${number(last.iteration)}`, ...last.critic.reliability }; }).filter(Boolean);
   if (reliable.length) page.append(h("div", { class: "charts" }, reliabilityChart(reliable, "Reliability at the last evaluation")));
-  const of = (run, name) => { const pair = (run.facts.config || {})[name]; return pair === undefined ? undefined : Array.isArray(pair) ? pair[0] : pair; };
-  const usual = (name) => [a, b].map((run) => (run.facts.config || {})[name]).filter(Array.isArray).map((pair) => pair[1])[0];
+  const of = (run, name) => { const pair = run.setting(name); return pair === undefined ? undefined : Array.isArray(pair) ? pair[0] : pair; };
+  const usual = (name) => [a, b].map((run) => run.setting(name)).filter(Array.isArray).map((pair) => pair[1])[0];
   const names = [...new Set([...Object.keys(a.facts.config || {}), ...Object.keys(b.facts.config || {})])].filter((name) => JSON.stringify(of(a, name) ?? usual(name)) !== JSON.stringify(of(b, name) ?? usual(name))).sort();
   const text = (value) => h("code", null, inline(value === undefined || value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value), 300));
   put(page, null, [card("Configuration", h("span", { class: "quiet" }, names.length ? "where they differ" : "the same"), names.length ? table(["key", "A", "B"], names.map((name) => [h("code", null, inline(name, 80)), text(of(a, name) ?? usual(name)), text(of(b, name) ?? usual(name))]), "config") : null)]);

@@ -81,7 +81,7 @@ class Run {
       this.whoCache.set(number, value);
     }
     const own = this.whoCache.get(number)[role];
-    return Array.isArray(own) ? own : null;
+    return Array.isArray(own) && typeof own[0] === "string" && Number.isFinite(own[1]) ? own : null;
   }
 
   // Which texts a row shows, for the search.
@@ -98,6 +98,12 @@ class Run {
       this.ownTexts[i] = Uint32Array.from(new Set(found.filter((each) => each !== null)));
     }
     return this.ownTexts[i];
+  }
+
+  // Of a key of the configuration; undefined where the run does not tell of it.
+  setting(name) {
+    const config = this.facts.config || {};
+    return Object.hasOwn(config, name) ? config[name] : undefined;
   }
 
   curve(name) { return this.curves[name] || null; }

@@ -90,6 +90,7 @@ function who(own) {
   if (!own) return null;
   const [weights, version] = own;
   const meaning = {
+    __proto__: null,
     policy: "θ: the weights that are trained, as they were synced to the engine",
     target: "θ̄: the target weights, a moving average of θ",
     initial: "the weights that the run began with",

@@ -2,6 +2,7 @@
 
 const ROW = 74;
 const REASONS = {
+  __proto__: null,  // a record may give "constructor" as its reason
   refined: "refined: the policy learns the refined action",
   kept: "kept: refinement wrote the same action again, and the policy learns it",
   yes_success: "approved, and success is foreseen: the policy learns the action as it is",

@@ -32,7 +32,7 @@ function series(run, lines, prefix = "") {
 }
 
 function stageChart(run) {
-  const totals = STAGES.map((name) => [name, (run.curve(`seconds/${name}`) || []).reduce((sum, each) => sum + (each || 0), 0)]).filter(([, value]) => value > 0);
+  const totals = STAGES.map((name) => [name, run.sums[`seconds/${name}`] || 0]).filter(([, value]) => value > 0);
   const all = totals.reduce((sum, [, value]) => sum + value, 0);
   if (!all) return null;
   return h("figure", { class: "card chartcard" }, h("figcaption", null, h("h3", null, "Where the time went"), h("span", { class: "quiet" }, duration(all))),
@@ -54,7 +54,7 @@ function findings(run) {
   if (foreseen !== null && came !== null && Math.abs(foreseen - came) > Math.max(0.15, 2 * error)) say(1, `The critic ${foreseen > came ? "hopes too much" : "hopes too little"}: ${percent(foreseen)} foreseen, ${percent(came)} came`, "Old play may mislead it, or it learns too slowly. The most surprising transitions show where.", { sort: "surprise" });
   const auc = run.last(C + "auc");
   if (auc !== null && auc < 0.55) say(1, `The critic hardly tells wins from losses: AUC ${number(auc)}`, "0.5 is chance. See the calibration, and the futures of lost episodes.", { sort: "surprise" });
-  const stopped = (run.curve(L + "num_stopped_steps") || []).reduce((sum, each) => sum + (each || 0), 0);
+  const stopped = run.sums[L + "num_stopped_steps"];
   if (stopped) say(2, `${number(stopped)} gradient steps were stopped`, "A loss or a gradient was not finite. Lower lr or grad_clip.", null);
   const gap = run.last("logprob_gap");
   if (gap !== null && gap > 1) say(1, `Engine and learner differ by ${number(gap)} nats`, "Either the precision differs much, or the engine does not serve the weights that are trained.", null);

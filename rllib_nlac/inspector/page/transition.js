@@ -1,6 +1,6 @@
 // One transition in full: the dialogue, what the critic thought of the action, and what really came.
 
-const ROLES = { system: "system", user: "environment", assistant: "agent", tool: "tool" };
+const ROLES = { __proto__: null, system: "system", user: "environment", assistant: "agent", tool: "tool" };
 const KEPT = 6;
 
 function dialogueView(messages) {
@@ -57,6 +57,7 @@ function summaryOf(run, i) {
 function transitionView(app, i) {
   const run = app.run, rows = run.rows, action = run.text("action", i) || "", reason = run.text("reason", i), refined = run.text("refined", i), critique = run.critique(i), target = run.target(i);
   const judged = run.text("judged", i), ended = run.text("ended", i), known = !run.is_buffer;
+  const link = app.link(i);  // not when it is asked for: by then news may have another transition in this place
   const loss = (value) => (rows.stopped[i] ? "stopped" : number(value));
   const same = (run.byId.get(rows.id[i]) || []).filter((each) => each !== i);
   const head = h("header", { class: "dhead" },
@@ -65,7 +66,7 @@ function transitionView(app, i) {
       h("h2", { tabindex: "-1" }, known ? `Iteration ${number(rows.iteration[i])}, turn ${number(rows.turn[i] + 1)}` : `Turn ${number(rows.turn[i] + 1)}`),
       h("span", { class: "quiet" }, inline(run.text("env", i), 40), " · ", inline(run.text("episode", i), 24)),
       h("span", { class: "actions" },
-        h("button", { type: "button", id: "copy-link", title: "a link to this transition in this file", onclick: () => copy(location.href.split("#")[0] + app.link(i), "link") }, "link"),
+        h("button", { type: "button", id: "copy-link", title: "a link to this transition in this file", onclick: () => copy(location.href.split("#")[0] + link, "link") }, "link"),
         h("button", { type: "button", id: "copy-chat", title: "the dialogue and the action as chat JSON", onclick: () => copy(chatOf(run, i), "chat JSON") }, "chat JSON"),
         h("button", { type: "button", id: "copy-play", title: "the command that plays this task yourself", disabled: rows.task_seed[i] === null, onclick: () => copy(playCommand(run, i), "command") }, "play it"))),
     h("div", { class: "chips" }, outcome(rows.success[i] === 1),
