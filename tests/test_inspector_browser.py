@@ -410,7 +410,7 @@ def test_the_link_of_an_open_transition_is_its_own_after_the_record_was_thinned(
         view.open(server.address + f"#t={opened}")
         (reader.folder / "transitions" / f"iteration_{gone:08d}.jsonl").unlink()
         view.until("return document.documentElement.dataset.renewed")
-        view.js("document.getElementById('copy-link').click()")
+        view.press("l")
         copied = view.until("return document.documentElement.dataset.copied")
         assert copied.endswith(f"#t={opened}") and view.js("return app.open === null") == (gone == 4)
         view.js("window.mayFail = true")

@@ -229,12 +229,12 @@ class TestCheckpoints:
             "max_failures": 3,
         }
         checkpoints = CheckpointConfig(num_to_keep=2, checkpoint_frequency=4)
-        state, metadata = Trial("PPO", stub=True, checkpoint_config=checkpoints, **began).get_json_state()
-        trial = Trial.from_json_state(state, stub=True)
-        trial.restore_run_metadata(metadata)
-        assert {key: getattr(trial, key) for key in began} == began and trial.trainable_name == "PPO"
-        assert trial.run_metadata.checkpoint_manager.checkpoint_config == checkpoints
-        assert Experiment.get_trainable_name(PPO) == "PPO"
+        trial = Trial(Experiment.get_trainable_name(PPO), stub=True, checkpoint_config=checkpoints, **began)
+        state, (_, metadata) = trial.__getstate__(), trial.get_json_state()
+        assert {key: state[key] for key in began} == began and state["trainable_name"] == "PPO"
+        other = Trial("PPO", stub=True)
+        other.restore_run_metadata(metadata)
+        assert other.run_metadata.checkpoint_manager.checkpoint_config == checkpoints
 
     def test_the_loggers_that_print_tunes_storage_errors(self):
         for name in TUNES_LOGGERS:
