@@ -136,7 +136,7 @@ def step(room: str, action: str, outcome: str, id: int = 0) -> Transition:
         env="Corridor",
         state=(Message("user", room),),
         action=action,
-        generation=Generation((3,), (4,), np.zeros(1, np.float32), True, 0),
+        generation=Generation((3,), (5,), np.zeros(1, np.float32), True, 0),
         observation=outcome,
         reward=float(outcome == "WIN"),
         terminated=outcome in ENDS,
