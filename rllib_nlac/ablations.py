@@ -64,6 +64,11 @@ class WhatCame(Variant):
 class Permuted(Variant):
     """The evaluator reads the futures of another transition of the batch."""
 
+    unrefined_because = (
+        "this algorithm exchanges futures within a batch, and of turns that are played it depends on the runners which are "
+        "asked about together"
+    )
+
     @override(Variant)
     def shown(self, futures: Sequence[tuple[Future, ...]], rng: np.random.Generator) -> list[tuple[Future, ...]]:
         known = [place for place, own in enumerate(futures) if own]  # who has none, or is not asked about, keeps it so
@@ -100,10 +105,6 @@ class PermutedFutures(Ablation):
     """The critique rests on another transition's futures."""
 
     variant = Permuted()
-    unrefined_because = (
-        "this algorithm exchanges futures within a batch, and of turns that are played it depends on the runners which are "
-        "asked about together"
-    )
 
 
 class Hindsight(Ablation):

@@ -174,23 +174,22 @@ class NLACConfig(ReplayConfig, RecordedConfig):
             "needs engine or learner in a process of its own: set num_engines or num_learners to at least 1, or leave it out. "
             "In one process waves and gradient steps take turns, and older texts would save nothing",
         )
-        stored = self.algo_class is None or not self.algo_class.variant.judges_new_actions
+        variant = NLAC_AS_IT_IS if self.algo_class is None else self.algo_class.variant
         self._check(
-            stored or self.critic_input != "backed_up",
+            not variant.judges_new_actions or self.critic_input != "backed_up",
             "critic_input",
             "speaks of stored actions, and this algorithm judges new ones: set it to predicted",
         )
-        predicts = self.algo_class is None or self.algo_class.variant.predicts
         self._check(
-            predicts or not self.evaluate_refined,
+            variant.predicts or not self.evaluate_refined,
             "evaluate_refined",
             "needs predictions, and this algorithm reads what really came, which nobody knows while a game is played",
         )
-        reason = "" if self.algo_class is None else self.algo_class.unrefined_because
+        reason = variant.unrefined_because
         self._check(not reason or not self.evaluate_refined, "evaluate_refined", f"must be False: {reason}")
         asked = self.examination
         self._check(
-            predicts or not (asked.states or asked.fixed_states),
+            variant.predicts or not (asked.states or asked.fixed_states),
             "evaluation_critic",
             "asks for predictions, and this algorithm reads what came: leave it out, or set states and fixed_states to 0",
         )
@@ -201,7 +200,6 @@ class NLAC(RecordedAlgorithm):
 
     stages_class: type[LanguageStages] = LanguageStages
     variant: Variant = NLAC_AS_IT_IS  # what an ablation does otherwise
-    unrefined_because = ""  # why no turn can be refined before it is played; empty where it can
     ahead: WavesAhead | None = None  # with stage_staleness
 
     @classmethod

@@ -255,5 +255,5 @@ class ReplayAlgorithm(LanguageAlgorithm):
         if (folder := verified.folder / REPLAY_BUFFER).is_dir():
             self.local_replay_buffer.load(folder, verified.open)
         elif self.local_replay_buffer.num_added > self.num_logged:  # what was played since is to be played again
-            self.local_replay_buffer = type(self)._create_local_replay_buffer_if_necessary(self, self.config)
+            self.local_replay_buffer = self._create_local_replay_buffer_if_necessary(self.config)
             self._keep_logs()

@@ -104,7 +104,7 @@ class MathReasoning(TextEnv[Problem]):
             problem = generate(level, seed)
             if _is_held_out(problem) == (self.split == "eval"):
                 return _task(f"level-{level}-{seed}", problem)
-        raise ValueError(f"none of {MAX_DRAWS} problems of level {level} was of the split {self.split!r}")
+        raise ValueError(f"none of {MAX_DRAWS} problems of level {level} was of the split {self.split!r}: choose another level")
 
     def begin(self, task: Problem) -> str:
         return task.text

@@ -47,6 +47,7 @@ class Variant:
         predicts: Whether there is a successor model. Without one nothing is backed up, and the evaluator reads ``known``.
         trains_critic: Whether the successor model is trained.
         judges_new_actions: Whether other actions than the stored ones are judged.
+        unrefined_because: Why no turn can be refined before it is played; empty where it can.
     """
 
     future_weights = Weights.POLICY
@@ -54,6 +55,7 @@ class Variant:
     predicts = True
     trains_critic = True
     judges_new_actions = False
+    unrefined_because = ""
 
     def judged(self, transitions: Sequence[Transition], settings: StageSettings) -> Stage[Sequence[Transition]]:
         """The transitions whose actions are judged and refined: the stored ones."""

@@ -277,9 +277,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def _refining(self, engine: Engine) -> RefiningPolicy:
         if not self.config.criticises_in_words:
             raise ValueError(f"{type(self.config).__name__} has no critic in words, so its policy cannot be refined")
-        if reason := getattr(self.config.algo_class, "unrefined_because", ""):
-            raise ValueError(f"a turn cannot be refined before it is played: {reason}")
         variant = getattr(self.config.algo_class, "variant", NLAC_AS_IT_IS)
+        if variant.unrefined_because:
+            raise ValueError(
+                f"a turn cannot be refined before it is played: {variant.unrefined_because}. Evaluate without refinement"
+            )
         return RefiningPolicy(engine, self.chat, functools.cache(self.config.prompts_for), self.config.stage_settings, variant)
 
     def _log_episodes(self, episodes: Sequence[SingleAgentEpisode], seconds: float, repeated: Mapping[str, int] | None) -> None:
