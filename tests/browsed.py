@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from pathlib import Path
 from typing import Any
+
+from rllib_nlac.inspector import page
+from rllib_nlac.inspector.bundle import bundle
+from rllib_nlac.inspector.run import RunReader
 
 SECONDS = 60  # for anything to happen on a busy machine
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars")
@@ -125,3 +130,15 @@ class Page:
     def contrast(self, selector: str) -> float:
         """The ratio of text and background, by the web's accessibility guidelines (WCAG 2)."""
         return self.js(CONTRAST, selector)
+
+
+def save(folder: Path, *runs: Path) -> str:
+    """Writes the page of runs and returns its address."""
+    file = folder / "page.html"
+    file.write_bytes(page.render(page.packed(bundle([RunReader(run).read() for run in runs])), "a run"))
+    return file.as_uri()
+
+
+def key(line: dict[str, Any]) -> str:
+    """What a transition is called in a link."""
+    return f"{line['iteration']}.{line['id']}"

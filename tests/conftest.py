@@ -32,7 +32,10 @@ settings.load_profile("patient")
 
 # All else is imported where it is needed: importing Ray and torch takes seconds, also of the process that hands tests out.
 if TYPE_CHECKING:
+    from typing import Any
+
     import torch
+    from browsed import Page
 
     from rllib_nlac import NLACConfig
     from rllib_nlac.engine.chat import Chat
@@ -316,3 +319,34 @@ def make_learner(config):
         return learner
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One browser for all tests."""
+    from browsed import start_browser
+
+    try:
+        own = start_browser()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    yield own
+    own.quit()
+
+
+@pytest.fixture()
+def view(browser) -> Iterator[Page]:
+    """The browser as every test finds it; what went wrong in the page fails the test."""
+    from browsed import Page
+
+    own = Page(browser)
+    own.size(1280, 800)
+    own.scheme("light")
+    browser.get_log("browser")
+    yield own
+    wrong = [
+        entry["message"]
+        for entry in browser.get_log("browser")
+        if entry["level"] == "SEVERE" and "favicon" not in entry["message"]
+    ]
+    assert not wrong or own.js("return window.mayFail"), wrong
