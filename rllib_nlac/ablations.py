@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.language import refine
@@ -20,15 +19,6 @@ from rllib_nlac.nlac import NLAC, NLACConfig
 from rllib_nlac.types import Future, Seen, Transition, Weights
 
 NOTHING_KNOWN = Future("FAILURE", success=False)
-
-
-class Ablation(NLAC):
-    """NLAC but for ``variant``."""
-
-    @classmethod
-    @override(Algorithm)
-    def get_default_config(cls) -> NLACConfig:
-        return NLACConfig(algo_class=cls)
 
 
 class Frozen(Variant):
@@ -89,43 +79,43 @@ class Fresh(Variant):
         return [replace(t, generation=new[0], action=new[1]) if new else t for t, new in zip(transitions, drawn, strict=True)]
 
 
-class FrozenCritic(Ablation):
+class FrozenCritic(NLAC):
     """The critic stays what it was before training."""
 
     variant = Frozen()
 
 
-class ConstantFutures(Ablation):
+class ConstantFutures(NLAC):
     """Distillation of the evaluator's advice, without a critic."""
 
     variant = Constant()
 
 
-class PermutedFutures(Ablation):
+class PermutedFutures(NLAC):
     """The critique rests on another transition's futures."""
 
     variant = Permuted()
 
 
-class Hindsight(Ablation):
+class Hindsight(NLAC):
     """The evaluator reads what really came instead of predictions: the next ``n_step`` replies (by default all) and the end."""
 
     variant = WhatCame()
 
     @classmethod
-    @override(Ablation)
+    @override(NLAC)
     def get_default_config(cls) -> NLACConfig:
         # Nothing is predicted, so there is nothing that evaluation could compare with how games end.
         return super().get_default_config().training(n_step=1000).evaluation(evaluation_critic={"states": 0, "fixed_states": 0})
 
 
-class FreshActions(Ablation):
+class FreshActions(NLAC):
     """Today's actions are refined instead of the stored ones."""
 
     variant = Fresh()
 
 
-ABLATIONS: dict[str, type[Ablation]] = {
+ABLATIONS: dict[str, type[NLAC]] = {
     f"NLAC_{cls.__name__}": cls
     for cls in (
         FrozenCritic,

@@ -205,7 +205,7 @@ class NLAC(RecordedAlgorithm):
     @classmethod
     @override(Algorithm)
     def get_default_config(cls) -> NLACConfig:
-        return NLACConfig()
+        return NLACConfig(algo_class=cls)
 
     @override(LanguageAlgorithm)
     def setup(self, config: Any) -> None:

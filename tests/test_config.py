@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import FreshActions, Hindsight, PermutedFutures
 from rllib_nlac.algorithm.language_config import Manners
+from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.baselines.rft import RFT
@@ -22,7 +23,7 @@ from rllib_nlac.command.progress import read_result
 from rllib_nlac.engine.places import Node
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.names import unknown_key
-from rllib_nlac.nlac import PRESETS
+from rllib_nlac.nlac import NLAC, PRESETS
 from rllib_nlac.reporting.results import evaluated, lookup
 
 ROOT = Path(__file__).parent.parent
@@ -132,6 +133,20 @@ def test_only_stored_actions_are_judged_by_their_targets(config):
     for kind in (FreshActions, NLQL):
         with pytest.raises(ValueError, match="speaks of stored actions, and this algorithm judges new ones"):
             kind.get_default_config().environment("TwentyQuestions").training(critic_input="backed_up").validate()
+
+
+@pytest.mark.parametrize("cls", [*OURS.values(), *STOCK_ON_TEXT.values()])
+def test_a_class_derived_from_ours_is_the_one_its_configuration_builds(cls):
+    derived = type("Derived", (cls,), {})
+    assert (derived.get_default_config().algo_class, cls.get_default_config().algo_class) == (derived, cls)
+
+
+def test_what_a_derived_class_does_otherwise_counts_where_its_configuration_is_checked():
+    class OfMine(NLAC):
+        variant = FreshActions.variant
+
+    with pytest.raises(ValueError, match="speaks of stored actions, and this algorithm judges new ones"):
+        OfMine.get_default_config().environment("TwentyQuestions").training(critic_input="backed_up").validate()
 
 
 def test_hindsight_reads_whole_episodes_and_cannot_refine_at_play():

@@ -107,7 +107,7 @@ class NLQL(NLAC):
     @classmethod
     @override(NLAC)
     def get_default_config(cls) -> NLQLConfig:
-        return NLQLConfig()
+        return NLQLConfig(algo_class=cls)
 
     @override(NLAC)
     def setup(self, config: Any) -> None:

@@ -30,7 +30,7 @@ class NLRL(RolloutCritic):
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> NLRLConfig:
-        return NLRLConfig()
+        return NLRLConfig(algo_class=cls)
 
     @override(RolloutCritic)
     def describe(self, rollouts: Sequence[Sequence[Transition]], report: StageReport) -> list[list[BellmanTarget]]:

@@ -137,7 +137,7 @@ class ReAct(LanguageAlgorithm):
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> ReActConfig:
-        return ReActConfig()
+        return ReActConfig(algo_class=cls)
 
     @override(Algorithm)
     def training_step(self) -> None:

@@ -55,7 +55,7 @@ class RFT(LanguageAlgorithm):
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> RFTConfig:
-        return RFTConfig()
+        return RFTConfig(algo_class=cls)
 
     @override(LanguageAlgorithm)
     def setup(self, config: Any) -> None:

@@ -135,7 +135,7 @@ class ScalarCritic(ReplayAlgorithm):
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> ScalarCriticConfig:
-        return ScalarCriticConfig()
+        return ScalarCriticConfig(algo_class=cls)
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:

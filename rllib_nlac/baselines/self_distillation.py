@@ -29,7 +29,7 @@ class SelfDistillation(RolloutCritic):
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> SelfDistillationConfig:
-        return SelfDistillationConfig()
+        return SelfDistillationConfig(algo_class=cls)
 
     @override(RolloutCritic)
     def describe(self, rollouts: Sequence[Sequence[Transition]], report: StageReport) -> list[list[BellmanTarget]]:

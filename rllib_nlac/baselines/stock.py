@@ -227,7 +227,7 @@ class TextPPO(StockOnText, PPO):
     @classmethod
     @override(PPO)
     def get_default_config(cls) -> AlgorithmConfig:
-        return TextPPOConfig()
+        return TextPPOConfig(algo_class=cls)
 
 
 class TextAPPOConfig(StockConfig, APPOConfig):
@@ -243,4 +243,4 @@ class TextAPPO(StockOnText, APPO):
     @classmethod
     @override(APPO)
     def get_default_config(cls) -> AlgorithmConfig:
-        return TextAPPOConfig()
+        return TextAPPOConfig(algo_class=cls)
