@@ -24,7 +24,6 @@ logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERRO
 import numpy as np
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.algorithm.calibration import auc, brier
@@ -33,6 +32,7 @@ from rllib_nlac.episode import episode_success
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import transition_at
+from rllib_nlac.sampling.branches import Prefix, play_branches
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.text_house import HORIZON, distance, next_of, progress_of
 from rllib_nlac.types import Future, Transition, Weights
@@ -51,11 +51,11 @@ def named(future: Future) -> str:
     return next_of(future.text) if distance(future.text) == 0 else f"{next_of(future.text)} later"
 
 
-def played_on(runner: TextEnvRunner, turns: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> np.ndarray:
+def played_on(runner: TextEnvRunner, turns: Sequence[Prefix], count: int, rng: np.random.Generator) -> np.ndarray:
     """Share of wins of so many games that go on after each turn; NaN where the turn was the last one. Shape (N,)."""
     shares = np.full(len(turns), np.nan)
     open_ = [i for i, (episode, t) in enumerate(turns) if t + 1 < len(episode)]
-    branches = runner.branch([(turns[i][0], turns[i][1] + 1) for i in open_], count)
+    branches = play_branches([(turns[i][0], turns[i][1] + 1) for i in open_], count, rng, runner.play_forks)
     for i, own in zip(open_, branches, strict=True):
         if own:
             shares[i] = statistics.mean(map(episode_success, own))
@@ -113,7 +113,7 @@ def main() -> None:
             line += f" named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""
         print(line, flush=True)
     if arguments.branches:
-        shares = played_on(runner, [(episodes[e], t) for e, t in drawn], arguments.branches)
+        shares = played_on(runner, [(episodes[e], t) for e, t in drawn], arguments.branches, rng)
         known = ~np.isnan(shares)
         of_open, left = outcomes["success"][known], -np.array([t for _, t in drawn])[known]
         spread = f"of {known.sum()} turns that are not the last; wins by {shares[known].mean():.3f} of the games"

@@ -37,6 +37,7 @@ from rllib_nlac.language.critique import transcript
 from rllib_nlac.learner.batch import POLICY, TrainingSequence, into_minibatches, to_multi_agent_batch, turn_sequences
 from rllib_nlac.learner.losses import clipped_policy_loss
 from rllib_nlac.replay.buffer import transition_at
+from rllib_nlac.sampling.branches import play_branches
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Critique, Future, Generation, Message, Request
 
@@ -214,7 +215,7 @@ class TestBranches:
         runner = self.runner(chat, lambda prompt, w: moves[rng.integers(5)])
         episodes = runner.sample(num_episodes=6)
         before = runner.get_metrics()
-        branches = runner.branch([(e, 2) for e in episodes], count=3)
+        branches = play_branches([(e, 2) for e in episodes], 3, np.random.default_rng(0), runner.play_forks)
         assert [len(group) for group in branches] == [3] * 6
         for e, group in zip(episodes, branches, strict=True):
             for branch in group:
@@ -229,36 +230,8 @@ class TestBranches:
     def test_a_branch_of_an_ended_episode_is_that_episode(self, chat):
         runner = self.runner(chat, lambda prompt, w: "Is it big?")
         (e,) = runner.sample(num_episodes=1)
-        ((branch,),) = runner.branch([(e, len(e))], count=1)
+        ((branch,),) = play_branches([(e, len(e))], 1, np.random.default_rng(0), runner.play_forks)
         assert branch.get_observations() == e.get_observations()
-
-    def test_remote_runners_share_the_prefixes(self, build, chat):
-        """Each prefix gets its own branches back, whichever runner played them; a lost runner's have none."""
-        algorithm = build(NLRLConfig())
-        episodes = algorithm.collect()[:5]
-        local = algorithm.env_runner_group.local_env_runner
-
-        class Group:
-            lost: tuple[int, ...] = ()
-
-            def healthy_env_runner_ids(self):
-                return [1, 2]
-
-            def foreach_env_runner(self, functions, *, remote_worker_ids, local_env_runner, timeout_seconds):
-                assert remote_worker_ids == [1, 2] and not local_env_runner
-                answers = [function(local) for function in functions]
-                return [answer for answer in reversed(answers) if answer[0] not in self.lost]
-
-        stub = Group()
-        own, algorithm.env_runner_group = algorithm.env_runner_group, stub
-        try:
-            branches = algorithm.branch([(e, 1) for e in episodes], 2)
-            assert [len(group) for group in branches] == [2] * 5
-            assert all(b.id_.startswith(e.id_) for e, group in zip(episodes, branches, strict=True) for b in group)
-            stub.lost = (1,)
-            assert [len(group) for group in algorithm.branch([(e, 1) for e in episodes], 2)] == [2, 0, 2, 0, 2]
-        finally:
-            algorithm.env_runner_group = own
 
     def test_an_environment_that_does_not_repeat_itself_is_dropped_and_counted(self, chat):
         class Moody(gym.Env):
@@ -276,7 +249,7 @@ class TestBranches:
 
         runner = self.runner(chat, lambda prompt, w: "a", creator=lambda context: Moody(), num_envs_per_env_runner=1)
         (e,) = runner.sample(num_episodes=1)
-        assert runner.branch([(e, 2)], count=2) == [[]]
+        assert play_branches([(e, 2)], 2, np.random.default_rng(0), runner.play_forks) == [[]]
 
 
 class TestNLRLAndSelfDistillation:

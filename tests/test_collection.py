@@ -27,6 +27,7 @@ from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import GENERATION, MESSAGES, environment_of, episode_success, task_seed_of
 from rllib_nlac.replay.buffer import TextReplayBuffer, transition_at
 from rllib_nlac.replay.dialogues import parse_dialogue, write_dialogues
+from rllib_nlac.sampling.branches import play_branches
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Weights
 
@@ -113,7 +114,8 @@ def test_branches_count_as_steps_and_not_as_the_policys_success(make):
     runner = make()
     episodes = [episode for episode in runner.sample(num_episodes=12) if len(episode) >= 3][:2]
     runner.get_metrics()
-    branches = [branch for own in runner.branch([(episode, 1) for episode in episodes], 2) for branch in own]
+    prefixes = [(episode, 1) for episode in episodes]
+    branches = [b for own in play_branches(prefixes, 2, np.random.default_rng(0), runner.play_forks) for b in own]
     metrics = runner.get_metrics()
     assert float(metrics["num_env_steps_sampled"]) == sum(map(len, branches)) and float(metrics["num_episodes"]) == 4
     sampled = [branch.get_extra_model_outputs(GENERATION, turn) for branch in branches for turn in range(1, len(branch))]
@@ -124,7 +126,7 @@ def test_branches_count_as_steps_and_not_as_the_policys_success(make):
 def test_a_branch_begins_with_its_prefixs_turns_and_their_generations(make):
     runner = make()
     episode = next(e for e in runner.sample(num_episodes=40) if len(e) == 4)
-    ((branch,),) = runner.branch([(episode, 2)], 1)
+    ((branch,),) = play_branches([(episode, 2)], 1, np.random.default_rng(0), runner.play_forks)
     assert len(branch) == 4 and branch.get_observations() == episode.get_observations()
     for t in range(4):
         same = branch.get_extra_model_outputs(GENERATION, t) is episode.get_extra_model_outputs(GENERATION, t)
@@ -148,10 +150,11 @@ def test_a_branch_whose_prefix_is_answered_otherwise_is_dropped_and_counted(make
     played = 10**9
     runner = make(env=Moody, env_threads=threads)
     episodes = [episode for episode in runner.sample(num_episodes=12) if len(episode) >= 2][:2]
-    assert [len(own) for own in runner.branch([(episode, 1) for episode in episodes], 2)] == [2, 2]
+    prefixes, rng = [(episode, 1) for episode in episodes], np.random.default_rng(0)
+    assert [len(own) for own in play_branches(prefixes, 2, rng, runner.play_forks)] == [2, 2]
     played = Moody.games
     runner.get_metrics()
-    assert runner.branch([(episode, 1) for episode in episodes], 2) == [[], []]
+    assert play_branches(prefixes, 2, rng, runner.play_forks) == [[], []]
     assert int(runner.get_metrics()["branch_mismatches"]) == 4
 
 

@@ -5,69 +5,24 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from lone_algorithm import fake
 from micro import played
-from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
-from scripted_engine import ScriptedEngine
 
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
 from rllib_nlac.baselines.self_distillation import SelfDistillation
+from rllib_nlac.episode import task_seed_of
 from rllib_nlac.language.critique import transcript
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.replay.buffer import transition_at
-from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import TextEnvRunner
+from rllib_nlac.sampling.slot import Start
 from rllib_nlac.types import BellmanTarget, Future, Generation, Refinement
-
-
-class BranchingRunner:
-    """Plays branches by name only."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.engines, self.error = number, [], None
-        self.played = False
-
-    @contextmanager
-    def lent(self, engine):
-        self.engines.append(engine)
-        yield
-
-    def branch(self, prefixes, count):
-        self.played = True
-        if self.error is not None:
-            raise self.error
-        return [[f"{episode} by {self.number}, {b}" for b in range(count)] for episode, _ in prefixes]
-
-    def get_metrics(self):
-        return f"metrics {self.number}"
-
-    def get_state(self):
-        return {"of": self.number}
-
-
-class BranchingGroup:
-    """The first is the local one; the answers of the others come in the wrong order."""
-
-    lost: tuple[int, ...] = ()
-
-    def __init__(self, workers) -> None:
-        self.workers, self.local_env_runner, self.asked = workers, workers[0], []
-
-    def healthy_env_runner_ids(self):
-        return [worker.number for worker in self.workers[1:]]
-
-    def foreach_env_runner(self, functions, *, remote_worker_ids, **how):
-        self.asked.append(how)
-        chosen = [worker for worker in self.workers if worker.number in remote_worker_ids]
-        answers = [(w.number, function(w)) for w, function in zip(chosen, functions, strict=True)]
-        return [answer for number, answer in reversed(answers) if number not in self.lost]
 
 
 class TestRolloutCritics:
@@ -155,25 +110,26 @@ class TestRolloutCritics:
         shares = np.array([picked[n] for n in (1, 2, 3, 4)]) / 200
         assert np.abs(shares - 0.25).max() < 0.1
 
-    @pytest.mark.parametrize("runners", [0, 1, 2, 3])
-    def test_branches_are_shared_out_and_come_back_in_their_places(self, runners):
-        """With several EnvRunners each plays every n-th prefix, on the algorithm's engine; their answers come in any order."""
-        a, aggregated, states = self.algorithm(sample_timeout_s=77.0, max_staleness=0), [], {}
-        a.engine, a.metrics = "engine", SimpleNamespace(aggregate=lambda *given, key: aggregated.append((given, key)))
-        a.collector = SimpleNamespace(runner_states=states) if runners != 1 else None
-        workers = [BranchingRunner(number) for number in range(runners + 1)]
-        group = BranchingGroup(workers)
-        a.env_runner_group = group
-        prefixes = [(f"episode {i}", i) for i in range(5)]
+    def test_branches_are_played_by_the_runners_and_come_back_to_their_prefixes(self, monkeypatch):
+        """Whatever the order in which they come; one that was lost is missing in its own place."""
+        a, aggregated = self.algorithm(), []
+        a.rng, a.env_runner_group = np.random.default_rng(0), "the runners of training"
+        a.metrics = SimpleNamespace(aggregate=lambda given, key: aggregated.append((given, key)))
+        asked: list[Start] = []
+
+        def on_runners(algorithm, group, starts, work):
+            assert (algorithm, group, work) == (a, "the runners of training", TextEnvRunner.play_forks)
+            asked.extend(starts)
+            return [played([0.0], name=s.name) for s in reversed(starts) if s.name != "b/2/0"], ["theirs"]
+
+        monkeypatch.setattr("rllib_nlac.baselines.rollouts.on_runners", on_runners)
+        prefixes = [(played([0.0] * 3, name=name), steps) for name, steps in (("a", 1), ("b", 2), ("c", 3))]
         branches = RolloutCritic.branch(a, prefixes, 2)
-        who = [i % runners + 1 if runners else 0 for i in range(5)]
-        assert branches == [[f"episode {i} by {who[i]}, {b}" for b in range(2)] for i in range(5)]
-        played = [worker for worker in workers if worker.played]
-        assert {key for _, key in aggregated} == {"env_runners"} and len(aggregated) == 1
-        assert sorted(aggregated[0][0][0]) == [f"metrics {worker.number}" for worker in played]
-        assert all(worker.engines == (["engine"] if runners else []) for worker in played)
-        assert states == ({worker.number: {"of": worker.number} for worker in played} if runners > 1 else {})
-        assert group.asked == ([{"local_env_runner": False, "timeout_seconds": 77.0}] if runners else [])
+        assert [[b.id_ for b in own] for own in branches] == [["a/1/0", "a/1/1"], ["b/2/1"], ["c/3/0", "c/3/1"]]
+        assert aggregated == [(["theirs"], "env_runners")]
+        assert [s.prefix for s in asked] == [prefix for prefix in prefixes for _ in range(2)]
+        assert [s.task_seed for s in asked] == [task_seed_of(episode) for episode, _ in prefixes for _ in range(2)]
+        assert len({s.sampling_seed for s in asked}) == 6 and {s.role for s in asked} == {"branches"}
 
     def test_a_resumed_run_asks_with_the_seeds_that_it_would_have_asked_with(self):
         """They are drawn by the stages. Fails where a checkpoint leaves their random state out: it begins anew then."""
@@ -187,26 +143,6 @@ class TestRolloutCritics:
         RolloutCritic.set_own_state(a, kept)
         assert a.stages.rng.integers(1 << 31, size=5).tolist() == expected
 
-    def test_branches_do_not_disown_a_round_that_was_played_ahead(self):
-        """Its episodes' numbers are below those after it. Fails where each such round is thrown away."""
-        a, states = self.algorithm(sample_timeout_s=77.0, max_staleness=1), {1: "before"}
-        a.engine, a.metrics = "engine", SimpleNamespace(aggregate=lambda *_, **__: None)
-        a.collector = SimpleNamespace(runner_states=states)
-        a.env_runner_group = BranchingGroup([BranchingRunner(number) for number in (0, 1)])
-        RolloutCritic.branch(a, [("a", 0)], 2)
-        assert states == {1: "before"}
-
-    def test_of_a_lost_runner_there_are_no_branches_and_a_failing_one_is_named(self):
-        a = self.algorithm(sample_timeout_s=77.0)
-        a.engine, a.metrics, a.collector = "engine", SimpleNamespace(aggregate=lambda *_, **__: None), None
-        workers = [BranchingRunner(number) for number in range(3)]
-        a.env_runner_group = group = BranchingGroup(workers)
-        group.lost = (1,)
-        assert [len(own) for own in RolloutCritic.branch(a, [(str(i), 0) for i in range(5)], 2)] == [0, 2, 0, 2, 0]
-        group.lost, workers[2].error = (), OSError("the simulator fell over")
-        with pytest.raises(CollectionError, match="EnvRunner 2 failed: OSError: the simulator fell over"):
-            RolloutCritic.branch(a, [("a", 0), ("b", 0)], 2)
-
     def test_needs_at_least_the_rollout_that_was_played(self):
         config = NLRLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
         assert config.rollouts_per_action == 4
@@ -214,16 +150,10 @@ class TestRolloutCritics:
         with pytest.raises(ValueError, match="rollouts_per_action is 0 and must be at least 1"):
             config.training(rollouts_per_action=0).validate()
 
-    def test_where_that_one_is_enough_no_branches_are_played(self, config, chat):
-        """By the real runner: fails where it divides none among all prefixes."""
-        runner = TextEnvRunner(config=config, worker_index=0)
-        runner.attach(ScriptedEngine(chat, lambda prompt, weights: "Is it big?"))
-        a, episodes = self.algorithm(), runner.sample(num_episodes=2)
-        a.metrics = MetricsLogger(root=True)
-        a.metrics.aggregate([runner.get_metrics()], key="env_runners")
-        a.env_runner_group = SimpleNamespace(healthy_env_runner_ids=list, local_env_runner=runner)
-        assert RolloutCritic.branch(a, [(episode, 1) for episode in episodes], 0) == [[], []]
-        assert a.metrics.peek(("env_runners", "num_episodes_lifetime")) == 2
+    def test_where_that_one_is_enough_no_runner_is_asked(self):
+        a = self.algorithm()
+        a.rng = np.random.default_rng(0)
+        assert RolloutCritic.branch(a, [(played([0.0], name=name), 1) for name in "ab"], 0) == [[], []]
 
     def test_nlrl_describes_every_rollout(self):
         a = self.algorithm()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.episode import GENERATION, MESSAGES, TASK, TASK_SEED
 from rllib_nlac.replay.buffer import transition_at
+from rllib_nlac.sampling.branches import play_branches
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import hash_seed
 
@@ -100,9 +102,9 @@ class TestSeeds:
     def test_branches_are_sampled_with_seeds_of_their_own(self, make):
         runner = make(num_envs_per_env_runner=2)
         episodes = runner.sample(num_episodes=2)
-        before = len(runner.engine.requests)
+        before, rng = len(runner.engine.requests), np.random.default_rng(0)
         for _ in range(2):
-            branches = runner.branch([(episode, 2) for episode in episodes], 3)
+            branches = play_branches([(episode, 2) for episode in episodes], 3, rng, runner.play_forks)
             assert [len(own) for own in branches] == [3, 3] and {len(e) for own in branches for e in own} == {6}
             assert [[e.id_ for e in own] for own in branches] == [[f"{e.id_}/2/{i}" for i in range(3)] for e in episodes]
         seeds = [request.seed for _, request in runner.engine.requests]

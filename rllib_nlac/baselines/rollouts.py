@@ -7,7 +7,6 @@ such. ``nlrl`` and ``self_distillation`` differ in what becomes of them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -18,14 +17,15 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.algorithm.metrics import log_stages, stage
 from rllib_nlac.algorithm.roles import RolesConfig
-from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.replay.buffer import transition_at
-from rllib_nlac.sampling.collector import Failure
+from rllib_nlac.sampling.branches import Prefix, play_branches
 from rllib_nlac.sampling.env_runner import TextEnvRunner
+from rllib_nlac.sampling.slot import Start
 from rllib_nlac.types import BellmanTarget, Refinement, Transition
 
 
@@ -95,34 +95,15 @@ class RolloutCritic(LanguageAlgorithm):
         self.heed_stages(report)
         return self._sequences(targets, refinements)
 
-    def branch(self, prefixes: list[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
-        """``count`` continuations of each prefix, shared out among the EnvRunners; none where a runner was lost."""
-        group = self.env_runner_group
-        ids = group.healthy_env_runner_ids()
-        if not ids:
-            branches = group.local_env_runner.branch(prefixes, count)
-            self.metrics.aggregate([group.local_env_runner.get_metrics()], key=ENV_RUNNER_RESULTS)
-            return branches
+    def branch(self, prefixes: Sequence[Prefix], count: int) -> list[list[SingleAgentEpisode]]:
+        """``count`` continuations of each prefix, shared out among the EnvRunners; see ``play_branches``."""
 
-        answers = group.foreach_env_runner(
-            [
-                functools.partial(_branch, engine=self.engine, part=part, prefixes=prefixes[part :: len(ids)], count=count)
-                for part in range(len(ids))
-            ],
-            remote_worker_ids=ids,
-            local_env_runner=False,
-            timeout_seconds=self.config.sample_timeout_s,
-        )
-        for part, played, _, state in answers:
-            if isinstance(played, Failure):
-                raise played.raised(f"EnvRunner {ids[part]}")
-            if self.collector is not None and not self.config.max_staleness:  # else a round played ahead brings a later one
-                self.collector.runner_states[ids[part]] = state
-        self.metrics.aggregate([metrics for _, _, metrics, _ in answers], key=ENV_RUNNER_RESULTS)
-        branches = [[] for _ in prefixes]
-        for part, played, _, _ in answers:
-            branches[part :: len(ids)] = played
-        return branches
+        def play(starts: Sequence[Start]) -> list[SingleAgentEpisode]:
+            played, metrics = on_runners(self, self.env_runner_group, starts, TextEnvRunner.play_forks)
+            self.metrics.aggregate(metrics, key=ENV_RUNNER_RESULTS)
+            return played
+
+        return play_branches(prefixes, count, self.rng, play)
 
     def _transition(self, episode: SingleAgentEpisode, t: int) -> Transition:
         return transition_at(str(self.config.env), episode, t, n_step=len(episode))  # all that followed comes along
@@ -151,13 +132,3 @@ class RolloutCritic(LanguageAlgorithm):
             origin = f"turn {refinement.transition.id} of a judged episode"
             sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, 0, 0, weight, origin=origin))
         return into_minibatches(sequences, self.config.minibatch_size, self.config.num_epochs, self.rng)
-
-
-def _branch(
-    runner: TextEnvRunner, engine: Engine, part: int, prefixes: list[tuple[SingleAgentEpisode, int]], count: int
-) -> tuple[int, Any, Any, dict[str, Any]]:
-    try:
-        with runner.lent(engine):
-            return part, runner.branch(prefixes, count), runner.get_metrics(), runner.get_state()
-    except Exception as error:  # RLlib would end the runner's process, and the cause would be in a log only
-        return part, Failure.of(error), None, {}

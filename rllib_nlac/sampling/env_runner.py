@@ -36,7 +36,7 @@ from ray.rllib.utils.metrics import (
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.envs.spaces import check_text_env
-from rllib_nlac.episode import TASK, episode_success, generations_of, task_seed_of
+from rllib_nlac.episode import TASK, episode_success, generations_of
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.sampling.env_watch import watched
 from rllib_nlac.sampling.means import hand_on_whole_means
@@ -199,45 +199,16 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self.prepare()
         return self._play(iter(starts).__next__, len(starts), 0, replace_lost=False, refined=refined)
 
-    def branch(self, prefixes: Sequence[tuple[SingleAgentEpisode, int]], count: int) -> list[list[SingleAgentEpisode]]:
-        """Plays each prefix again and lets the policy go on from there, ``count`` times.
-
-        The environment must answer alike after ``reset`` with the same seed; a branch whose observations differ from the
-        recorded ones is dropped and counted as ``branch_mismatches``.
-
-        Args:
-            prefixes: Episodes of any runner, each with the number of its steps to play again.
-            count: Branches of each prefix.
-
-        Returns:
-            For each prefix its branches, whole episodes from the first step on.
-        """
-        if not count:
-            return [[] for _ in prefixes]
-        starts: list[Start] = []
-        for number, (episode, steps) in enumerate(prefixes):
-            for branch in range(count):
-                seed = hash_seed(task_seed_of(episode), self._next_episode, number, branch)
-                name = f"{episode.id_}/{steps}/{branch}"
-                starts.append(Start(name, task_seed_of(episode), seed, (episode, steps), role="branches"))
-        self._next_episode += 1
-        played = self._play_branches(starts)
-        by_name = {episode.id_: episode for episode in played}
-        found = [by_name.get(start.name) for start in starts]
-        return [[e for e in found[i : i + count] if e is not None] for i in range(0, len(found), count)]
-
     def play_forks(self, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
         """Plays episodes that repeat a prefix of others and then differ in one turn; see ``Start``.
 
-        The environment must answer alike, as in ``branch``.
+        The environment must answer alike after ``reset`` with the same seed. An episode whose observations differ from the
+        recorded ones is dropped and counted as ``branch_mismatches``.
 
         Returns:
             The episodes in the order of their names, without those that were lost or whose prefix was answered otherwise.
         """
         self.prepare()
-        return self._play_branches(starts)
-
-    def _play_branches(self, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
         repeated = {start.name: start.prefix[1] for start in starts if start.prefix is not None}
         return self._play(iter(starts).__next__, len(starts), 0, repeated=repeated)
 
