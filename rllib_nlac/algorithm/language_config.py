@@ -167,7 +167,8 @@ class LanguageConfig(AlgorithmConfig):
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_model: How the learner holds the model: the fields of ``LearnerModel`` (dtype, attn_implementation,
                 packing, gradient_checkpointing, flops_per_s).
-            max_tokens_per_micro_batch: Tokens that go through the learner's model at once, padding included.
+            max_tokens_per_micro_batch: Tokens that go through the learner's model at once: those of a pack, shared ones counted
+                once, or where sequences are padded with the padding.
 
         Returns:
             This updated config.

@@ -21,7 +21,7 @@ class LearnerPlan:
 
     Attributes:
         dtype: Of the weights.
-        tokens: The most that go through the model at once, padding included.
+        tokens: The most that go through the model at once, padding included where there is any.
         logit_tokens: The most of them that have logits.
         lora: What the adapter is; None trains all weights.
         has_target: Whether target weights are kept.
