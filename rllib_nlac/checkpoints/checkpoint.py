@@ -59,7 +59,7 @@ SWAP_S = 5.0  # how long a reader waits for a living process to put a checkpoint
 
 
 @contextmanager
-def written_at_once(path: str | os.PathLike | None) -> Iterator[Path]:
+def written_at_once(path: str | os.PathLike) -> Iterator[Path]:
     """A folder to write into that takes the place of ``path`` when the block ends well.
 
     Until then nothing of a former checkpoint at ``path`` is touched; after a failure nothing of the new one is left, and after
@@ -68,8 +68,8 @@ def written_at_once(path: str | os.PathLike | None) -> Iterator[Path]:
     Args:
         path: A local folder, existing or not, or the URI of a remote file system.
     """
-    remote = path is not None and "://" in str(path)
-    final = Path(tempfile.mkdtemp() if path is None or remote else path).absolute()
+    remote = "://" in str(path)
+    final = Path(tempfile.mkdtemp() if remote else path).absolute()
     final.parent.mkdir(parents=True, exist_ok=True)
     put_right(final.parent)
     scratch = ScratchFolder(f".{final.name}{UNFINISHED}", final.parent)

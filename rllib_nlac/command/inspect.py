@@ -10,7 +10,7 @@ from typing import Any
 
 from rllib_nlac.checkpoints.storage import reason
 from rllib_nlac.command.terminal import Terminal
-from rllib_nlac.inspector.bundle import MOST, bundle
+from rllib_nlac.inspector.bundle import bundle
 from rllib_nlac.inspector.page import packed, render
 from rllib_nlac.inspector.run import Run, RunReader, trial_of
 
@@ -113,6 +113,3 @@ def _write(file: Path, content: bytes) -> None:
         file.write_bytes(content)
     except OSError as error:
         raise ValueError(f"cannot write {file}: {reason(error)}. Give another --output") from error
-
-
-__all__ = ["MOST", "inspect", "reader_of"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from rllib_nlac.language.parsing import parse_future
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.types import BellmanTarget, Future, Generation, Message, Transition
+from rllib_nlac.language.variant import Answer
+from rllib_nlac.types import BellmanTarget, Future, Message, Transition
 
 
 def next_action_prompt(transition: Transition) -> tuple[Message, ...] | None:
@@ -31,7 +32,7 @@ def target_prompt(prompts: PromptSet, transition: Transition, next_future: Futur
 
 
 def read_target(
-    transition: Transition, answer: tuple[Generation, str] | None, next_action: str | None, next_future: Future | None
+    transition: Transition, answer: Answer | None, next_action: str | None, next_future: Future | None
 ) -> BellmanTarget:
     """The target, without a generation to train on where it does not parse or was cut off."""
     generation, text = answer if answer else (None, "")

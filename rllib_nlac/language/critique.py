@@ -8,8 +8,8 @@ from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import StageSettings
-from rllib_nlac.language.variant import Ask, Stage
-from rllib_nlac.types import Critique, Future, Generation, Message, Seen, Transition
+from rllib_nlac.language.variant import Answer, Ask, Stage
+from rllib_nlac.types import Critique, Future, Message, Seen, Transition
 
 
 def future_prompt(prompts: PromptSet, state: Sequence[Message], action: str) -> tuple[Message, ...]:
@@ -17,7 +17,7 @@ def future_prompt(prompts: PromptSet, state: Sequence[Message], action: str) -> 
     return prompts.predict_messages(state, action)
 
 
-def read_futures(answers: Sequence[tuple[Generation, str] | None]) -> tuple[Future, ...]:
+def read_futures(answers: Sequence[Answer | None]) -> tuple[Future, ...]:
     """The futures that parse and were not cut off."""
     futures = (parse_future(text) for generation, text in filter(None, answers) if generation.finished)
     return tuple(future for future in futures if future is not None)
@@ -30,7 +30,7 @@ def evaluate_prompt(
     return prompts.evaluate_messages(state, action, futures) if futures else None
 
 
-def read_critique(answer: tuple[Generation, str] | None) -> Critique | None:
+def read_critique(answer: Answer | None) -> Critique | None:
     """The critique, None where it does not parse or was cut off."""
     if answer is None or not answer[0].finished:
         return None

@@ -19,7 +19,7 @@ from rllib_nlac.language.parsing import LABEL, without_thinking
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
-from rllib_nlac.language.variant import Ask, Stage
+from rllib_nlac.language.variant import Answer, Ask, Stage
 from rllib_nlac.types import BellmanTarget, Critique, Generation, Message, Seen, Weights
 
 SPAN = 8  # tokens of a quotation that counts as a leak
@@ -70,7 +70,7 @@ def target_thought(prompts: PromptSet, target: BellmanTarget, chat: Chat) -> Tho
 def action_thought(
     prompts: PromptSet,
     state: Sequence[Message],
-    answer: tuple[Generation, str] | None,
+    answer: Answer | None,
     critiques: Sequence[Critique],
     chat: Chat,
 ) -> Thought | None:
@@ -95,7 +95,7 @@ def action_thought(
     return Thought(generation, final, withheld, prompt, react)
 
 
-def accepted(thought: Thought, answer: tuple[Generation, str] | None, chat: Chat) -> str:
+def accepted(thought: Thought, answer: Answer | None, chat: Chat) -> str:
     """The rewritten reasoning, or nothing where it was cut off or still quotes what was withheld."""
     if answer is None or not answer[0].finished:
         return ""

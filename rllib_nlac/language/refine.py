@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.language.variant import Answer
 from rllib_nlac.types import Critique, Future, Generation, Message, Refinement, Transition
 
 
@@ -19,7 +20,7 @@ def refine_prompt(
     return prompts.refine_messages(state, action, critique.text)
 
 
-def read_action(answer: tuple[Generation, str] | None, action_format: str) -> tuple[Generation, str] | None:
+def read_action(answer: Answer | None, action_format: str) -> Answer | None:
     """The refined turn, None where it does not parse or was cut off."""
     if answer is None or not answer[0].finished or parse_action(answer[1], action_format) is None:
         return None
@@ -30,7 +31,7 @@ def decide(
     transition: Transition,
     futures: tuple[Future, ...],
     critique: Critique | None,
-    refined: tuple[Generation, str] | None,
+    refined: Answer | None,
     train_on_yes: str,
     asked: bool = True,
     rejected: bool = False,

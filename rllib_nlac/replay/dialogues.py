@@ -34,8 +34,6 @@ from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.types import Generation, Seen, dialogue_after
 
-logger = logging.getLogger(__name__)
-
 ROLES = ("system", "user", "tool", "assistant")
 FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id")
 INPUT = "input"  # of whom a generation is that no engine made

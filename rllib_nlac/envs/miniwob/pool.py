@@ -34,7 +34,6 @@ class Pool:
         self._idle_since: dict[Browser, float] = {}
         self._abandoned: deque[Window] = deque()  # finalizers append; they may take no lock
         self._is_reaping = False
-        self.num_started = 0
 
     def lend(self, borrower: object) -> Window:
         """A window of the browser that has the fewest, until ``give_back`` is called or the borrower is gone.
@@ -48,7 +47,6 @@ class Pool:
             if browser is None or len(self._lent) < self._size or len(self._lent[browser]) >= MAX_WINDOWS:
                 browser = Browser(self._programs)
                 self._lent[browser] = set()
-                self.num_started += 1
             window = browser.open_window(self._script)
             self._lent[browser].add(window)
             self._start_reaping()

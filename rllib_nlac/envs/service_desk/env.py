@@ -65,7 +65,6 @@ class ServiceDesk(TextEnv[DeskTask]):
         self._tasks = make_tasks(world_seed)[split]
         self._user = make_user(user)
         self._store = Store()
-        self._last_reply = ""
         self._known: str | None = None  # the id of the user that was found
         self._confirmed: set[str] = set()
         self._written: set[str] = set()
@@ -92,7 +91,7 @@ class ServiceDesk(TextEnv[DeskTask]):
 
     def begin(self, task: DeskTask) -> str:
         self._store = self._world.copy()
-        self._known, self._last_reply = None, ""
+        self._known = None
         self._confirmed, self._written, self._broken, self._told = set(), set(), [], []
         self._named, self._declined = set(), set()
         return f"Customer: {self._user.begin(task)}"
