@@ -18,6 +18,7 @@ from scripted_engine import CutOff, ScriptedEngine, last_message
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines import gepa
 from rllib_nlac.baselines.gepa import GEPA, GEPAConfig
+from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import messages_at, task_seed_of
@@ -218,6 +219,26 @@ class TestResume:
         other.config.seed = 1
         train(other, 3)
         assert not {task_seed_of(e) for e in other.played} & {task_seed_of(e) for e in one.played}
+
+    @pytest.mark.parametrize(("key", "now", "then"), [("num_validation_tasks", 12, 6), ("seed", 1, 0)])
+    def test_candidates_are_not_compared_by_other_tasks_than_before(self, algorithm, key, now, then):
+        """Each candidate's mean is of the tasks that its search began with."""
+        state, other = self.state(train(algorithm(), 1)), algorithm()
+        setattr(other.config, key, now)
+        with pytest.raises(CheckpointError, match=rf"config.{key} is {now}, and .* of {key} {then}: set it to {then}"):
+            other.set_own_state(state)
+        assert other.search is None
+
+    @pytest.mark.parametrize("episodes", [40, 4])
+    def test_a_restored_search_plays_as_many_episodes_as_are_asked_for_now(self, algorithm, episodes):
+        """Fails where the past is counted at today's rate: then one iteration plays for all former ones, or none plays."""
+        first, counts = train(algorithm(episodes_per_iteration=20), 8), []
+        restored = algorithm(episodes_per_iteration=episodes)
+        restored.set_own_state(self.state(first))
+        restored._iteration = 8
+        for _ in range(4):
+            counts.append(len(train(restored, 1).played))
+        assert sum(counts) == pytest.approx(4 * episodes, abs=10) and max(counts) <= episodes + 10
 
     def test_a_checkpoint_from_before_the_first_iteration(self, algorithm):
         a, b = algorithm(instructions="Say plum."), algorithm(instructions="Say plum.")

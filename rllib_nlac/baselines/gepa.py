@@ -31,6 +31,7 @@ from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.algorithm.metrics import log_collection, stage
 from rllib_nlac.algorithm.spending import Spending
 from rllib_nlac.baselines.react import ENDPOINT_RANGES, ReAct, ReActConfig
+from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.engine.endpoint_engine import EndpointChat
 from rllib_nlac.engine.make import make_engine
@@ -141,7 +142,7 @@ class GEPA(ReAct):
             Tasks(seed),
             Tasks(seed + VALIDATION_SEED, config.num_validation_tasks),
             config.tasks_per_round,
-            budget=config.episodes_per_iteration * (self.iteration + 1),
+            budget=config.episodes_per_iteration + (self.search.budget if self.search else 0),
             seed=int(self.rng.integers(1 << 31)),
         )
         self.instructions = self.search.instructions
@@ -222,10 +223,22 @@ class GEPA(ReAct):
 
     @override(LanguageAlgorithm)
     def set_own_state(self, state: dict[str, Any]) -> None:
-        from rllib_nlac.baselines.gepa_search import Search
+        from rllib_nlac.baselines.gepa_search import VALIDATION_SEED, Search
 
+        search = state["search"] and Search(**state["search"])
+        if search:
+            seed, count = search.validation
+            for key, now, then in (
+                ("num_validation_tasks", self.config.num_validation_tasks, count),
+                ("seed", self.config.seed or 0, seed - VALIDATION_SEED),
+            ):
+                if now != then:
+                    raise CheckpointError(
+                        f"config.{key} is {now}, and the search of the checkpoint compares its candidates on the validation "
+                        f"tasks of {key} {then}: set it to {then}, or begin a new search with instructions, its best ones"
+                    )
         super().set_own_state(state)
-        self.search = state["search"] and Search(**state["search"])
+        self.search = search
         self.instructions = self.search.instructions if self.search else self.config.instructions
 
     @override(LanguageAlgorithm)

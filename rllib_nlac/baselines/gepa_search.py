@@ -47,13 +47,17 @@ class Search:
         returns: The mean return of each over the validation tasks.
         front: Numbers of those that no other beats on some validation task.
         worst: The least return of all episodes; infinite before there is one.
+        validation: Seed and number of the validation tasks.
+        budget: Episodes that it was allowed so far.
     """
 
     state: bytes
     candidates: tuple[str, ...]
     returns: tuple[float, ...]
     front: tuple[int, ...]
-    worst: float = math.inf
+    worst: float
+    validation: tuple[int, int]
+    budget: int
 
     @property
     def instructions(self) -> str:
@@ -70,7 +74,7 @@ class Tasks:
     """
 
     def __init__(self, seed: int, count: int = ENDLESS) -> None:
-        self._seed, self._count = seed, count
+        self.seed, self._count = seed, count
 
     def __len__(self) -> int:
         return self._count
@@ -81,7 +85,7 @@ class Tasks:
 
     def fetch(self, ids: Sequence[int]) -> list[Start]:
         """The tasks of these numbers. All candidates play one with the same seeds."""
-        seeds = [hash_seed(self._seed, number) for number in ids]
+        seeds = [hash_seed(self.seed, number) for number in ids]
         return [Start(f"{number:010d}", task_seed=seed, sampling_seed=seed) for number, seed in zip(ids, seeds, strict=True)]
 
 
@@ -262,4 +266,6 @@ def go_on(
             returns=tuple(result.val_aggregate_scores),
             front=tuple(sorted(set().union(*result.per_val_instance_best_candidates.values()))),
             worst=adapter.worst,
+            validation=(validation.seed, len(validation)),
+            budget=budget,
         )
