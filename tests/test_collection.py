@@ -158,6 +158,27 @@ def test_a_branch_whose_prefix_is_answered_otherwise_is_dropped_and_counted(make
     assert int(runner.get_metrics()["branch_mismatches"]) == 4
 
 
+@pytest.mark.parametrize("ends", [2, 9])
+def test_a_branch_that_ends_elsewhere_is_dropped_and_counted(make, ends):
+    """Though it was answered alike. Fails where a game that ended before the turn counts as what came of it."""
+
+    class Slippery(Countdown):
+        def reset(self, **arguments):
+            self.turns = 0
+            return "Go.", {}
+
+        def step(self, action):
+            self.turns += 1
+            return "Ok.", 0.0, self.turns >= length, False, {"success": self.turns >= length}
+
+    length = 5
+    runner = make(env=Slippery)
+    (episode,) = runner.sample(num_episodes=1)
+    length = ends
+    assert play_branches([(episode, 5 if ends > 5 else 4)], 2, np.random.default_rng(0), runner.play_forks) == [[]]
+    assert int(runner.get_metrics()["branch_mismatches"]) == 2
+
+
 def test_a_step_that_says_so_loses_its_episode_under_the_reason_that_it_gives(make):
     class Gone(Countdown):
         def step(self, action):

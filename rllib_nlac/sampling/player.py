@@ -155,9 +155,11 @@ class TextPlayer:
         """Plays one recorded step again; False where the episode is over, or lost because the environment differs."""
         generation = generation_at(recorded, t)
         alive = self._play(slot, generation)
-        if slot.episode is not None and slot.episode.get_observations(-1) != recorded.get_observations(t + 1):
-            self.count("branch_mismatches", 1)
-            slot.episode = None
+        if (episode := slot.episode) is not None:
+            ended = recorded.is_done and t + 1 == len(recorded)
+            if episode.get_observations(-1) != recorded.get_observations(t + 1) or episode.is_done != ended:
+                self.count("branch_mismatches", 1)
+                slot.episode = None
         return alive and slot.episode is not None
 
     def _play(self, slot: Slot, generation: Generation) -> bool:
