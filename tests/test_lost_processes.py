@@ -23,7 +23,7 @@ from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import step_outputs, task_of
 from rllib_nlac.sampling.collector import CollectionError, Collector, check_age
-from rllib_nlac.sampling.env_runner import TextEnvRunner
+from rllib_nlac.sampling.env_runner import NEXT_EPISODE, TextEnvRunner
 from rllib_nlac.types import Generation, Weights
 
 
@@ -99,6 +99,47 @@ def test_a_runner_needs_nothing_but_its_request(make, engine):
         assert all(runner.engine is None for runner in group.runners.values())
         names += [episode.id_ for episode in episodes]
     assert len(set(names)) == 32 and rounds.num_lost_shares == 4
+
+
+def test_a_runner_of_no_certain_number_of_episodes_is_not_asked_for_those_that_it_had_begun(make, engine):
+    """It begins one in each environment, and the seventh ends its process. Fails where they are begun again one by one."""
+
+    class Deadly(Group):
+        def foreach_env_runner_async(self, function, *, tag, remote_worker_ids):
+            first = function.keywords["request"].keywords["state"][NEXT_EPISODE]
+            self.fatal = lambda *_: first <= 7 < first + 8
+            super().foreach_env_runner_async(function, tag=tag, remote_worker_ids=remote_worker_ids)
+
+    def eight(index):
+        return make(index, num_envs_per_env_runner=8, episodes_per_iteration=None, rollout_fragment_length=6)
+
+    rounds = collector(Deadly(eight, 1), engine, shares=[None])
+    names = [episode.id_ for _ in range(2) for episode in rounds.collect()[0]]
+    assert names and len(set(names)) == len(names) and rounds.num_lost_shares == 1
+
+
+def test_after_an_error_the_next_call_asks_again_and_keeps_what_others_have_played(make, engine):
+    """Fails where the answer stays owed: nobody will send it, and the wait ends with a guess at what hangs."""
+    passing = ["a passing trouble"]
+
+    def first_fails(index):
+        runner = make(index)
+        sample = runner.sample
+
+        def failing(**arguments):
+            if index == 1 and passing:
+                raise RuntimeError(passing.pop())
+            return sample(**arguments)
+
+        runner.sample = failing
+        return runner
+
+    group = Group(first_fails, 2)
+    rounds = collector(group, engine, timeout_s=5.0)
+    with pytest.raises(CollectionError, match=r"EnvRunner 1 .*failed: RuntimeError: a passing trouble"):
+        rounds.collect()
+    episodes, metrics = rounds.collect()
+    assert len(episodes) == 8 and len(metrics) == 2 and group.asked == 3
 
 
 def test_what_a_lost_runner_played_and_nobody_read_is_not_taken_twice(make, engine):

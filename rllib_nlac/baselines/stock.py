@@ -32,10 +32,9 @@ from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.engine.shared import NotFiniteError, broken_tensors
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.stopped import MAX_IN_A_ROW
-from rllib_nlac.sampling.env_runner import NEXT_EPISODE
+from rllib_nlac.sampling.env_runner import LEAP, NEXT_EPISODE
 
 NEXT_EPISODES = "next_episodes"  # key of our part of a checkpoint
-LEAP = 1_000_000  # more episodes than a runner plays from one checkpoint to the next
 
 
 class StockConfig(LanguageConfig):

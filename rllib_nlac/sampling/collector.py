@@ -23,7 +23,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_nlac.engine.protocol import Engine, EngineError
 from rllib_nlac.episode import generations_of
-from rllib_nlac.sampling.env_runner import NEXT_EPISODE
+from rllib_nlac.sampling.env_runner import LEAP, NEXT_EPISODE
 from rllib_nlac.types import Weights
 
 logger = logging.getLogger(__name__)
@@ -166,16 +166,20 @@ class Rounds:
             answers = (
                 self._group.fetch_ready_async_reqs(tags=list(current.owed), timeout_seconds=POLL_S) if current.owed else []
             )
+            failed: CollectionError | None = None
             for runner, answer in answers:
                 self._pids[runner] = answer.pid
-                if isinstance(answer.result, Failure):
-                    raise answer.result.raised(self._name(runner))
                 _, share = current.owed.pop(answer.tag)
                 last_progress = time.monotonic()
-                if self.accept(runner, answer):
+                if isinstance(answer.result, Failure):
+                    failed = failed or answer.result.raised(self._name(runner))
+                    current.unasked.append(share)  # who calls again asks again
+                elif self.accept(runner, answer):
                     current.delivered[answer.tag] = answer
                 else:
                     current.unasked.append(share)
+            if failed is not None:
+                raise failed
             self.take_back()
             waited = time.monotonic() - last_progress
             if self._timeout_s is not None and waited > self._timeout_s:
@@ -287,7 +291,7 @@ class Collector(Rounds):
     def after_loss(self, runner: int, share: Share) -> list[Share]:
         """Asks for as many other episodes. The lost ones are not repeated: one of them may have ended the process."""
         state = self._state(runner)
-        self.runner_states[runner] = {**state, NEXT_EPISODE: state[NEXT_EPISODE] + (share.content or 1)}
+        self.runner_states[runner] = {**state, NEXT_EPISODE: state[NEXT_EPISODE] + (share.content or LEAP)}
         if len(share.lost_by) >= MAX_LOSSES:
             raise CollectionError(
                 f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played the same "

@@ -49,6 +49,7 @@ from rllib_nlac.types import Generation, hash_seed
 logger = logging.getLogger(__name__)
 
 NEXT_EPISODE = "next_episode"  # key of a runner's state: the number of its next episode
+LEAP = 1_000_000  # more episodes than a runner plays when it is asked once, or from one checkpoint to the next
 UNPARSED_TURNS = "unparsed_turns"  # key of the metrics: a turn of each call of ``sample`` that did not parse, as it came
 EVALUATION_SEED = 1_000_000  # RLlib adds as much to the seed of its own evaluation runners
 
@@ -203,7 +204,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Plays episodes that repeat a prefix of others and then differ in one turn; see ``Start``.
 
         The environment must answer alike after ``reset`` with the same seed. An episode whose observations differ from the
-        recorded ones is dropped and counted as ``branch_mismatches``.
+        recorded ones, or which ends elsewhere, is dropped and counted as ``branch_mismatches``.
 
         Returns:
             The episodes in the order of their names, without those that were lost or whose prefix was answered otherwise.
