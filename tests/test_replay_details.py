@@ -146,6 +146,14 @@ def test_one_of_more_than_twice_the_capacity_is_refused_and_nothing_is_lost(capa
     assert [e.id_ for e in buffer.episodes] == ["e1"] and buffer.get_num_timesteps() == 2 * capacity
 
 
+def test_a_restored_buffer_with_too_little_room_for_an_episode_says_so():
+    """Fails with an IndexError of RLlib's where only what is played is checked."""
+    former = TextReplayBuffer(env="E", capacity=100)
+    former.add([episode(0, length=4)])
+    with pytest.raises(ValueError, match=r"episode e0 has 4 turns, more than twice .*capacity: 1\}"):
+        TextReplayBuffer(env="E", capacity=1).set_state(former.get_state())
+
+
 def test_bytes_are_those_of_texts_ids_and_log_probabilities():
     made = episode(0, length=2)
     texts = len("Go.") + 2 * len("o0") + 2 * len("a0.0")

@@ -17,11 +17,13 @@ from rllib_nlac.algorithm.ahead import WavesAhead
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
+from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
+from rllib_nlac.sampling.env_runner import NEXT_EPISODE
 from rllib_nlac.types import BellmanTarget, Generation, Refinement
 
 COUNT = 10
@@ -406,7 +408,7 @@ class TestReplay:
         algorithm, added = make(prompts="compact"), []
         algorithm.chat = "chat"
         algorithm.local_replay_buffer = SimpleNamespace(add=added.append, num_evicted=0, num_added=0)
-        data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name))
+        data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name), fingerprint="these")
         algorithm.offline_data = data if logged else None
         ReplayAlgorithm.setup(algorithm, {})
         assert added == ([("chat", "compact")] if logged else [])
@@ -450,13 +452,43 @@ class TestReplay:
         algorithm = make(replay_buffer_config={"in_checkpoints": False})
         algorithm.chat = algorithm.learner_group = None
         logged, played = numbered_episode(0), numbered_episode(1)
-        algorithm.offline_data = SimpleNamespace(episodes=lambda chat, prompts: [logged])
+        algorithm.offline_data = SimpleNamespace(episodes=lambda chat, prompts: [logged], fingerprint="these")
         algorithm.local_replay_buffer = algorithm._create_local_replay_buffer_if_necessary(algorithm.config)
         algorithm._keep_logs()
         algorithm.local_replay_buffer.add([played])
         algorithm.load_parts(SimpleNamespace(folder=tmp_path, open=open))
         algorithm.local_replay_buffer.add([played])
         assert [e.id_ for e in algorithm.local_replay_buffer.episodes] == [logged.id_, played.id_]
+
+    @pytest.mark.parametrize(("then", "now"), [("old", "new"), (None, "new"), ("old", None), ("old", "old")])
+    def test_a_restored_buffer_says_that_it_was_not_filled_with_what_is_named_now(self, make, monkeypatch, tmp_path, then, now):
+        """Nothing of it would ever be drawn. Fails where the checkpoint's buffer silently takes its place."""
+        monkeypatch.setattr("rllib_nlac.checkpoints.shards.on_every_learner", lambda *_: [])
+        monkeypatch.setattr("rllib_nlac.algorithm.algorithm.load_shards", lambda *_: None)
+        monkeypatch.setattr(LanguageAlgorithm, "step", lambda self: {"went": "on"})
+
+        def algorithm_with(logs):
+            algorithm = make()
+            algorithm.chat = algorithm.learner_group = algorithm.offline_data = None
+            if logs:
+                algorithm.offline_data = SimpleNamespace(
+                    episodes=lambda chat, prompts: [numbered_episode(len(logs))], fingerprint=logs
+                )
+            algorithm.local_replay_buffer = algorithm._create_local_replay_buffer_if_necessary(algorithm.config)
+            algorithm._keep_logs()
+            return algorithm
+
+        former = algorithm_with(then)
+        former.local_replay_buffer.add([numbered_episode(1)])
+        former.save_parts(tmp_path)
+        restored = algorithm_with(now)
+        restored.load_parts(SimpleNamespace(folder=tmp_path, open=lambda path: path.open("rb")))
+        if now in (None, then):
+            assert restored.step() == {"went": "on"}
+        else:
+            with pytest.raises(CheckpointError, match="names other dialogues than those that the checkpoint's replay buffer"):
+                restored.step()
+        assert restored.local_replay_buffer.logs == then  # also of the next checkpoint
 
 
 def test_a_restored_run_goes_on_with_the_stages_random_state(make):
@@ -467,6 +499,16 @@ def test_a_restored_run_goes_on_with_the_stages_random_state(make):
     algorithm.set_own_state(state)
     assert (algorithm.stages.rng.random(3).tolist(), algorithm.rng.random(3).tolist()) == expected
     assert algorithm.weight_version == 5
+
+
+def test_runners_that_are_away_for_a_while_play_no_episode_twice(make):
+    """As after a look at a checkpoint with num_env_runners: 0. Fails where their counters are dropped meanwhile."""
+    with_runners = {"env_runners": {0: {}, 1: {NEXT_EPISODE: 64}, 2: {NEXT_EPISODE: 48}}}
+    algorithm = make()
+    assert algorithm.collector is None
+    algorithm.set_own_state({**algorithm.own_state(), **with_runners})
+    counters = algorithm.own_state()["env_runners"]
+    assert (counters[1], counters[2]) == ({NEXT_EPISODE: 64}, {NEXT_EPISODE: 48})
 
 
 def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make, monkeypatch, tmp_path):

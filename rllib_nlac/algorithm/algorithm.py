@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,6 +95,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     weight_version: int = 0
     _owes_sync = False  # whether the learners may have weights that no engine was given
     _is_stepping = False
+    _absent_runners: Mapping[int, dict[str, Any]] = {}  # counters of remote runners that this configuration has not
     _recorded = -1, 0  # the iteration whose dialogues were written last, and how often
     nothing_to_learn = "neither a target nor a refined action came of it; see language_stages in the results"
 
@@ -360,7 +361,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     def own_state(self) -> dict[str, Any]:
         """Our part of a checkpoint, beside RLlib's."""
         # Of the runners' own processes one may be lost just now.
-        runners = dict(self.collector.runner_states) if self.collector is not None else {}
+        runners = dict(self.collector.runner_states if self.collector is not None else self._absent_runners)
         if self.env_runner is not None:
             runners[self.env_runner.worker_index] = self.env_runner.get_state(not_components=COMPONENT_RL_MODULE)
         stages = {} if self.stages is None else {STAGES_RNG: self.stages.rng.bit_generator.state}
@@ -384,6 +385,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             self.env_runner.set_state(runners.pop(self.env_runner.worker_index, {}))
         if self.collector is not None:
             self.collector.forget(runners)
+        else:
+            self._absent_runners = runners
 
     @override(Algorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

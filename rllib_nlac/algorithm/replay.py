@@ -17,7 +17,7 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.metrics import stage
-from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
+from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.replay.dialogues import DialogueData, input_files
 
@@ -168,6 +168,7 @@ class ReplayAlgorithm(LanguageAlgorithm):
 
     local_replay_buffer: TextReplayBuffer
     num_logged = 0  # episodes of logged dialogues
+    named_logs: str | None = None  # which dialogues ``input_`` names, by their fingerprint
 
     @override(Algorithm)
     def _create_local_replay_buffer_if_necessary(self, config: Any) -> TextReplayBuffer:
@@ -192,6 +193,7 @@ class ReplayAlgorithm(LanguageAlgorithm):
         if self.offline_data is not None:
             prompts = self.config.prompts_for(self.config.played_env)
             self.local_replay_buffer.add(self.offline_data.episodes(self.chat, prompts))
+            self.local_replay_buffer.logs = self.named_logs = self.offline_data.fingerprint
             self.num_logged = self.local_replay_buffer.num_added
             if gone := self.local_replay_buffer.num_evicted:
                 settings, kept = self.config.replay_settings, self.local_replay_buffer.get_num_episodes()
@@ -199,6 +201,21 @@ class ReplayAlgorithm(LanguageAlgorithm):
                     f"the logged dialogues do not fit the replay buffer: of {gone + kept} only the last {kept} did. Raise "
                     f"replay_buffer_config's capacity, {settings.capacity} turns, or max_bytes, {settings.max_bytes}"
                 )
+
+    @override(LanguageAlgorithm)
+    def step(self) -> dict[str, Any]:
+        """As RLlib's.
+
+        Raises:
+            CheckpointError: The buffer is a checkpoint's, and was not filled with what ``input_`` names.
+        """
+        if self.named_logs not in (None, self.local_replay_buffer.logs):
+            raise CheckpointError(
+                "config.input_ names other dialogues than those that the checkpoint's replay buffer was filled with, and a "
+                "restored buffer goes on as it was. Set input_ as it was, or leave it out in a run with an environment; to "
+                "learn from new dialogues, export the model (rllib export) and begin a run with it"
+            )
+        return super().step()
 
     @property
     def is_learning_offline(self) -> bool:

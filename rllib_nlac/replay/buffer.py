@@ -84,6 +84,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self.env = env
         self.max_bytes = max_bytes
         self.rng = np.random.default_rng(seed)
+        self.logs: str | None = None  # which logged dialogues were added, by their fingerprint
         self._bytes: dict[str, int] = {}
         self._files = EpisodeFiles()
 
@@ -98,15 +99,18 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         for episode in episodes:
             if not episode.is_done:
                 raise ValueError(f"episode {episode.id_} has not ended, and only whole episodes can be replayed")
-            if len(episode) > 2 * self.capacity:
-                raise ValueError(
-                    f"episode {episode.id_} has {len(episode)} turns, more than twice replay_buffer_config: {{capacity: "
-                    f"{self.capacity}}}: set capacity to at least the turns of an episode, better of many"
-                )
+            self._check_room(episode)
         self._bytes.update({episode.id_: size_of(episode) for episode in episodes})
         for episode in episodes:  # one by one: a list that exceeds the capacity makes RLlib evict from an empty buffer
             super().add([episode], weight)
         self._evict()
+
+    def _check_room(self, episode: SingleAgentEpisode) -> None:
+        if len(episode) > 2 * self.capacity:
+            raise ValueError(
+                f"episode {episode.id_} has {len(episode)} turns, more than twice replay_buffer_config: {{capacity: "
+                f"{self.capacity}}}: set capacity to at least the turns of an episode, better of many"
+            )
 
     def _evict(self) -> None:
         """The oldest episodes go until capacity and bytes are kept, the latest one excepted."""
@@ -228,7 +232,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
     @override(PrioritizedEpisodeReplayBuffer)
     def get_state(self) -> dict[str, Any]:
         own = {"bytes": dict(self._bytes), "rng": self.rng.bit_generator.state, "alpha": self.alpha, "capacity": self.capacity}
-        return {**super().get_state(), **own}
+        return {**super().get_state(), **own, "logs": self.logs}
 
     @override(PrioritizedEpisodeReplayBuffer)
     def set_state(self, state: dict[str, Any]) -> None:
@@ -239,6 +243,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         else:
             self._refill(state)
         self._bytes = dict(state["bytes"])
+        self.logs = state.get("logs", self.logs)  # a checkpoint of an earlier version does not say
         self.rng.bit_generator.state = state["rng"]
         self._evict()
 
@@ -254,6 +259,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         self.sampled_timesteps, self._num_timesteps_added = former.sampled_timesteps, 0
         of_step = {(index, t): priority for (index, t, _), priority in zip(former._indices, priorities, strict=True)}
         for episode in former.episodes:
+            self._check_room(episode)
             super().add([episode])
         nodes = {node: of_step[index, t] for index, t, node in self._indices}
         self.update_priorities_of(list(nodes), np.array(list(nodes.values())))

@@ -13,6 +13,7 @@ terminated. ``success`` and ``task_id`` may be missing.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -198,6 +199,7 @@ class DialogueData(OfflineData):
     def __init__(self, config: Any) -> None:  # RLlib's own would read the files as steps of arrays
         self.config = config
         self.num_too_long = self.num_replaced = 0
+        self.fingerprint = ""  # tells the dialogues that were read last from others
 
     def dialogues(self) -> list[Dialogue]:
         """All rows, in the order of files and lines.
@@ -228,9 +230,10 @@ class DialogueData(OfflineData):
         Raises:
             ValueError: None of them fits.
         """
-        episodes = []
+        episodes, digest = [], hashlib.sha256()
         self.num_too_long = self.num_replaced = 0
         for number, dialogue in enumerate(self.dialogues()):
+            digest.update(repr(dialogue).encode())
             self.num_replaced += dialogue.num_replaced
             try:
                 episode = to_episode(
@@ -246,6 +249,7 @@ class DialogueData(OfflineData):
             except PromptTooLong as error:
                 self.num_too_long += 1
                 last = error
+        self.fingerprint = digest.hexdigest()
         if not episodes:
             raise ValueError(f"config.input_: none of {self.num_too_long} dialogues fits the model; the last one: {last}")
         if self.num_too_long or self.num_replaced:
