@@ -160,7 +160,7 @@ class NLACConfig(ReplayConfig, RecordedConfig):
         if preset not in PRESETS:
             raise ValueError(f"config.preset: {unknown_key(preset, PRESETS, 'preset')}")
         if self.preset is not None:
-            defaults = type(self)(self.algo_class)
+            defaults = self.algo_class.get_default_config() if self.algo_class else type(self)()
             self._set({key: getattr(defaults, key) for key in PRESETS[self.preset]})
         self._set({**copy.deepcopy(PRESETS[preset]), "preset": preset})
 

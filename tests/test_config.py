@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig
-from rllib_nlac.ablations import FreshActions, Hindsight, PermutedFutures
+from rllib_nlac.ablations import ABLATIONS, FreshActions, Hindsight, PermutedFutures
 from rllib_nlac.algorithm.language_config import Manners
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.baselines.grpo import GRPO
@@ -147,6 +147,19 @@ def test_what_a_derived_class_does_otherwise_counts_where_its_configuration_is_c
 
     with pytest.raises(ValueError, match="speaks of stored actions, and this algorithm judges new ones"):
         OfMine.get_default_config().environment("TwentyQuestions").training(critic_input="backed_up").validate()
+
+
+@pytest.mark.parametrize("cls", [NLAC, *ABLATIONS.values()])
+def test_another_preset_gives_back_the_algorithms_own_defaults(cls):
+    twice = cls.get_default_config().training(preset="long_horizon").training(preset="paper")
+    assert twice.to_dict() == cls.get_default_config().training(preset="paper").to_dict()
+
+
+@pytest.mark.parametrize("name", ["ReAct", "GEPA"])
+def test_an_iteration_that_would_never_end_is_refused(name):
+    config = OURS[name].get_default_config().environment("TwentyQuestions").language(language_model="tiny")
+    with pytest.raises(ValueError, match="min_train_timesteps_per_iteration is 1 and is never reached, for nothing is trained"):
+        config.reporting(min_train_timesteps_per_iteration=1).validate()
 
 
 def test_hindsight_reads_whole_episodes_and_cannot_refine_at_play():

@@ -90,6 +90,8 @@ class ReActConfig(LanguageAlgorithmConfig):
                 self._check(not getattr(self, key), key, complaint)
         super().validate()
         self._check_endpoint("endpoint")
+        key = "min_train_timesteps_per_iteration"
+        self._check(not getattr(self, key), key, "is never reached, for nothing is trained: leave it out")
 
     def _check_endpoint(self, name: str) -> None:
         endpoint = getattr(self, name)
