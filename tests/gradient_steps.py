@@ -16,8 +16,9 @@ SEQUENCES = [
 ]
 
 
-def update(learner: LanguageLearner, sequences=SEQUENCES) -> dict:
-    return learner.update(batch=to_multi_agent_batch(sequences, env_steps=3), timesteps={"num_env_steps_sampled_lifetime": 0})
+def update(learner: LanguageLearner, sequences=SEQUENCES, env_steps: int = 0) -> dict:
+    timesteps = {"num_env_steps_sampled_lifetime": env_steps}
+    return learner.update(batch=to_multi_agent_batch(sequences, env_steps=3), timesteps=timesteps)
 
 
 def weights_of(learner: LanguageLearner) -> dict[str, torch.Tensor]:

@@ -104,6 +104,39 @@ class TestState:
             expected = torch.lerp(before[Weights.TARGET][name], after[Weights.POLICY][name], 0.25)
             torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)
 
+    @pytest.mark.parametrize("former", [1e-3, [[0, 1e-3], [100, 1e-4]]])
+    def test_a_new_schedule_is_in_force_from_the_first_step_after_a_restore(self, make_learner, former):
+        """As after a run that diverged. Fails where the former rate holds until RLlib's schedule speaks, after the update."""
+        first, second = make_learner(lr=former, tau=0.0), make_learner(lr=[[0, 1e-5], [100, 1e-6]], tau=0.0)
+        update(first, env_steps=50)
+        second.set_state(pickle.loads(pickle.dumps(first.get_state())))
+        for _ in range(2):
+            before = weights_of(second)
+            before = {name: tensor.clone() for name, tensor in before.items()}
+            update(second, env_steps=50)
+            largest = max(float((tensor - before[name]).abs().max()) for name, tensor in weights_of(second).items())
+            assert largest < 1.5 * 5.5e-6
+
+    def test_the_schedule_of_the_checkpoint_goes_on_to_the_last_bit(self, make_learner):
+        """Its rate is that of the last update, and not what it would be at the steps sampled by now."""
+        schedule = [[0, 1e-3], [100, 1e-4]]
+        first, second = make_learner(lr=schedule), make_learner(lr=tuple(map(tuple, schedule)))
+        update(first, env_steps=50)
+        second.set_state(pickle.loads(pickle.dumps(first.get_state())))
+        update(first, env_steps=80), update(second, env_steps=80)
+        mine, restored = weights_of(first), weights_of(second)
+        assert all(torch.equal(mine[name], restored[name]) for name in mine)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+    def test_the_optimizer_has_made_as_many_steps_as_were_asked_for(self, make_learner, stage, dtype):
+        """DeepSpeed makes one on its own in bfloat16 without ZeRO, by which the first real one would be half as large."""
+        learner = make_learner(**zero(stage), learner_model={"dtype": dtype})
+        states = learner.get_optimizer(DEFAULT_MODULE_ID).state
+        for made in (1, 2):
+            update(learner)
+            assert {float(state["step"]) for state in states.values() if "step" in state} == {made}
+
     def test_a_schedule_of_deepspeeds_goes_on_where_it_was(self, make_learner):
         """Fails where the first step after a restore is made with the configured rate."""
         decay = {"type": "WarmupDecayLR", "params": {"total_num_steps": 40, "warmup_num_steps": 2, "warmup_max_lr": 1e-3}}

@@ -60,6 +60,12 @@ class DeepSpeedTrainer:
                 "zero_optimization": zero,
             },
         )
+        from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+        if isinstance(self.engine.optimizer, FP16_UnfusedOptimizer):
+            # It has made a step on gradients of zero, to fill the memory: Adam's bias correction would be one step ahead.
+            optimizer.state.clear()
+            self.take_over()
         # Without ZeRO, DeepSpeed clips in float32 without keeping the norm.
         self._keeps_norm = self.zero_stage > 0 or self.engine.bfloat16_enabled() or self.engine.fp16_enabled()
 

@@ -16,6 +16,7 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rllib_nlac.activity import STEPS, activity
 from rllib_nlac.engine.channel import Sender
@@ -61,6 +62,7 @@ class LanguageLearner(TorchLearner):
     restored_from: str | None = None  # the checkpoint
     outgoing: dict[Weights, dict[str, torch.Tensor]]  # what is about to be broadcast
     _whole_state: dict[str, torch.Tensor] | None = None
+    _has_new_schedule = False  # of the learning rate, since a restore; RLlib's would be in force after the next update
 
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
@@ -106,6 +108,15 @@ class LanguageLearner(TorchLearner):
     @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
         """DeepSpeed reduces the gradients, so nothing is wrapped."""
+
+    @override(TorchLearner)
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        super().before_gradient_based_update(timesteps=timesteps)
+        if self._has_new_schedule:
+            optimizer = self.get_optimizer(DEFAULT_MODULE_ID)
+            schedule, now = self._optimizer_lr_schedules[optimizer], timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
+            self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=now))
+            self._has_new_schedule = False
 
     @override(TorchLearner)
     def _update(self, batch: dict[str, Any], **kwargs: Any) -> tuple[Any, Any, Any]:
@@ -434,20 +445,34 @@ class LanguageLearner(TorchLearner):
 
     def _trainer_state(self) -> dict[str, Any]:
         target = {name: share.to("cpu", copy=True) for name, share in self.target.state.items()} if self.target else None
-        return {"deepspeed": self.trainer.state_dict(), "target": target, "torch_rng": torch.get_rng_state()}
+        return {
+            "deepspeed": self.trainer.state_dict(),
+            "target": target,
+            "torch_rng": torch.get_rng_state(),
+            "lr": _plain(self.config.lr),
+        }
 
     def _set_trainer_state(self, state: dict[str, Any]) -> None:
         self.trainer.load_state_dict(state["deepspeed"])
         for group in self.get_optimizer(DEFAULT_MODULE_ID).param_groups:
             # What the configuration says now is in force, not what it said when the checkpoint was written.
             group.update(_adam(self.config))
-            if not isinstance(self.config.lr, (list, tuple)) and "scheduler" not in self.config.deepspeed_settings:
-                group["lr"] = self.config.lr
+            if "scheduler" not in self.config.deepspeed_settings:
+                now = _plain(self.config.lr)
+                if isinstance(now, list):
+                    self._has_new_schedule = state.get("lr", now) != now
+                else:
+                    group["lr"] = now
         if state["target"] is None:  # of a run without tau
             self.target = self._target_of_today()
         elif self.target is not None:
             self.target.load(state["target"])
         torch.set_rng_state(state["torch_rng"])
+
+
+def _plain(lr: Any) -> Any:
+    """A learning rate, or the points of its schedule, whatever sequences they came as."""
+    return [list(point) for point in lr] if isinstance(lr, (list, tuple)) else lr
 
 
 def _adam(config: Any) -> dict[str, float]:
