@@ -25,6 +25,7 @@ from rllib_nlac.engine.channel import ChannelError, Gathering, Sender
 from rllib_nlac.engine.make import make_engine
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import NotFiniteError, checksum
+from rllib_nlac.engine.vllm_worker import WorkerExtension
 from rllib_nlac.learner.group import LearnerLost, on_every_learner
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.types import Message, Request, Weights
@@ -307,3 +308,55 @@ def test_a_run_goes_on_when_an_engine_is_killed_in_the_middle_of_a_broadcast(ray
     assert broken[0] >= 1 and broken[1] == broken[0]  # of the next sync's group all are members
     assert results[-1]["faults"]["num_engine_restarts"] == 1 and results[-1]["sync"]["weight_version"] == 4
     assert all(result["logprob_gap"] < 1e-3 for result in results)
+
+
+class TwoMatrices(torch.nn.Module):
+    """A model as a worker of vLLM knows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Linear(8, 8, bias=False) for _ in range(2))
+
+    def load_weights(self, given):
+        own = dict(self.named_parameters())
+        for name, tensor in given:
+            own[name].data.copy_(tensor)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_keeps_its_part_keeps_no_whole_set_beside_it(workers, monkeypatch):
+    """Of a 7B model that would be 15 GB in each worker. A lone one on a CPU keeps what it received, and nothing else."""
+    worker, model = WorkerExtension(), TwoMatrices()
+    worker.rank = 0
+    worker.model_runner = SimpleNamespace(
+        get_model=lambda: model, parallel_config=SimpleNamespace(tensor_parallel_size=workers)
+    )
+    sent: dict[Weights, dict[str, torch.Tensor]] = {}
+
+    class Sent:
+        """Brings one set, bucket by bucket."""
+
+        def __init__(self, state, plan) -> None:
+            self.state, self.buckets = state, iter(plan.buckets)
+
+        def enter(self, invitation):
+            pass
+
+        def broadcast(self, piece):
+            bucket = next(self.buckets)
+            memory = torch.empty(bucket.num_bytes, dtype=torch.uint8)
+            bucket.pack(self.state, memory)
+            piece.copy_(memory)
+
+    invitation = SimpleNamespace(device=lambda own: torch.device("cpu"))
+    for _ in range(2):
+        for which, serve in ((Weights.TARGET, False), (Weights.POLICY, True)):
+            sent[which] = {name: torch.randn(8, 8) for name in ("a.weight", "b.weight")}
+            plan = Plan.of(sent[which])
+            channel = Sent(sent[which], plan)
+            monkeypatch.setattr(worker, "_channel", lambda *_, own=channel: own, raising=False)
+            assert worker.receive_weights(which, plan, invitation, 1, serve)[2] is None
+        assert set(worker.__dict__.get("memory", {})) == (set(sent) if workers == 1 else set())
+        for which in (Weights.TARGET, Weights.POLICY):
+            worker.serve_weights(which)
+            assert all(torch.equal(own, sent[which][name]) for name, own in model.named_parameters())

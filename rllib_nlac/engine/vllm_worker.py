@@ -147,6 +147,8 @@ class WorkerExtension:
             start += bucket.num_bytes
         if parts is None:
             self._take(which, state, serve)
+            if self._keeps_parts():  # the whole is needed no more
+                self.__dict__["memory"].pop(which, None)
         elif serve:
             self._keep_parts(which)
         return sums.received, sums.given
