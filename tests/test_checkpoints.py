@@ -128,6 +128,69 @@ def test_a_state_that_was_set_reaches_the_engines(algorithm, monkeypatch):
         assert all(torch.equal(found[name], tensor) for name, tensor in expected[which].items()), which
 
 
+def test_after_a_state_was_set_its_stopped_steps_count_anew(algorithm):
+    """Fails where one bad batch ends a run because of three of the branch that was left."""
+    state = algorithm.get_state()
+    algorithm.stopped.in_a_row = 3
+    algorithm.set_state(state)
+    assert algorithm.stopped.in_a_row == 0
+
+
+class RemoteLearners:
+    """A group whose only learner may be lost when it is given a state, as by an error of its own; RLlib's names."""
+
+    is_local, is_remote = False, True
+    config = SimpleNamespace(learner_timeout_s=60.0)
+    _workers = ()
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __len__(self) -> int:
+        return 1
+
+    def foreach_learner(self, function):
+        return [SimpleNamespace(ok=True, get=lambda: None, actor_id=number) for number in range(self.left)]
+
+
+@pytest.mark.parametrize("left", [1, 0])
+def test_a_state_that_learners_took_is_what_a_lost_one_begins_with_and_one_that_they_did_not_is_said(monkeypatch, left):
+    """Fails where the last snapshot, of the weights before, silently takes the state's place."""
+    taken, own = [], []
+    monkeypatch.setattr(Algorithm, "set_state", lambda self, state: None)
+    a = LanguageAlgorithm.__new__(LanguageAlgorithm)
+    a.config = SimpleNamespace(num_learners=1, zero_stage=0, learner_snapshot_interval=8)
+    a.learner_group, a._updates_since_snapshot = RemoteLearners(left), 5
+    a.snapshots = SimpleNamespace(take=taken.append)
+    a.set_own_state = own.append
+    state = {"learner_group": {"learner": {"rl_module": {}}}, "nlac": {"weight_version": 7}}
+    if left:
+        a.set_state(state)
+        assert taken == [a.learner_group] and own == [state["nlac"]]
+    else:
+        with pytest.raises(checkpoint.CheckpointError, match="a learner could not take this state"):
+            a.set_state(state)
+        assert not taken and not own
+
+
+def test_weights_that_zero_3_divides_are_given_whole(small, lent_engine):
+    """Fails where they are DeepSpeed's empty places."""
+    config = small.deepspeed(deepspeed_config={"zero_optimization": {"stage": 3}})
+    algorithm = config.build_algo()
+    try:
+        weights = algorithm.get_weights()["default_policy"]
+        sent = export_weights(algorithm.learner_group)[Weights.POLICY]
+        assert sent and all(
+            torch.equal(weights[f"lm.{name}"], tensor) for name, tensor in sent.items() if f"lm.{name}" in weights
+        )
+        assert all(tensor.numel() for tensor in weights.values())
+        state = algorithm.get_state()
+        algorithm.set_state(state)
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in algorithm.get_weights()["default_policy"].items())
+    finally:
+        algorithm.stop()
+
+
 @pytest.mark.long
 def test_two_learners_resume_with_all_their_shards(small, ray_session, lent_engine, tmp_path):
     algorithm = of_two_learners(small, 3).build_algo()

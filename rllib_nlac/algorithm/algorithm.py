@@ -389,15 +389,36 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             self._absent_runners = runners
 
     @override(Algorithm)
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**super().get_state(*args, **kwargs), STATE: self.own_state()}
+    def get_weights(self, policies: Any = None) -> dict[str, Any]:
+        """As RLlib's; whole, also where ZeRO 3 divides them."""
+        return self._of_whole_weights(lambda: super(LanguageAlgorithm, self).get_weights(policies))
+
+    @override(Algorithm)
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """As RLlib's; the weights whole, also where ZeRO 3 divides them."""
+
+        def state() -> dict[str, Any]:
+            return super(LanguageAlgorithm, self).get_state(components, not_components=not_components, **kwargs)
+
+        asks = self._check_component(COMPONENT_LEARNER_GROUP, components, not_components)
+        return {**(self._of_whole_weights(state) if asks else state()), STATE: self.own_state()}
+
+    def _of_whole_weights(self, read: Callable[[], Result]) -> Result:
+        """Reads from the first learner what all of them must have put together before."""
+
+        def prepared() -> Result:
+            with watched(self.learner_group):
+                on_every_learner(self.learner_group, _prepare_for_saving)
+                return read()
+
+        return self._with_learners(prepared)
 
     @override(Algorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         """As RLlib's.
 
         Raises:
-            CheckpointError: Of optimizers that are divided among learners a state has nothing.
+            CheckpointError: Of optimizers that are divided among learners a state has nothing; or a learner could not take it.
         """
         learner = state.get(COMPONENT_LEARNER_GROUP, {}).get(COMPONENT_LEARNER, {})
         if COMPONENT_OPTIMIZER in learner and is_divided(self.config):
@@ -405,10 +426,26 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
                 "get_state() has no optimizer where it is divided among learners (zero_optimization), so set_state() cannot "
                 "restore it: use save_to_path() and restore_from_path()"
             )
-        super().set_state(state)
+        if learner:
+            self._set_learners_state(state)
+        else:
+            super().set_state(state)
         if STATE in state:
             self.set_own_state(state[STATE])
-        self._owes_sync = True
+        self.stopped, self._owes_sync = StoppedSteps(), True
+
+    def _set_learners_state(self, state: dict[str, Any]) -> None:
+        try:
+            with watched(self.learner_group):
+                super().set_state(state)
+                on_every_learner(self.learner_group, _nothing)
+        except LearnerLost as error:  # RLlib puts learners aside that raise; a snapshot would bring back what they had before
+            raise CheckpointError(
+                "a learner could not take this state; its process's log says why. The algorithm is half restored and must not "
+                "go on"
+            ) from error
+        self._updates_since_snapshot = 0
+        self._take_snapshot()
 
     @override(CheckedCheckpoints)
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
@@ -467,6 +504,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
                 f"{path}: a learner could not be restored; its process's log says why. The algorithm is half restored and must "
                 "not go on"
             ) from error
+        self.stopped = StoppedSteps()
         if self.collector is not None:
             self.collector.forget()
         # The engines still serve the weights that they were started with.
@@ -510,6 +548,10 @@ def last_losses(tables: Sequence[np.ndarray], count: int) -> dict[int, np.ndarra
         if own is not None and 0 <= item < count and (np.isfinite(norm) or np.isnan(own[int(item)])):
             own[int(item)] = loss if np.isfinite(norm) else np.inf
     return losses
+
+
+def _nothing(learner: Any) -> None:
+    """Asks for nothing but an answer."""
 
 
 def _prepare_for_saving(learner: Any) -> None:
