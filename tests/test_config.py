@@ -155,6 +155,12 @@ def test_another_preset_gives_back_the_algorithms_own_defaults(cls):
     assert twice.to_dict() == cls.get_default_config().training(preset="paper").to_dict()
 
 
+@pytest.mark.parametrize(("key", "instead"), [("fp16", "learner_model: {dtype: bfloat16}"), ("optimizer", "lr and optimizer")])
+def test_what_a_key_of_ours_decides_is_refused_among_deepspeeds(config, key, instead):
+    with pytest.raises(ValueError, match=f"config.deepspeed_config has '{key}': remove it and set {instead} instead"):
+        config.deepspeed(deepspeed_config={key: {}}).validate()
+
+
 @pytest.mark.parametrize("name", ["ReAct", "GEPA"])
 def test_an_iteration_that_would_never_end_is_refused(name):
     config = OURS[name].get_default_config().environment("TwentyQuestions").language(language_model="tiny")

@@ -27,6 +27,7 @@ DEEPSPEED_KEYS_OF_OURS = {
     "gradient_accumulation_steps": "max_tokens_per_micro_batch",
     "managed_gradient_accumulation": "max_tokens_per_micro_batch",
     "optimizer": "lr and optimizer",
+    "fp16": "learner_model: {dtype: bfloat16}",  # its scaling of losses skips steps, which would count as stopped
 }
 
 
