@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from told_runs import GOOD, changed, evaluation, result, run_of
 
+from rllib_nlac.algorithm.told import largest_k
 from rllib_nlac.reporting.advice import RULES, advise
 from rllib_nlac.reporting.results import Run
 
@@ -171,7 +172,9 @@ class TestAdvice:
             return next(each.text for each in advise(run) if each.rule == rule)
 
         cut = changed(RULE_CASES["no_parsing"][0], f"{STAGES}/critique/cut_off_rate", 0.1)
-        assert text(cut, "no_parsing") == "Of the critiques 11% do not parse, most of them cut off: raise max_critique_tokens."
+        assert text(cut, "no_parsing") == (
+            "Of the critic's critiques 11% do not parse, most of them cut off: raise max_critique_tokens."
+        )
         some = changed(RULE_CASES["no_parsing"][0], f"{STAGES}/critique/cut_off_rate", 0.05)
         assert "see that the prompts suit the model" in text(some, "no_parsing")
         turns = changed(RULE_CASES["turns_unparsed"][0], "env_runners/action_parse_failures_cut_off", 6)
@@ -191,3 +194,17 @@ class TestAdvice:
     def test_few_turns_say_nothing_of_the_critic(self):
         run = critic(GOOD, num_states=29.0, auc=0.5, predicted_success=0.9, success=0.1)
         assert {each.rule for each in advise(run)}.isdisjoint({"critic_knows_nothing", "critic_biased"})
+
+
+@pytest.mark.parametrize(
+    ("repeated", "k"),
+    [
+        ({"pass_at_1": 0.1, "pass_at_64": 0.2, "pass_at_100": 0.3, "num_tasks": 4}, 100),
+        ({"pass_at_1": 0.1}, None),
+        ({"pass_at_best": 1.0, "pass_at_²": 1.0}, None),
+        (None, None),
+        ("pass_at_4", None),
+    ],
+)
+def test_the_largest_k_is_found_wherever_it_lies(repeated, k):
+    assert largest_k(repeated) == k

@@ -7,6 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 Result = TypeVar("Result", bound=Mapping[str, Any])
+#: What a person calls the critic's roles, and the key that limits each one's tokens.
+ROLES = {
+    "future": ("critic's futures", "max_future_tokens"),
+    "target": ("critic's Bellman targets", "max_future_tokens"),
+    "critique": ("critic's critiques", "max_critique_tokens"),
+    "refinement": ("refined actions", "max_action_tokens"),
+}
 
 
 def figure(results: Mapping[str, Any], path: str) -> float:
@@ -18,6 +25,13 @@ def figure(results: Mapping[str, Any], path: str) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+def largest_k(repeated: Any) -> int | None:
+    """The largest k above 1 of pass@k, in the results of tasks that are attempted several times; None where there is none."""
+    names = repeated if isinstance(repeated, Mapping) else ()
+    tails = [name.removeprefix("pass_at_") for name in names if name.startswith("pass_at_")]
+    return max((k for tail in tails if tail.isdecimal() and (k := int(tail)) > 1), default=None)
 
 
 def one_branch(results: Iterable[Result], number: Callable[[Result], float]) -> list[Result]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rllib_nlac.algorithm.told import figure
+from rllib_nlac.algorithm.told import ROLES, figure, largest_k
 
 Say = Callable[[str, str | None], None]  # a trouble's name, and what to say of it
 
@@ -22,10 +22,7 @@ LEAST_LEAP = 0.05  # nats
 PAGE = "page 'Reading a run'"
 UNPARSED = {
     "env_runners/action_parse_failures": "the policy's turns",
-    "language_stages/future/unparsed_answer_rate": "the critic's futures",
-    "language_stages/target/unparsed_answer_rate": "the critic's Bellman targets",
-    "language_stages/critique/unparsed_answer_rate": "the critic's critiques",
-    "language_stages/refinement/unparsed_answer_rate": "the refined actions",
+    **{f"language_stages/{role}/unparsed_answer_rate": f"the {what}" for role, (what, _) in ROLES.items()},
 }
 
 
@@ -52,8 +49,8 @@ class Trends:
         now = {name: figure(results, f"env_runners/{name}") for name in names}
         for name in ("auc", "predicted_success", "success", "bias_error", "num_states"):
             now[name] = figure(results, f"critic/{name}")
-        repeated = results.get("repeated") or results.get("env_runners") or {}
-        k = max((int(name.removeprefix("pass_at_")) for name in repeated if _is_pass_at(name)), default=1)
+        repeated = results.get("repeated") or {}
+        k = largest_k(repeated) or 1
         now |= {"k": k, "pass": figure(repeated, f"pass_at_{k}") if k > 1 else math.nan, "tasks": figure(repeated, "num_tasks")}
         before = [each for each in self._evaluations if each["success_high"] < now["success_low"]]
         self._evaluations.append(now)
@@ -143,10 +140,6 @@ class Trends:
         )
         if math.isfinite(kl):
             self._kl.append(kl)
-
-
-def _is_pass_at(name: str) -> bool:
-    return name.startswith("pass_at_") and name.removeprefix("pass_at_").isdecimal()
 
 
 def _auc_error(figures: Mapping[str, float]) -> float:

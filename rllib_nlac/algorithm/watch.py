@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.algorithm.metrics import SECONDS
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
-from rllib_nlac.algorithm.told import figure
+from rllib_nlac.algorithm.told import ROLES, figure
 from rllib_nlac.algorithm.trends import Trends
 from rllib_nlac.engine.chat import TOO_LONG
 from rllib_nlac.language.report import StageReport
@@ -25,13 +25,6 @@ from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
 MANY = 0.5  # share of a role's answers that do not parse, or of its prompts that are too long, from which on it is said
-# What a person calls the critic's roles, and the key that limits each one's tokens.
-ROLES = {
-    "future": ("the critic's futures", "max_future_tokens"),
-    "target": ("the critic's Bellman targets", "max_future_tokens"),
-    "critique": ("the critic's critiques", "max_critique_tokens"),
-    "refinement": ("the refined actions", "max_action_tokens"),
-}
 
 
 class Watched(Algorithm):
@@ -96,9 +89,8 @@ class Watched(Algorithm):
         text = f"prompts that exceed the context were not asked: {', '.join(lost)}. What to do: {TOO_LONG}" if lost else None
         self.notices.heed("long prompts", text)
         for role, (name, limit) in ROLES.items():
-            self.heed_parsing(
-                name, report.unparsed[role], report.answered[role], report.cut_off[role], report.examples.get(role, ""), limit
-            )
+            failed, asked, cut_off = report.unparsed[role], report.answered[role], report.cut_off[role]
+            self.heed_parsing(f"the {name}", failed, asked, cut_off, report.examples.get(role, ""), limit)
 
     def heed_parsing(self, role: str, failed: int, asked: int, cut_off: int, example: str, limit: str) -> None:
         """Tells a person where most answers of a role do not parse, and what to do; once, until it is better.

@@ -120,9 +120,7 @@ class ScalarCriticLearner(PolicyGradientLearner):
     def q_values(self, sequences: Sequence[tuple[int, ...]], target: bool) -> np.ndarray:
         """Q or Q̄ at the end of each sequence of prompt and action, shape (N,)."""
         values = np.zeros(len(sequences), np.float32)
-        assert self.target is not None
-        own = dict(self.trained.named_parameters())
-        weights = {name: tensor.to(own[name].dtype) for name, tensor in self.target.state.items()} if target else own
+        weights = self.target_weights() if target else dict(self.trained.named_parameters())
         for group, layout in self._layouts(sequences, [()] * len(sequences)):
             arguments = {**layout.arguments, "positions": layout.ends, "logits_to_keep": 1}
             values[group] = torch.func.functional_call(self.trained, weights, kwargs=arguments)[1].cpu().numpy()

@@ -97,10 +97,7 @@ class SDPOLearner(LanguageLearner):
     @torch.no_grad()
     def teacher_logprobs(self, prompt_ids: Sequence[Sequence[int]], token_ids: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """What θ̄ says of each turn's tokens under other prompts than the turn was sampled from, shape (len(token_ids[i]),)."""
-        assert self.target is not None
-        own = dict(self.trained.named_parameters())
-        weights = {name: tensor.to(own[name].dtype) for name, tensor in self.target.state.items()}
-        return self._by_text(prompt_ids, token_ids, weights, self.config.action_temperature)
+        return self._by_text(prompt_ids, token_ids, self.target_weights(), self.config.action_temperature)
 
 
 class SDPO(LanguageAlgorithm):

@@ -96,6 +96,12 @@ class LanguageLearner(TorchLearner):
         # With an adapter θ̄ averages A and B, whose product is not the average of the products.
         return TargetWeights(self.trainer.parts(), self.config.tau, num_shares, self.trainer.rank)
 
+    def target_weights(self) -> dict[str, torch.Tensor]:
+        """θ̄ by the parameters' names, in θ's precision; of a learner that keeps all of it."""
+        assert self.target is not None
+        own = dict(self.trained.named_parameters())
+        return {name: tensor.to(own[name].dtype) for name, tensor in self.target.state.items()}
+
     def take_over(self) -> None:
         """Goes on from weights that were put into the module alone: DeepSpeed's own copies and θ̄ become theirs."""
         self.trainer.take_over()

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import math
 
-from rllib_nlac.algorithm.told import figure
+from rllib_nlac.algorithm.told import ROLES, figure, largest_k
 from rllib_nlac.reporting.results import Results, Run
 
 CRITIC, STAGES = "evaluation/critic", "language_stages"
 LEAST_STATES = 30  # turns, before what the critic says of them counts
-ROLES = {
-    "future": ("critic's futures", "max_future_tokens"),
-    "target": ("Bellman targets", "max_future_tokens"),
-    "critique": ("critiques", "max_critique_tokens"),
-    "refinement": ("refined actions", "max_action_tokens"),
-}
 
 
 def critic_knows_nothing(run: Run) -> str | None:
@@ -112,11 +106,11 @@ def less_variety(run: Run) -> str | None:
     if len(known) < 2:
         return None
     first, last = known[0], known[-1]
-    k = max(k for k in range(1, 65) if k == 1 or not math.isnan(figure(last, f"evaluation/repeated/pass_at_{k}")))
+    k = largest_k(last["evaluation"]["repeated"])
     a, b = (figure(r, f"evaluation/repeated/pass_at_{k}") for r in (first, last))
     tasks = figure(last, "evaluation/repeated/num_tasks")
     chance = 2 * math.sqrt(max(a * (1 - a) + b * (1 - b), 0.0) / max(tasks, 1.0))
-    if k == 1 or not a - b > max(0.1, chance) or _evaluated(run, last) < _evaluated(run, first):
+    if k is None or not a - b > max(0.1, chance) or _evaluated(run, last) < _evaluated(run, first):
         return None
     return (
         f"pass@{k} fell from {a:.2f} to {b:.2f}: some tasks are won always and others never. Stop earlier, or a lower "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rllib_nlac.algorithm.told import figure
+from rllib_nlac.algorithm.told import figure, largest_k
 from rllib_nlac.reporting.results import Results, Run, lookup
 from rllib_nlac.reporting.svg import Chart, Line
 
@@ -74,15 +74,14 @@ def _curve(result: Results) -> tuple[list[float], list[float], list[float]] | No
 
 def variety(run: Run) -> Chart | None:
     """pass@1 and pass@k of the tasks that are attempted several times, and the entropy of an action in nats."""
-    tries = attempts(run)
-    if tries is None:
+    k = attempts(run)
+    if k is None:
         return None
-    where, k = tries
     lines = [
         Line(name, [(run.progress(r), figure(r, f"evaluation/{path}")) for r in run.evaluated])
         for name, path in (
-            ("pass@1", f"{where}/pass_at_1"),
-            (f"pass@{k}", f"{where}/pass_at_{k}"),
+            ("pass@1", "repeated/pass_at_1"),
+            (f"pass@{k}", f"repeated/pass_at_{k}"),
             ("token entropy, nats", "env_runners/token_entropy"),
         )
     ]
@@ -92,15 +91,7 @@ def variety(run: Run) -> Chart | None:
     return Chart("Does the policy still try different things?", what, "", known, (0.0, max(1.0, largest))) if known else None
 
 
-def attempts(run: Run) -> tuple[str, int] | None:
-    """Where pass@k stands below ``evaluation``, and the largest k; None where no task is attempted several times."""
-    for result in reversed(run.evaluated):
-        for where in ("repeated", "env_runners"):
-            found = lookup(result, f"evaluation/{where}")
-            if not isinstance(found, Mapping):
-                continue
-            tails = [name.removeprefix("pass_at_") for name in found if name.startswith("pass_at_")]
-            ks = [int(tail) for tail in tails if tail.isdecimal() and int(tail) > 1]
-            if ks:
-                return where, max(ks)
-    return None
+def attempts(run: Run) -> int | None:
+    """The largest k of pass@k, of the last evaluation that has one; None where no task is attempted several times."""
+    ks = (largest_k(lookup(result, "evaluation/repeated")) for result in reversed(run.evaluated))
+    return next((k for k in ks if k is not None), None)

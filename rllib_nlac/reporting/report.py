@@ -140,17 +140,12 @@ def _success(run: Run, drawn: set[str] | frozenset[str]) -> str:
 
 def _evaluations(run: Run) -> str:
     """Each evaluation with what should not fall as success rises."""
-    columns = {"pass@1": "", "pass@k": "", "action entropy": f"{EVALUATION}/action_entropy"}
-    columns["token entropy"] = f"{EVALUATION}/token_entropy"
-    if (tries := attempts(run)) is not None:
-        where, k = tries
-        del columns["pass@k"]
-        columns = {"pass@1": f"evaluation/{where}/pass_at_1", f"pass@{k}": f"evaluation/{where}/pass_at_{k}", **columns}
-        columns["pass@1"] = f"evaluation/{where}/pass_at_1"
+    columns: dict[str, str] = {}
+    if (k := attempts(run)) is not None:
+        columns = {f"pass@{j}": f"evaluation/repeated/pass_at_{j}" for j in (1, k)}
+    columns |= {"action entropy": f"{EVALUATION}/action_entropy", "token entropy": f"{EVALUATION}/token_entropy"}
     columns |= {"AUC": f"{CRITIC}/auc", "Brier": f"{CRITIC}/brier"}
-    known = {
-        name: path for name, path in columns.items() if path and any(not math.isnan(figure(r, path)) for r in run.evaluated)
-    }
+    known = {name: path for name, path in columns.items() if any(not math.isnan(figure(r, path)) for r in run.evaluated)}
     step = max(1, math.ceil(len(run.evaluated) / MAX_ROWS))
     shown = [r for place, r in enumerate(reversed(run.evaluated)) if place % step == 0][::-1]
     head = ["iteration", "episodes", "success" if run.measures_success else "return", *known]
