@@ -439,3 +439,11 @@ def test_a_checkpoint_on_another_file_system(algorithm, tmp_path):
     assert checkpoint.read_manifest(remote)["files"].keys() == checkpoint.read_manifest(local)["files"].keys()
     shutil.rmtree(local)
     algorithm.restore_from_path(remote)
+
+
+def test_what_is_no_folder_is_no_checkpoint_of_a_trial(tmp_path):
+    """As an archive beside the checkpoints. Fails where it takes the place of what Ctrl-C, or a full disk, has to say."""
+    with checkpoint.written_at_once(tmp_path / "checkpoint_000000") as folder:
+        checkpoint.write_manifest(folder, {})
+    (tmp_path / "checkpoint_000001.tar.gz").write_text("")
+    assert checkpoint.last_whole(tmp_path) == tmp_path / "checkpoint_000000"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
+import pyarrow.fs
 import pytest
 from begun import begun_with, kept_in
 from command_runs import SMALL, wait_for
@@ -127,6 +130,46 @@ class TestLeftovers:
         assert len(visible(tmp_path)) == 2  # folder and lock
         own = EpisodeFiles()
         assert visible(tmp_path) == [own._folder.path.name, f"{own._folder.path.name}.lock"]
+
+    def test_a_second_save_to_a_uri_replaces_the_first_or_leaves_it(self, tmp_path, monkeypatch):
+        """Fails where it is laid over the first: a file that only that one had makes the whole checkpoint foreign."""
+        uri = f"file://{tmp_path}/latest"
+
+        def save(*names: str) -> None:
+            with checkpoint.written_at_once(uri) as folder:
+                for name in names:
+                    (folder / name).write_text(name)
+                checkpoint.write_manifest(folder, {})
+
+        save("old", "both")
+        save("new", "both")
+        with checkpoint.opened(uri) as verified:
+            assert sorted(verified.manifest["files"]) == ["both", "new"]
+        monkeypatch.setattr(pyarrow.fs, "copy_files", Mock(side_effect=OSError("the network is gone")))
+        with pytest.raises(OSError, match="the network is gone"):
+            save("third")
+        monkeypatch.undo()
+        with checkpoint.opened(uri) as verified:
+            assert sorted(verified.manifest["files"]) == ["both", "new"]
+        assert visible(tmp_path) == ["latest"]
+
+    def test_where_no_folder_can_be_moved_it_is_copied(self, tmp_path):
+        """As on an object store."""
+        (tmp_path / "staging").mkdir()
+        (tmp_path / "staging" / "file").write_text("new")
+        files = pyarrow.fs.LocalFileSystem()
+        filesystem = Mock(wraps=files, spec=files)
+        filesystem.move.side_effect = OSError("no folders here")
+
+        def copy(source, target, source_filesystem=None, destination_filesystem=None):
+            shutil.copytree(source, target)
+
+        with (
+            patch.object(pyarrow.fs.FileSystem, "from_uri", return_value=(filesystem, str(tmp_path / "latest"))),
+            patch.object(pyarrow.fs, "copy_files", copy),
+        ):
+            checkpoint._upload(tmp_path / "staging", "s3://bucket/latest")
+        assert (tmp_path / "latest" / "file").read_text() == "new" and visible(tmp_path) == ["latest", "staging"]
 
     def test_half_a_checkpoint_goes_with_the_next_and_a_living_one_is_finished(self, tmp_path):
         def work(name: str, seconds: float, ready: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,8 @@ def written_at_once(path: str | os.PathLike) -> Iterator[Path]:
     """A folder to write into that takes the place of ``path`` when the block ends well.
 
     Until then nothing of a former checkpoint at ``path`` is touched; after a failure nothing of the new one is left, and after
-    a kill the next call with the same parent folder removes it.
+    a kill the next call with the same parent folder removes it. On a remote file system, where nothing can be exchanged at
+    once, a kill in the last moment leaves the new one beside ``path``, under its name with ``.unfinished.`` and a number.
 
     Args:
         path: A local folder, existing or not, or the URI of a remote file system.
@@ -78,14 +80,34 @@ def written_at_once(path: str | os.PathLike) -> Iterator[Path]:
     try:
         yield staging
         if remote:
-            filesystem, target = pyarrow.fs.FileSystem.from_uri(str(path))
-            pyarrow.fs.copy_files(str(staging), target, destination_filesystem=filesystem)
+            _upload(staging, str(path))
         else:
             _swap(staging, final)
     finally:
         scratch.remove()
         if remote:
             shutil.rmtree(final, ignore_errors=True)
+
+
+def _upload(staging: Path, uri: str) -> None:
+    filesystem, target = pyarrow.fs.FileSystem.from_uri(uri)
+    fresh = f"{target}{UNFINISHED}{uuid.uuid4().hex}"
+    try:
+        pyarrow.fs.copy_files(str(staging), fresh, destination_filesystem=filesystem)
+    except BaseException:
+        _delete(filesystem, fresh)
+        raise
+    _delete(filesystem, target)  # a file of the former that the new one has not would be foreign to it
+    try:
+        filesystem.move(fresh, target)
+    except (OSError, NotImplementedError):  # object stores have no folders to move
+        pyarrow.fs.copy_files(fresh, target, source_filesystem=filesystem, destination_filesystem=filesystem)
+        _delete(filesystem, fresh)
+
+
+def _delete(filesystem: pyarrow.fs.FileSystem, folder: str) -> None:
+    if filesystem.get_file_info(folder).type is not pyarrow.fs.FileType.NotFound:
+        filesystem.delete_dir(folder)
 
 
 def _swap(staging: Path, final: Path) -> None:
@@ -224,7 +246,7 @@ def last_whole(trial: Path) -> Path | None:
     for path in sorted(trial.glob("checkpoint_[0-9]*"), reverse=True):
         try:
             examine(path)
-        except CheckpointError:
+        except (CheckpointError, FileNotFoundError):  # Tune may remove it meanwhile; and a file is none
             continue
         return path
     return None
