@@ -21,7 +21,7 @@ from rllib_nlac.algorithm.examples import EXAMPLES, Examples, chosen
 from rllib_nlac.inputs.foreign import code, fenced
 from rllib_nlac.reporting.advice import advise
 from rllib_nlac.reporting.costs import stages
-from rllib_nlac.reporting.pictures import pictures
+from rllib_nlac.reporting.pictures import calibration, pictures
 from rllib_nlac.reporting.report import REPORT, markdown, summary, write_report
 from rllib_nlac.reporting.results import Run, Setting, differing, read_examples, read_results
 from rllib_nlac.reporting.svg import Chart, Line, ticks
@@ -60,6 +60,8 @@ class TestWhatIsTold:
         for left_out in ("stop_reason_user_failed", "episodes_discarded"):
             played = changed(played, f"env_runners/{left_out}", 5)
         assert "| 0.500 (0.381 to 0.619) of 64 |" in markdown(played)
+        earlier = changed(played, "env_runners/stop_reason_response_limit", math.nan)  # as RLlib repeats it
+        assert "| 0.500 (0.381 to 0.619) of 64 |" in markdown(earlier)
 
     def test_a_restored_run_did_not_begin_with_the_model(self):
         text = markdown(replace(GOOD, restored="old/checkpoint"))
@@ -366,6 +368,29 @@ class TestFiles:
         (tmp_path / EXAMPLES).write_bytes(content)
         assert read_results(tmp_path / "result.json")[0] == [] and read_examples(tmp_path) == []
         assert read_results(tmp_path / "no.json") == ([], 0) and read_examples(tmp_path / "no") == []
+
+    def test_a_line_that_is_nested_beyond_reading_costs_no_report(self, tmp_path):
+        deep = '{"training_iteration": 2, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+        (tmp_path / "result.json").write_text(f"{json.dumps(result(1))}\n{deep}\n")
+        results, unreadable = read_results(tmp_path / "result.json")
+        assert [r["training_iteration"] for r in results] == [1] and unreadable == 1
+        (tmp_path / "examples.json").write_text(deep)
+        assert read_examples(tmp_path) == []
+
+    @pytest.mark.parametrize("value", [None, "many", float("nan"), -1.0])
+    def test_a_curve_with_a_count_that_is_none_costs_the_curve_alone(self, value):
+        curve = {"predicted": [0.1], "came": [0.2], "count": [value]}
+        run = changed(run_of(result(1, 0.5, evaluation(0.5))), "evaluation/critic/reliability", curve)
+        assert calibration(run) is None and "# " in markdown(run)
+
+    @pytest.mark.parametrize(("before", "kept"), [(40.0, [1, 2, 3, 4, 5, 6]), (39.5, [5, 6])])
+    def test_what_came_before_another_trials_checkpoint_is_not_this_runs(self, tmp_path, before, kept):
+        """Under population-based training no iteration is repeated. Fails where the jump counts as what was learned."""
+        rows = [result(i, time_total_s=10.0 * i, iterations_since_restore=i) for i in (1, 2, 3, 4)]
+        rows += [result(4 + i, time_total_s=before + 10.0 * i, iterations_since_restore=i, success=0.9) for i in (1, 2)]
+        (tmp_path / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        results, _ = read_results(tmp_path / "result.json")
+        assert [r["training_iteration"] for r in results] == kept
 
 
 def trial(folder, status="TERMINATED", **more) -> SimpleNamespace:

@@ -35,7 +35,9 @@ def largest_k(repeated: Any) -> int | None:
 
 
 def one_branch(results: Iterable[Result], number: Callable[[Result], float]) -> list[Result]:
-    """The results, as they were written, without what a run had come to before it went on from an earlier checkpoint.
+    """The results, as they were written, without what a run had come to before it went on from a checkpoint of another time.
+
+    That is an earlier one of its own, or one of another trial, as under population-based training.
 
     Args:
         results: In the order in which they were written.
@@ -45,5 +47,15 @@ def one_branch(results: Iterable[Result], number: Callable[[Result], float]) -> 
     for result in results:
         while kept and number(kept[-1]) >= number(result):
             kept.pop()
+        if kept and _is_anothers(result, kept[-1]):
+            kept.clear()
         kept.append(result)
     return kept
+
+
+def _is_anothers(result: Mapping[str, Any], former: Mapping[str, Any]) -> bool:
+    """Whether a result is the first after a restore from another trial: then the time until then is not the former's."""
+    if figure(result, "iterations_since_restore") != 1:
+        return False
+    before, then = figure(result, "time_total_s") - figure(result, "time_this_iter_s"), figure(former, "time_total_s")
+    return abs(before - then) > 1e-6 * max(then, 1.0)

@@ -69,7 +69,8 @@ def _curve(result: Results) -> tuple[list[float], list[float], list[float]] | No
     lists = [curve.get(name) for name in ("predicted", "came", "count")]
     if not all(isinstance(each, list) for each in lists) or not lists[0] or len(set(map(len, lists))) > 1:  # type: ignore[arg-type]
         return None
-    return tuple([float(value) for value in each] for each in lists)  # type: ignore[return-value,union-attr]
+    predicted, came, count = ([value if isinstance(value, int | float) else math.nan for value in each] for each in lists)  # type: ignore[union-attr]
+    return (predicted, came, count) if all(map(math.isfinite, (*predicted, *came, *count))) and min(count) >= 0 else None
 
 
 def variety(run: Run) -> Chart | None:

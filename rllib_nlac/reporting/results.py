@@ -161,7 +161,7 @@ def read_results(file: Path) -> tuple[list[Results], int]:
     for line in lines:
         try:
             result = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             result = None
         if isinstance(result, dict) and math.isfinite(_iteration(result)):
             results.append(result)
@@ -178,7 +178,7 @@ def read_examples(folder: Path) -> list[Mapping[str, Any]]:
     """The transitions in words that a run keeps; none where it keeps none, or where they cannot be read."""
     try:
         found = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 

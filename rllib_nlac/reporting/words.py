@@ -40,7 +40,8 @@ def _num_scored(result: Results) -> float:
     attempts have none."""
     played = result.get("env_runners")
     counts = [value for key, value in played.items() if key.startswith("stop_reason_")] if isinstance(played, Mapping) else []
-    known = [float(value) for value in counts if isinstance(value, int | float)]
+    # One that ended no episode of this iteration, and of an earlier one, is NaN.
+    known = [float(value) for value in counts if isinstance(value, int | float) and math.isfinite(value)]
     if not known:
         return figure(result, "env_runners/num_episodes")
     discarded = figure(result, "env_runners/episodes_discarded")
