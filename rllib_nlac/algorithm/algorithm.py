@@ -280,7 +280,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             NotFiniteError: They are not finite, and none was sent.
         """
         version, sets = self.weight_version + 1, self.config.learned_sets
-        with stage(self.metrics, "sync", activity.now.stage if not self.weight_version else "giving the engine the weights"):
+        key = "sync" if self._is_stepping else "first_sync"  # what lies outside of an iteration is no part of its time
+        with stage(self.metrics, key, activity.now.stage if not self.weight_version else "giving the engine the weights"):
             try:
                 report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version, sets))
             except NotFiniteError as error:
@@ -291,9 +292,9 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     @override(Watched)
     def step(self) -> dict[str, Any]:
-        self.settle()
         self._is_stepping, stopwatch = True, Stopwatch(self.engine)
         try:
+            self.settle()
             results = super().step()
         finally:
             self._is_stepping = False

@@ -1,11 +1,7 @@
 """What a run reports beside RLlib's own metrics, all of it through RLlib's metrics logger.
 
 ``seconds`` is what this iteration took. RLlib's timers are moving averages, in which the slow first iteration stays for long.
-Its entries: ``play``, the episodes; ``replay``, keeping and drawing transitions; ``waves``, all of them with what is between,
-and each one as ``wave_1`` and so on; ``logprob_gap``, the comparison of engine and learner; ``learner``, the gradient steps;
-``record``, what ``rllib inspect`` reads; ``sync``, the weights to the engines, in the first iteration also those that the
-engines start with; ``evaluation``, and of it ``evaluation_critic``, what the critic is asked; ``base_answers``, what the
-untrained model is asked at the start. What an iteration did not do is 0 or not there.
+Its entries stand on the page 'Reading a run'. What an iteration did not do is 0 or not there.
 """
 
 from __future__ import annotations
