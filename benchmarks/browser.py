@@ -103,12 +103,13 @@ def main_process(env: MiniWoB) -> psutil.Process:
 
 def killed(episodes: int) -> str:
     """What comes of episodes whose browser is killed in every tenth."""
-    env, lost, won, reasons = MiniWoB("login-user"), 0, 0, set()
+    env, kills, lost, won, reasons = MiniWoB("login-user"), 0, 0, 0, set()
     for episode in range(episodes):
         while True:
             env.reset(seed=episode)
             if episode % 10 == 9 and lost <= episode // 10:
                 main_process(env).kill()
+                kills += 1
             over, info = False, {}
             while not over:
                 *_, terminated, truncated, info = env.step(env.expert_action())
@@ -119,7 +120,7 @@ def killed(episodes: int) -> str:
             reasons.add(info["stop_reason"])
         won += info["success"]
     env.close()
-    return f"{lost} browsers killed in {episodes} episodes: {lost} lost ({', '.join(sorted(reasons))}), {won} won in the end"
+    return f"{kills} browsers killed in {episodes} episodes: {lost} lost ({', '.join(sorted(reasons))}), {won} won in the end"
 
 
 def success(seeds: int) -> int:

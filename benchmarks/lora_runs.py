@@ -74,20 +74,21 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     algorithm.stop()
     ray.shutdown()
     last, later = results[-1], results[1:]  # the first one's time holds what is compiled and read once
+    curve = [
+        r["evaluation"]["env_runners"]["success_rate"]
+        for r in results
+        if r["training_iteration"] % config.evaluation_interval == 0
+    ]
     own = ("play", "replay", "waves", "logprob_gap", "learner", "sync")
     waves = [result["language_stages"]["num_generated_tokens"] / result["seconds"]["waves"] for result in later]
     return {
-        "success": last["evaluation"]["env_runners"]["success_rate"],
+        "success": curve[-1],
         "iteration_s": statistics.median(sum(result["seconds"].get(part, 0.0) for part in own) for result in later),
         "waves_tokens_per_s": statistics.median(waves),
         "learner_s": statistics.median(result["seconds"]["learner"] for result in later),
         "sync_ms": 1e3 * statistics.median(result["sync"]["time_s"] for result in later),
         "kl_to_base": last.get("kl_to_base"),
-        "curve": [
-            r["evaluation"]["env_runners"]["success_rate"]
-            for r in results
-            if r["training_iteration"] % config.evaluation_interval == 0
-        ],
+        "curve": curve,
     }
 
 
