@@ -192,7 +192,7 @@ class TestRolloutCritics:
         runner = runner_of(config, chat, world)
         algorithm = kind.__new__(kind)
         algorithm.config, algorithm.rng, algorithm.notices = config, np.random.default_rng(0), Notices()
-        algorithm.env_runner_group = SimpleNamespace(healthy_env_runner_ids=list, local_env_runner=runner)
+        algorithm.env_runner_group = SimpleNamespace(num_remote_env_runners=lambda: 0, local_env_runner=runner)
         algorithm.metrics = SimpleNamespace(aggregate=lambda *a, **k: None, log_value=lambda *a, **k: None)
         algorithm.stages = LanguageStages(runner.engine, chat, lambda env: compact, config.stage_settings)
         assert algorithm.training_sequences(runner.sample(num_episodes=3))
