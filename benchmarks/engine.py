@@ -27,11 +27,14 @@ from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Generation, Request, Weights
 
-HELD = "bare, held"
+HELD, BARE, SILENT = "bare, held", "bare vLLM", "bare, silent"
+# Beside which of bare vLLM's ways each of ours stands: one that is asked for the same, and holds as many sequences.
+BESIDE = {"EnvRunner": HELD, "engine": BARE, "waves": SILENT, HELD: HELD, BARE: BARE, SILENT: SILENT}
 
 
 def bare_generate(engine: VLLMEngine, requests: list[Request], end_id: int, at_once: int | None = None) -> int:
-    """What ``vllm.LLM.generate`` does for token prompts: add, step until all is done; returns the tokens.
+    """What ``vllm.LLM.generate`` does for token prompts: add, step until all is done; returns the tokens. Log-probabilities are
+    asked for where a request asks for them.
 
     Args:
         engine: Holds the vLLM engine.
@@ -51,7 +54,7 @@ def bare_generate(engine: VLLMEngine, requests: list[Request], end_id: int, at_o
                 temperature=request.temperature,
                 seed=request.seed,
                 stop_token_ids=[end_id],
-                logprobs=0,
+                logprobs=0 if request.logprobs else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
@@ -116,7 +119,7 @@ def speeds(
         return sum(len(g.token_ids) for episode in played for g in episode.get_extra_model_outputs(GENERATION))
 
     play()
-    figures: dict[str, list[np.ndarray]] = {"EnvRunner": [], "engine": [], "waves": [], HELD: [], "bare vLLM": []}
+    figures: dict[str, list[np.ndarray]] = {name: [] for name in BESIDE}
     requests: list[Request] = []
     for _ in range(rounds):
         recorder.requests.clear()
@@ -126,7 +129,8 @@ def speeds(
         silent = [replace(request, logprobs=False) for request in requests]
         figures["waves"].append(speed(lambda r=silent: sum(len(g.token_ids) for g in engine.generate(r))))
         figures[HELD].append(speed(lambda r=requests: bare_generate(engine, r, end_id, slots)))
-        figures["bare vLLM"].append(speed(lambda r=requests: bare_generate(engine, r, end_id)))
+        figures[BARE].append(speed(lambda r=requests: bare_generate(engine, r, end_id)))
+        figures[SILENT].append(speed(lambda r=silent: bare_generate(engine, r, end_id)))
     return figures, requests
 
 
@@ -169,17 +173,19 @@ def main() -> None:
         ("engine", "all prompts in one call"),
         ("waves", "the same without log-probabilities, as the language stages ask"),
         (HELD, f"the same prompts, {arguments.slots} held at once, LLMEngine.add_request and step"),
-        ("bare vLLM", "all prompts at once"),
+        (BARE, "all prompts at once"),
+        (SILENT, "the same without log-probabilities"),
     ):
-        ratios = np.array([mine / bare for mine, bare in zip(figures[name], figures[HELD], strict=True)])
+        ratios = np.array([mine / bare for mine, bare in zip(figures[name], figures[BESIDE[name]], strict=True)])
         (wall, cpu), (low, _), (high, _) = np.median(ratios, 0), ratios.min(0), ratios.max(0)
         print(
-            f"  {name:10s} {np.median(figures[name], 0)[0]:7.0f}   ratio to held {wall:.2f} ({low:.2f} to {high:.2f}), "
+            f"  {name:12s} {np.median(figures[name], 0)[0]:7.0f}   to {BESIDE[name]:12s} {wall:.2f} ({low:.2f} to {high:.2f}), "
             f"by CPU time {cpu:.2f}   {label}"
         )
-        if name not in (HELD, "bare vLLM"):
+        if BESIDE[name] != name:
             goal = ENV_RUNNER if name == "EnvRunner" else ()
-            hand_over(arguments.figures, Figure(f"{name} beside bare vLLM, as many sequences held", float(wall), "", *goal))
+            what = f"{name} beside bare vLLM that is asked for the same and holds as many sequences"
+            hand_over(arguments.figures, Figure(what, float(wall), "", *goal))
 
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=torch.float32)
     state = {name: tensor.clone() for name, tensor in served_state(model).items()}
