@@ -90,6 +90,26 @@ def test_subgoals_are_shares_of_episodes(make):
     assert reached == pytest.approx(sum(length >= 2 for length in lengths) / 20)
 
 
+def test_subgoals_after_64_are_counted_together(make):
+    """Fails where an environment that names each task's own makes a metric of each."""
+
+    class Names(Countdown):
+        number = 0
+
+        def reset(self, **arguments):
+            Names.number += 1
+            self.name = f"goal {Names.number}"
+            return super().reset(**arguments)
+
+        def step(self, action):
+            return "Hm.", 0.0, True, False, {"subgoals": {self.name: Names.number <= 82}}
+
+    runner = make(env=Names, num_envs_per_env_runner=1)
+    assert len(runner.sample(num_episodes=100)) == 100
+    found = {name: float(value) for name, value in runner.get_metrics()["subgoals"].items()}
+    assert found == {**{f"goal {number}": 1.0 for number in range(1, 65)}, "other": 0.5}  # of 65 to 100 the first half
+
+
 def test_means_of_unequal_shares_are_over_their_episodes(make):
     """Fails where they are RLlib's: means of the runners' means, by which an episode of a small share counts for more."""
     runner, root = make(), MetricsLogger(root=True)

@@ -11,14 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numbered_episodes import episode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.ablations import Hindsight
-from rllib_nlac.algorithm.evaluation import action_entropy, pass_at, success_interval, success_metrics, success_table
+from rllib_nlac.algorithm.evaluation import (
+    action_entropy,
+    evaluate_tasks,
+    pass_at,
+    success_interval,
+    success_metrics,
+    success_table,
+)
 from rllib_nlac.algorithm.replay import LOGGED
 from rllib_nlac.baselines.grpo import GRPO, GRPOConfig
 from rllib_nlac.command import evaluate
 from rllib_nlac.command.evaluate import evaluate_checkpoint, evaluation_runner, obstacle_to_refining, summary
 from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.episode import GENERATION, TASK, TASK_SEED
 from rllib_nlac.types import Generation
 
@@ -181,6 +190,50 @@ def test_the_command_plays_as_the_runs_evaluations_do(config, ray_session, lent_
         assert obstacle_to_refining(algorithm) == ""
     finally:
         algorithm.stop()
+
+
+def evaluated(version, own, of_evaluation=None) -> dict:
+    """Results of an evaluation whose turns are of version 7 of the weights; the temperatures are the two configurations'."""
+
+    def settings(temperature):
+        return SimpleNamespace(
+            evaluation_duration=2, evaluate_refined=False, num_repeated_tasks=0, action_temperature=temperature
+        )
+
+    def sample_tasks(tasks, *about):
+        episodes = [episode(7) for _ in tasks]
+        for task, each in zip(tasks, episodes, strict=True):
+            each.custom_data[TASK] = task
+        return episodes
+
+    algorithm = SimpleNamespace(
+        config=settings(own),
+        evaluation_config=None if of_evaluation is None else settings(of_evaluation),
+        env_runner=SimpleNamespace(sample_tasks=sample_tasks, get_metrics=MetricsLogger(root=False).reduce),
+        metrics=MetricsLogger(root=True),
+        weight_version=version,
+        instructions="",
+        examine=lambda *about: None,
+        check_retention=lambda: None,
+    )
+    evaluate_tasks(algorithm, None)
+    return algorithm.metrics.peek(("evaluation", "env_runners"))
+
+
+@pytest.mark.parametrize(
+    ("own", "of_evaluation", "known"), [(1.0, 0.0, False), (0.0, 1.0, True), (1.0, None, True), (0.0, None, False)]
+)
+def test_there_is_an_entropy_where_the_evaluations_own_turns_are_sampled(own, of_evaluation, known):
+    """Fails where the training's temperature counts: what greedy turns tell is no entropy."""
+    results = evaluated(7, own, of_evaluation)
+    assert results["num_tasks"] == 2
+    assert ("action_entropy" in results, "token_entropy" in results) == (known, known)
+
+
+def test_an_evaluation_by_weights_that_are_one_sync_old_is_refused():
+    with pytest.raises(EngineError, match=r"was played with version 7 of the weights, and at version 8 it may be 0 syncs old"):
+        evaluated(8, 1.0)
+    assert evaluated(None, 1.0)["num_tasks"] == 2  # under RLlib's own sync they have no number
 
 
 @pytest.mark.parametrize(("kind", "obstacle"), [(Hindsight, "what really came"), (GRPO, "no critic in words")])

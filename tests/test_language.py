@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_roles import SETTINGS
 
+from rllib_nlac.engine.chat import Prompt
+from rllib_nlac.language.backup_stage import backup_stage
+from rllib_nlac.language.improvement_stage import improvement_stage
 from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
+from rllib_nlac.language.prediction import prediction_stage
 from rllib_nlac.language.prompts import load_prompts
-from rllib_nlac.types import Future, Generation, Message, Transition
+from rllib_nlac.language.report import StageReport
+from rllib_nlac.language.settings import Sampling
+from rllib_nlac.language.stages import LanguageStages
+from rllib_nlac.types import Future, Generation, Message, Transition, Weights
 
 STATE = (Message("user", "Guess my object."),)
 
@@ -47,9 +56,23 @@ class TestEveryPromptSet:
             assert messages[: len(STATE) + 1] == (*STATE, Message("assistant", "A")) and messages[-1].role == "user"
 
     def test_predict_shows_nothing_of_what_came_next(self, name):
+        """Neither where it is asked, in the stages and in an evaluation, nor where it is trained."""
         prompts = load_prompts(name, "TwentyQuestions")
-        text = str(prompts.predict_messages(STATE, "A"))
-        assert "OBSERVED" not in text and len(prompts.predict_messages(STATE, "A")) == len(STATE) + 2
+        known = transition(ended=True, observation="OBSERVED")
+        assert "OBSERVED" in str(known.next_state) and "OBSERVED" in str(prompts.backup_messages(known, None))
+        evaluating = next(prediction_stage([known], [prompts], Sampling(8), 1, Weights.POLICY))
+        improving = next(improvement_stage([known], [prompts], SETTINGS, None, StageReport(), np.random.default_rng(0)))
+        trained = []
+        chat = SimpleNamespace(prompts=lambda wanted: trained.extend(w.messages for w in wanted) or [Prompt((1,), False)])
+        backing_up = backup_stage([known], [prompts], SETTINGS, chat, StageReport())
+        for answers in (None, [None], [None]):  # after the end there is neither an action nor a future
+            asked = backing_up.send(answers)
+        with pytest.raises(StopIteration):
+            backing_up.send([(known.generation, "Future: won SUCCESS")])
+        LanguageStages(None, chat, lambda env: prompts, SETTINGS).predict_ids(known)
+        expected = (*STATE, Message("assistant", known.action), Message("user", prompts.predict))
+        assert {*evaluating.prompts, *improving.prompts} == {expected} and trained == [expected] * 2
+        assert asked.role == "target" and "OBSERVED" in str(asked.prompts)
 
     def test_backup_shows_reply_reward_and_next_future(self, name):
         prompts = load_prompts(name, "TwentyQuestions")

@@ -22,7 +22,7 @@ from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import step_outputs, task_of
-from rllib_nlac.sampling.collector import CollectionError, Collector, check_age
+from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Collector, check_age
 from rllib_nlac.sampling.env_runner import NEXT_EPISODE, TextEnvRunner
 from rllib_nlac.types import Generation, Weights
 
@@ -173,9 +173,9 @@ def test_a_share_that_ends_every_process_ends_the_run(make, engine):
     group = Group(make, 2, fatal=lambda runner, index, asked: True)
     with pytest.raises(
         CollectionError, match=r"of EnvRunner \d .*, then of EnvRunner \d .* ended, one after the other.*os\._exit"
-    ):
+    ) as caught:
         collector(group, engine).collect()
-    assert group.asked < 15
+    assert len(re.findall(r"EnvRunner \d", str(caught.value))) == MAX_LOSSES == 5 and group.asked < 15
 
 
 def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
@@ -191,8 +191,9 @@ def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
 
     group = Asked(make, 2)
     rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, refined=False, instructions=""))
-    with pytest.raises(CollectionError, match=r"while they played task 11\. Its environment ends the process"):
+    with pytest.raises(CollectionError, match=r"while they played task 11\. Its environment ends the process") as caught:
         rounds.play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
+    assert len(re.findall(r"EnvRunner \d", str(caught.value))) == MAX_LOSSES == 5
     assert sorted(played) == [task for task in range(16) if task != 11]  # each once: of what was lost the halves are asked
 
 

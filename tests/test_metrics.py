@@ -1,17 +1,111 @@
-"""How far engine, policy and base are from each other, by the turns just played, against numbers worked out by hand."""
+"""How far engine, policy and base are from each other, and what the stages report, against numbers worked out by hand."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from micro import played
+from numbered_episodes import episode as numbered
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from scripted_roles import transition
 
 from rllib_nlac.algorithm import metrics as metrics_module
-from rllib_nlac.algorithm.metrics import kl_to_base, logprob_gap
+from rllib_nlac.algorithm.metrics import (
+    COLLECTION,
+    REPLAY,
+    STAGES,
+    kl_to_base,
+    log_collection,
+    log_replay,
+    log_stages,
+    logprob_gap,
+)
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
+from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Refinement
+
+TURN = Generation((1,), (2,), np.zeros(1, np.float32), True, 0)
+YES, NO = Critique("c", True, "r", ""), Critique("c", False, "r", "f")
+
+
+def refinement(reason: str, critique: Critique | None, generation: Generation | None, kept: bool, won=None) -> Refinement:
+    """``won`` is what the first of two futures says; the second is always a success."""
+    futures = () if won is None else (Future("first", won), Future("second", True))
+    return Refinement(transition(), futures, critique, "a", generation, kept, reason)
+
+
+class TestShares:
+    def logged(self, report: StageReport) -> dict[str, float]:
+        refinements = [
+            refinement("yes_success", YES, TURN, kept=True, won=True),
+            refinement("yes_skipped", YES, None, kept=True, won=True),
+            refinement("kept", NO, TURN, kept=True, won=False),
+            *[refinement("refined", NO, TURN, kept=False, won=False) for _ in range(3)],
+            refinement("unparsed_critique", None, None, kept=False, won=False),
+            refinement("not_judged", None, None, kept=False),
+        ]
+        targets = [
+            BellmanTarget(transition(), TURN, Future("f", True), None, None),
+            *[BellmanTarget(transition(), TURN, Future("f", False), None, None) for _ in range(2)],
+            BellmanTarget(transition(), None, None, None, None),
+        ]
+        for each in refinements:
+            report.counts[f"refinement_{each.reason}"] += 1
+        metrics = MetricsLogger(root=True)
+        log_stages(metrics, report, targets, refinements)
+        return {name: value for name, value in metrics.peek(STAGES).items() if name.endswith("_rate")}
+
+    def test_of_the_stages(self):
+        """Of seven that were judged; the eighth was not, and counts for nothing."""
+        found = self.logged(StageReport(prompt_tokens=8, cached_tokens=2))
+        assert found == pytest.approx(
+            {
+                "verdict_yes_rate": 2 / 6,  # one critique of the seven did not parse
+                "predicted_success_rate": 2 / 7,
+                "target_success_rate": 1 / 3,
+                "unparsed_target_rate": 1 / 4,
+                "refinement_changed_rate": 3 / 7,
+                "policy_trained_rate": 5 / 7,
+                "prefix_cache_hit_rate": 2 / 8,
+                **{f"{reason}_rate": 0.0 for reason in Refinement.REASONS if reason != "not_judged"},
+                **dict.fromkeys(("yes_success_rate", "yes_skipped_rate", "kept_rate", "unparsed_critique_rate"), 1 / 7),
+                "refined_rate": 3 / 7,
+            }
+        )
+
+    def test_where_no_targets_were_asked_for_there_is_no_share_of_them(self):
+        found = self.logged(StageReport(backs_up=False))
+        assert math.isnan(found["target_success_rate"]) and math.isnan(found["unparsed_target_rate"])
+
+    def test_of_what_is_replayed(self):
+        transitions = [
+            replace(transition(n), episode_success=n == 0, generation=replace(TURN, weight_version=version))
+            for n, version in enumerate((6, 1, 4, 5))
+        ]
+        buffer = SimpleNamespace(get_num_timesteps=lambda: 9, get_num_episodes=lambda: 2, num_bytes=70, mean_priority=0.5)
+        sample = SimpleNamespace(transitions=transitions, weights=np.array([1.0, 0.5, 0.25, 0.25]))
+        metrics = MetricsLogger(root=True)
+        log_replay(metrics, buffer, sample, version=6)
+        assert metrics.peek(REPLAY) == {
+            "num_transitions": 9,
+            "num_episodes": 2,
+            "num_bytes": 70,
+            "priority_mean": 0.5,
+            "importance_weight_mean": 0.5,
+            "success_rate": 1 / 4,
+            "staleness_mean": 2.0,
+            "staleness_max": 5.0,
+        }
+
+    def test_of_what_is_collected(self):
+        """The number of such an episode is the version of the weights that played it."""
+        metrics = MetricsLogger(root=True)
+        log_collection(metrics, [numbered(4, 1), numbered(1, 4), numbered(4, 1)], version=6)
+        assert metrics.peek(COLLECTION) == {"staleness_mean": 4.0, "staleness_max": 5}
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,32 @@ class TestNotices:
         assert rows[-2:] == ["Note: [/INST] [bold]x[/bold] do not parse", "Note: and more"]
 
 
+class TestParsing:
+    """What is said of answers that do not parse, by how many failed, of how many, and how many of them were cut off."""
+
+    def told(self, *calls: tuple[int, int, int]) -> list[str]:
+        manners = SimpleNamespace(max_future_tokens=24, prompts="compact")
+        a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(manners=manners, language_model="tiny"))
+        for failed, asked, cut_off in calls:
+            Watched.heed_parsing(a, "the futures", failed, asked, cut_off, "hm", "max_future_tokens")
+        return a.notices.take()
+
+    @pytest.mark.parametrize(("cut_off", "is_limit"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+    def test_the_limit_is_to_blame_where_it_cut_off_most_of_them(self, cut_off, is_limit):
+        (text,) = self.told((4, 4, cut_off))
+        assert "4 of 4 of the futures (100%) do not parse" in text
+        assert ("cut off by max_future_tokens" in text) == (cut_off > 0)
+        advice = text.split("What to do: ")[1]
+        assert ("raise max_future_tokens, which is 24" in advice) == is_limit
+        assert ("prompts (compact) are written for it" in advice) == (not is_limit)
+
+    def test_it_is_said_once_until_most_parse_and_not_until_nobody_asks(self):
+        bad, good, unasked = (4, 4, 0), (2, 4, 0), (0, 0, 0)
+        assert len(self.told(bad, unasked, bad)) == 1
+        assert len(self.told(bad, good, bad)) == 2
+        assert self.told(good, unasked) == []
+
+
 class TestStart:
     """RLlib takes the first answer of its runners; where there is none it says that a list is empty."""
 
