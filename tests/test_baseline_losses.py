@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_algorithm import fake
@@ -16,11 +18,11 @@ from scripted_engine import ScriptedEngine
 from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import Frozen
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.baselines.grpo import GRPO, GRPOConfig, group_advantages, has_spread
-from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig, choose, value_of
+from rllib_nlac.baselines.grpo import GRPO, GRPOConfig, PolicyGradientLearner, group_advantages, has_spread
+from rllib_nlac.baselines.nlql import NLQL, BestOfStages, NLQLConfig, choose, value_of
 from rllib_nlac.baselines.nlrl import NLRLConfig
 from rllib_nlac.baselines.rft import RFT, RFTConfig
-from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
+from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig, ScalarCriticLearner
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
 from rllib_nlac.episode import GENERATION, TASK_SEED
@@ -28,6 +30,7 @@ from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.learner.batch import POLICY
+from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Critique, Future, Generation, Weights
@@ -85,8 +88,9 @@ class TestGRPO:
         assert group_advantages(returns, False).tolist() == [0.75, -0.25, -0.25, -0.25]
         assert group_advantages(returns, True) == pytest.approx(np.array([3, -1, -1, -1]) / np.sqrt(3))
 
-    def test_sequences(self):
-        a = fake(normalize_by_std=True)
+    @pytest.mark.parametrize(("normalize", "advantage"), [(True, 1.0), (False, 0.5)])
+    def test_sequences(self, normalize, advantage):
+        a = fake(normalize_by_std=normalize)
         a.advantages = lambda returns: GRPO.advantages(a, returns)
         episodes = [
             played([0.0, 1.0], task=5, lengths=[1, 3], name="a"),
@@ -97,10 +101,31 @@ class TestGRPO:
         sequences = GRPO.training_sequences(a, episodes)
         # Task 6 says nothing. Each episode of task 5 weighs 1, shared among its tokens, over the step's sum.
         got = sorted((len(s.answer_ids), s.scalar, s.weight) for s in sequences)
-        assert got == [(1, 1.0, pytest.approx(1 / 8)), (3, 1.0, pytest.approx(3 / 8)), (4, -1.0, pytest.approx(1 / 2))]
+        assert got == [
+            (1, advantage, pytest.approx(1 / 8)),
+            (3, advantage, pytest.approx(3 / 8)),
+            (4, -advantage, pytest.approx(1 / 2)),
+        ]
         assert a.metrics.logged["informative_group_rate"] == 0.5
         assert GRPO.training_sequences(a, [episodes[1], episodes[3]]) == []
         assert a.metrics.logged["informative_group_rate"] == 0.0
+
+    @pytest.mark.parametrize("kind", [PolicyGradientLearner, ScalarCriticLearner])
+    def test_ratios_are_clipped_where_the_config_says(self, kind):
+        """Ratios of 1.25 and 0.9, beyond 0.05 from 1; fails where the clip is always 0.2."""
+        learner = kind.__new__(kind)
+        learner.config = SimpleNamespace(clip_param=0.05, action_temperature=1.0)
+        now = torch.log(torch.tensor([[0.5, 0.5], [0.45, 0.45]]))
+        learner._answers = lambda *_: (now, torch.ones(2, 2), torch.zeros(2), 0.0)
+        rows = {
+            "ids": torch.zeros(2, 3, dtype=torch.int64),
+            "prompt_length": torch.tensor([1, 1]),
+            "length": torch.tensor([3, 3]),
+            "logprobs": torch.log(torch.tensor([[1.0, 0.4, 0.4], [1.0, 0.5, 0.5]])),
+            "scalar": torch.tensor([2.0, -1.0]),
+            "role": torch.full((2,), POLICY),
+        }
+        assert learner._sequence_losses(rows)[0].tolist() == pytest.approx([-2 * 1.05, 0.95])
 
     def test_defaults_are_the_papers(self):
         config = GRPOConfig()
@@ -208,6 +233,13 @@ class TestNLQL:
         with pytest.raises(ValueError, match="num_candidates is 1 and must be at least 2"):
             config.training(num_candidates=1).validate()
 
+    def test_the_stages_draw_as_many_candidates_as_the_config_says(self, monkeypatch):
+        stages, a = BestOfStages.__new__(BestOfStages), NLQL.__new__(NLQL)
+        monkeypatch.setattr(NLAC, "setup", lambda self, config: setattr(self, "stages", stages))
+        a.config = SimpleNamespace(num_candidates=3)
+        a.setup(None)
+        assert stages.num_candidates == 3
+
     def test_what_speaks_of_stored_actions_is_refused(self):
         config = NLQLConfig().environment("TwentyQuestions").language(language_model="tiny", prompts="compact")
         config.copy(copy_frozen=False).validate()
@@ -269,10 +301,8 @@ class TestNLQL:
         engine = ScriptedEngine(chat, answer)
         short = Sampling(12)
         settings_ = StageSettings(short, short, short, short, short, num_futures=2)
-        Frozen() if weights is Weights.INITIAL else NLAC_AS_IT_IS
-        stages = BestOfStages(
-            engine, chat, lambda env: compact, settings_, 0, Frozen() if weights is Weights.INITIAL else NLAC_AS_IT_IS
-        )
+        variant = Frozen() if weights is Weights.INITIAL else NLAC_AS_IT_IS
+        stages = BestOfStages(engine, chat, lambda env: compact, settings_, 0, variant)
         stages.num_candidates = 2
         t = transition_at("TwentyQuestions", played([0.0, 1.0]), 0)
         report = StageReport()

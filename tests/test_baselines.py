@@ -250,6 +250,7 @@ class TestBranches:
         runner = self.runner(chat, lambda prompt, w: "a", creator=lambda context: Moody(), num_envs_per_env_runner=1)
         (e,) = runner.sample(num_episodes=1)
         assert play_branches([(e, 2)], 2, np.random.default_rng(0), runner.play_forks) == [[]]
+        assert int(runner.get_metrics()["branch_mismatches"]) == 2
 
 
 class TestNLRLAndSelfDistillation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import gymnasium as gym
 import pytest
@@ -84,6 +85,9 @@ BROKEN = {
     "what it returns can be": type("SaysNothingInTheEnd", (Good,), {"reply": lambda self, a: "x" if self.turn < 5 else None}),
     "episodes end": type("Endless", (Good,), {"step": lambda self, a: ("x", 0.0, False, False, {"success": False})}),
     "what is hidden": type("Tells", (Good,), {"first": lambda self: f"Not number {self.number}, honestly."}),
+    "what is hidden stays": type(
+        "IsItsTask", (Good,), {"more": lambda self: {"task_id": f"number {self.number}", **Good.more(self)}}
+    ),
     "the scripted expert": type("Fails", (Good,), {"expert_action": lambda self: "I give up."}),
     "pickled": type("Forgets", (Good,), {"__setstate__": lambda self, state: self.__dict__.update(state | {"number": 0})}),
     "what it returns": type("Odd", (Good,), {"more": lambda self: {"system_prompt": 7}}),
@@ -104,6 +108,39 @@ def test_each_way_to_break_it_is_found_and_explained(check, monkeypatch):
     failed = {f.check: f.detail for f in contract.check_environment(BROKEN[check]) if f.verdict == "FAILED"}
     assert any(name.startswith(check) for name in failed), failed
     assert all(len(detail) > 20 for detail in failed.values())
+
+
+def without(key: str, answer: tuple) -> tuple:
+    *rest, info = answer
+    return *rest, {name: value for name, value in info.items() if name != key}
+
+
+class Slow(Good):
+    def reply(self, action):
+        time.sleep(contract.SLOW_EPISODE_S / 4)  # in each of five turns
+        return super().reply(action)
+
+
+class Untold(Good):
+    def reset(self, *, seed=None, options=None):
+        return without("system_prompt", super().reset(seed=seed))
+
+
+NOTED = {
+    "has no 'system_prompt'": Untold,
+    "has no 'success'": type("Unjudged", (Good,), {"step": lambda self, a: without("success", Good.step(self, a))}),
+    "gave the same episode each": type("OneTask", (Good,), {"draw": lambda self: 7}),
+    "it cannot be pickled": type("Unpicklable", (Good,), {"__reduce__": lambda self: {}["none"]}),
+    "env_threads": Slow,
+}
+
+
+@pytest.mark.parametrize("note", NOTED)
+def test_what_somebody_should_know_is_noted(note):
+    assert contract.SLOW_EPISODE_S == 0.05
+    findings = list(contract.check_environment(NOTED[note], seeds=range(2)))
+    assert not [f for f in findings if f.verdict == "FAILED"]
+    assert [f for f in findings if f.verdict == "note" and note in f.detail]
 
 
 def test_a_good_one_only_gets_notes():

@@ -135,10 +135,14 @@ class TestOracle:
                 assert env.step(f"{opening}{name}?")[:3] == ("Correct!", 1.0, True), opening
         assert not server.asked
 
-    def test_listing_everything_is_no_guess(self, serve):
-        env = self.env(serve(say="No"), words=["lamp", "dog"])
+    @pytest.mark.parametrize("words", [["lamp", "dog"], ["dog", "lamp"]])
+    @pytest.mark.parametrize("listed", ["a dog or a lamp", "a lamp or a dog", "dog, lamp"])
+    def test_listing_everything_is_no_guess(self, serve, words, listed):
+        """Fails where the first word of a list, or the first object that the list holds, counts as the guess."""
+        server = serve(say="No")
+        env = self.env(server, words=words)
         env.reset(seed=0, options={"task_id": "dog"})
-        assert env.step("Is it a dog or a lamp?")[0] == "No."
+        assert env.step(f"Is it {listed}?")[:4] == ("No.", 0.0, False, False) and len(server.asked) == 1
 
     def test_many_words_are_not_listed(self, serve):
         assert "w300" not in self.env(serve(), words=[f"w{i}" for i in range(500)]).system_prompt

@@ -323,7 +323,7 @@ def test_threads_change_nothing_in_what_is_played(make):
 
 def test_as_many_environments_as_there_are_threads_are_stepped_side_by_side(make):
     """No step ends before all eight have begun. Fails where fewer are at work at the same time."""
-    meeting = threading.Barrier(8, timeout=5)
+    meeting = threading.Barrier(8, timeout=60)
 
     class Meets(Faulty):
         def reset(self, *, seed=None, options=None):

@@ -12,7 +12,7 @@ from scripted_engine import CutOff, ScriptedEngine, last_message
 
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.erl import ERL, ERLConfig, baselines
-from rllib_nlac.engine.chat import Prompt
+from rllib_nlac.engine.chat import Prompt, PromptTooLong
 from rllib_nlac.envs.twenty_questions import load_table
 from rllib_nlac.episode import episode_success, generation_at, generations_of, messages_at, task_seed_of
 from rllib_nlac.language.prompts import load_prompts
@@ -243,6 +243,15 @@ def test_a_turn_that_was_not_sampled_has_no_sequence(attempts):
     a.chat = SimpleNamespace(prompts=lambda wanted: [Prompt((len(w.messages),)) for w in wanted])
     (turn,) = a.without_note(episode)
     assert turn.prompt_ids == (len(messages_at(episode, 1)),) and turn.answer_ids == generations_of(episode)[1].token_ids
+
+
+def test_a_turn_whose_prompt_does_not_fit_is_left_out_alone():
+    episode = played([0.0, 0.0, 1.0], lengths=[1, 2, 3], success=True, name="x/again")
+    a = ERL.__new__(ERL)
+    a.chat = SimpleNamespace(
+        prompts=lambda wanted: [Prompt((w.room,)) if w.room != 2 else PromptTooLong("too long") for w in wanted]
+    )
+    assert [(turn.prompt_ids, len(turn.answer_ids)) for turn in a.without_note(episode)] == [((1,), 1), ((3,), 3)]
 
 
 class TestPrompts:

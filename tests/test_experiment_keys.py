@@ -193,6 +193,23 @@ def test_a_file_holds_several_experiments(tmp_path):
     assert [experiment.name for experiment in load_experiments(tmp_path / "x.yaml")] == ["a", "b"]
 
 
+def test_what_extends_another_file_merges_its_mappings_and_replaces_everything_else(tmp_path):
+    """Fails where lists are joined, and where two search spaces become one."""
+    oracle = {"kind": "endpoint", "base_url": "http://localhost:1/v1", "model": "a"}
+    config = {"env_config": {"words": ["cat", "dog"], "oracle": oracle}, "tau": {"choice": [0.1, 0.2]}, "lr": 1e-3}
+    base = {"run": "NLAC", "env": "TwentyQuestions", "config": config}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    config = {"env_config": {"words": ["lamp"], "oracle": {"model": "b"}}, "tau": {"uniform": [0.1, 0.5]}}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"e": {"extends": "base.yaml", "config": config}}))
+    (experiment,) = load_experiments(tmp_path / "x.yaml")
+    assert experiment.config == {
+        "env": "TwentyQuestions",
+        "env_config": {"words": ["lamp"], "oracle": {**oracle, "model": "b"}},
+        "tau": {"uniform": [0.1, 0.5]},
+        "lr": 1e-3,
+    }
+
+
 RESULT = {
     "training_iteration": 1,
     "config": {"success_rat": 1},

@@ -302,9 +302,48 @@ class TestPrompts:
         (notice,) = b.notices.take()
         assert re.search(r"of \d+ reflections 0 were cut off .*, and \d+ did not fit the context \(512 tokens\)", notice)
 
+    def test_the_latest_attempts_are_left_out_first(self, algorithm):
+        from rllib_nlac.baselines.gepa_search import Tasks
+
+        class Numbered(Passwords):
+            def reset(self, *, seed=None, options=None):
+                text, info = super().reset(seed=seed)
+                return f"Task {seed}. {text}", info
+
+        a = train(algorithm(env=Numbered, tasks_per_round=12, max_reflection_tokens=60), 1)
+        shown = [int(seed) for seed in re.findall(r"Task (\d+)\.", asked(a, reflections=True)[0])]
+        assert 1 <= len(shown) < 12 and shown == [start.task_seed for start in Tasks(0).fetch(range(len(shown)))]
+
+    def test_a_reflection_is_sampled_and_each_by_a_seed_of_its_own(self, algorithm):
+        a = train(algorithm(max_reflection_tokens=77), 2)
+        requests = [request for _, request in a.engine.requests if request.role == "reflection"]
+        assert len(requests) == len(asked(a, reflections=True)) > 1
+        assert {(r.temperature, r.top_p, r.max_tokens, r.logprobs) for r in requests} == {(1.0, 1.0, 77, False)}
+        assert len({r.seed for r in requests}) == len(requests)
+
 
 @needs_gepa
 class TestHostileReflections:
+    @pytest.mark.parametrize(("room", "candidates"), [(0, True), (-1, False)])
+    def test_an_answer_that_is_longer_than_was_asked_for_is_refused(self, algorithm, chat, room, candidates):
+        """As of an endpoint, which counts tokens of its own."""
+        text = "red is plum; blue is fig"
+        limit = len(chat.encode(text)) + room
+        a = algorithm(
+            lambda p, w: text if last_message(p).startswith("Instruct.") else answer(p, w), max_reflection_tokens=limit
+        )
+        train(a, 1)
+        assert asked(a, reflections=True) and (a.search.candidates != ("",)) is candidates
+        assert (a.lost_reflections["cut_off"] == 0) is candidates
+
+    def test_the_present_instructions_are_no_new_ones(self, algorithm):
+        a = algorithm(
+            lambda p, w: "```\nBe kind.\n```" if last_message(p).startswith("Instruct.") else answer(p, w),
+            instructions="Be kind.",
+        )
+        train(a, 1)
+        assert asked(a, reflections=True) and a.search.candidates == ("Be kind.",) and a.logged["proposed_rate"] == 0.0
+
     @pytest.mark.parametrize("text", ["", "```\n```", CutOff("red is plum; blue is fig"), None])
     def test_an_answer_that_is_empty_or_cut_off_is_no_candidate(self, algorithm, text):
         a = train(algorithm(lambda p, w: text if last_message(p).startswith("Instruct.") else answer(p, w)), 2)

@@ -192,6 +192,13 @@ class TestSequences:
         teacher = np.concatenate([np.full(len(ids), -0.1 * (1 + i)) for i, ids in enumerate(answers)])
         assert logged["kl_to_teacher"] == pytest.approx(float(np.mean(played_ - teacher)), rel=1e-5)
 
+    def test_each_success_of_the_task_may_be_the_one_that_is_shown(self):
+        a, *_ = self.algorithm()
+        won = [played([1.0], task=5, success=True, name=name) for name in "abc"]
+        lost = [played([0.0], task=5, success=False, name=f"lost {i}") for i in range(50)]
+        found = a.siblings([*won, *lost])
+        assert found[:3] == [None] * 3 and {e.id_ for e in found[3:]} == {"a", "b", "c"}
+
     def test_a_teachers_prompt_beyond_the_context_leaves_its_turn_out(self):
         a, asked, _, logged = self.algorithm(room=3)
         made = SDPO.training_sequences(a, self.episodes())

@@ -217,16 +217,18 @@ def test_no_json_breaks_a_tool(value):
 
 def test_exchange_needs_an_available_variant_of_the_same_product():
     store = make_store().copy()
-    order_id = next(key for key, order in store.orders.items() if order["status"] == "delivered")
-    item = store.orders[order_id]["items"][0]
-    for new, complaint in (("999-red", "no variant"), (_unavailable(store, item["product"]), "not available")):
-        if new is not None:
-            with pytest.raises(ToolError, match=complaint):
-                call_tool(store, "exchange_item", {"order_id": order_id, "item_id": item["item_id"], "new_item_id": new})
-
-
-def _unavailable(store, product: str) -> str | None:
-    return next((key for key, variant in store.products[product]["variants"].items() if not variant["available"]), None)
+    order_id, item_id, gone = next(
+        (order_id, item["item_id"], key)
+        for order_id, order in store.orders.items()
+        if order["status"] == "delivered"
+        for item in order["items"]
+        for key, variant in store.products[item["product"]]["variants"].items()
+        if not variant["available"]
+    )
+    for new, complaint in (("999-red", "no variant"), (gone, "not available")):
+        with pytest.raises(ToolError, match=complaint):
+            call_tool(store, "exchange_item", {"order_id": order_id, "item_id": item_id, "new_item_id": new})
+    assert store == make_store()
 
 
 def test_amounts_are_found_however_they_are_written():

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.shared import SharedState, checksum
+from rllib_nlac.engine.shared import NotFiniteError, SharedState, checksum
 from rllib_nlac.sync import sync
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.types import Weights
@@ -79,6 +79,26 @@ class TestManyLearners:
 def test_a_lost_element_is_an_error():
     with pytest.raises(EngineError, match=r"sync of version 3: the engine's target weights have the checksum \d+, the "):
         push_weights(LocalLearners(), Engine(lost=1), 3)
+
+
+@pytest.mark.parametrize(
+    ("which", "of"), [(which, of) for of in ((Weights.POLICY, Weights.TARGET), (Weights.POLICY,)) for which in of]
+)
+def test_weights_that_are_not_finite_are_named_and_not_sent(which, of):
+    class Learners(LocalLearners):
+        class _learner(LocalLearners._learner):
+            @staticmethod
+            def export_weights(copies=True, on_device=False, of=tuple(STATE)):
+                states = LocalLearners._learner.export_weights(copies, on_device, of)
+                states[which]["head"] = torch.tensor([1.0, float("nan")])
+                return states
+
+    engine = Engine()
+    with pytest.raises(
+        NotFiniteError, match=rf"the {which} weights that version 3 would have are not finite in 1 of 2 .* in head"
+    ):
+        push_weights(Learners(), engine, 3, of=of)
+    assert engine.taken == []
 
 
 def test_the_initial_weights_are_a_copy_that_learning_does_not_reach():

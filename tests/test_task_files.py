@@ -13,6 +13,7 @@ import pytest
 from rllib_nlac.envs import official, registry
 from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.official import BaseEnvironment, agent_env, make_env, parse_env_str, register_env
+from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.service_desk.tasks import make_tasks
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.envs.task_set import TaskSet
@@ -338,6 +339,20 @@ class TestTaskSet:
         path.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(row) + "\n")
         with pytest.raises(ValueError, match=complaint):
             TaskSet(train_files=str(path))
+
+    @pytest.mark.parametrize(("depth", "is_refused"), [(64, False), (65, True)])
+    def test_what_is_nested_too_deeply_is_refused_in_parquet_too(self, tmp_path, depth, is_refused):
+        """Of objects: Arrow itself refuses as many lists."""
+        value = 1
+        for _ in range(depth):
+            value = {"x": value}
+        path = tmp_path / "tasks.parquet"
+        pq.write_table(pa.Table.from_pylist([{**ROWS[3], "extra": value}]), path)
+        if is_refused:
+            with pytest.raises(ValueError, match=r"tasks\.parquet, row 1: lists and objects within each other, deeper than 64"):
+                list(read_rows(str(path)))
+        else:
+            assert [row.fields["extra"] for row in read_rows(str(path))] == [value]
 
     def test_splits(self, files, tmp_path):
         with pytest.raises(ValueError, match=r"env_config.val_files is empty, and the split is 'eval'"):
