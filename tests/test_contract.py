@@ -228,3 +228,8 @@ class TestCommands:
         ):
             result = self.run(*arguments)
             assert result.exit_code == 2 and complaint in result.stdout.replace("\n", " "), result.output
+
+
+def test_one_seed_is_enough():
+    """Fails where a second player is waited for that never was."""
+    assert not [f for f in contract.check_environment(Good, seeds=[3]) if f.verdict == "FAILED"]

@@ -128,8 +128,9 @@ def _seeds(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
 
 
 def _interleaved(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
-    alone = [play(make(), seed).summary() for seed in seeds[:2]]
-    players = [_steps(make(), seed) for seed in seeds[:2]]
+    pair = seeds[0], seeds[-1]
+    alone = [play(make(), seed).summary() for seed in pair]
+    players = [_steps(make(), seed) for seed in pair]
     together: list[Episode | None] = [None, None]
     while not all(together):
         for number, player in enumerate(players):
