@@ -158,17 +158,14 @@ class TestLeftovers:
         (tmp_path / "staging").mkdir()
         (tmp_path / "staging" / "file").write_text("new")
         files = pyarrow.fs.LocalFileSystem()
-        filesystem = Mock(wraps=files, spec=files)
+        filesystem = Mock(wraps=files)
         filesystem.move.side_effect = OSError("no folders here")
 
         def copy(source, target, source_filesystem=None, destination_filesystem=None):
-            shutil.copytree(source, target)
+            shutil.copytree(source, target, dirs_exist_ok=True)
 
-        with (
-            patch.object(pyarrow.fs.FileSystem, "from_uri", return_value=(filesystem, str(tmp_path / "latest"))),
-            patch.object(pyarrow.fs, "copy_files", copy),
-        ):
-            checkpoint._upload(tmp_path / "staging", "s3://bucket/latest")
+        with patch.object(pyarrow.fs, "copy_files", copy):
+            checkpoint._upload(tmp_path / "staging", filesystem, str(tmp_path / "latest"))
         assert (tmp_path / "latest" / "file").read_text() == "new" and visible(tmp_path) == ["latest", "staging"]
 
     def test_half_a_checkpoint_goes_with_the_next_and_a_living_one_is_finished(self, tmp_path):

@@ -80,7 +80,7 @@ def written_at_once(path: str | os.PathLike) -> Iterator[Path]:
     try:
         yield staging
         if remote:
-            _upload(staging, str(path))
+            _upload(staging, *pyarrow.fs.FileSystem.from_uri(str(path)))
         else:
             _swap(staging, final)
     finally:
@@ -89,10 +89,10 @@ def written_at_once(path: str | os.PathLike) -> Iterator[Path]:
             shutil.rmtree(final, ignore_errors=True)
 
 
-def _upload(staging: Path, uri: str) -> None:
-    filesystem, target = pyarrow.fs.FileSystem.from_uri(uri)
+def _upload(staging: Path, filesystem: pyarrow.fs.FileSystem, target: str) -> None:
     fresh = f"{target}{UNFINISHED}{uuid.uuid4().hex}"
     try:
+        filesystem.create_dir(fresh)
         pyarrow.fs.copy_files(str(staging), fresh, destination_filesystem=filesystem)
     except BaseException:
         _delete(filesystem, fresh)
@@ -101,6 +101,7 @@ def _upload(staging: Path, uri: str) -> None:
     try:
         filesystem.move(fresh, target)
     except (OSError, NotImplementedError):  # object stores have no folders to move
+        filesystem.create_dir(target)
         pyarrow.fs.copy_files(fresh, target, source_filesystem=filesystem, destination_filesystem=filesystem)
         _delete(filesystem, fresh)
 
