@@ -6,7 +6,6 @@ import copy
 import math
 from collections import Counter
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,7 @@ from chat_server import ChatServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_episodes import episode
-from scripted_engine import ScriptedEngine, dialogue_of
+from scripted_engine import dialogue_of
 
 from rllib_nlac import algorithms
 from rllib_nlac.algorithm.language_config import LanguageConfig
@@ -31,14 +30,11 @@ from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import EndpointEngine
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import GENERATION, TASK_SEED
 from rllib_nlac.language.critique import transcript
 from rllib_nlac.learner.batch import POLICY, TrainingSequence, into_minibatches, to_multi_agent_batch, turn_sequences
 from rllib_nlac.learner.losses import clipped_policy_loss
 from rllib_nlac.replay.buffer import transition_at
-from rllib_nlac.sampling.branches import play_branches
-from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Critique, Future, Generation, Message, Request
 
 WORLD = {"num_objects": 16, "num_attributes": 8, "max_turns": 6}
@@ -198,59 +194,6 @@ class TestRFT:
         for number in range(5):
             algorithm.training_sequences([episode(number)])
         assert [e.id_ for e in algorithm.pool] == ["episode-2", "episode-3", "episode-4"]
-
-
-class TestBranches:
-    def runner(self, chat, answer, creator=None, **settings) -> TextEnvRunner:
-        config = small(NLRLConfig())
-        for key, value in settings.items():
-            setattr(config, key, value)
-        runner = TextEnvRunner(config=config, worker_index=0, **({"env_creator": creator} if creator else {}))
-        runner.attach(ScriptedEngine(chat, answer))
-        return runner
-
-    def test_a_branch_repeats_the_prefix_in_the_same_task_and_goes_on_alone(self, chat):
-        rng = np.random.default_rng(0)
-        moves = ["Is it big?", "Is it alive?", "Can it fly?", "Is it found in water?", "Is it a duck?"]
-        runner = self.runner(chat, lambda prompt, w: moves[rng.integers(5)])
-        episodes = runner.sample(num_episodes=6)
-        before = runner.get_metrics()
-        branches = play_branches([(e, 2) for e in episodes], 3, np.random.default_rng(0), runner.play_forks)
-        assert [len(group) for group in branches] == [3] * 6
-        for e, group in zip(episodes, branches, strict=True):
-            for branch in group:
-                assert branch.get_actions()[:2] == e.get_actions()[:2] and branch.is_done
-                assert branch.get_observations()[:3] == e.get_observations()[:3]
-                assert branch.get_infos(0)["task_id"] == e.get_infos(0)["task_id"]
-        assert len({tuple(b.get_actions()) for group in branches for b in group}) > 6
-        after = runner.get_metrics()
-        assert before["num_episodes"].peek() == 6 and after["num_episodes"].peek() == 18
-        assert math.isnan(after["success_rate"].peek())  # branches begin on the way, so they say nothing of success
-
-    def test_a_branch_of_an_ended_episode_is_that_episode(self, chat):
-        runner = self.runner(chat, lambda prompt, w: "Is it big?")
-        (e,) = runner.sample(num_episodes=1)
-        ((branch,),) = play_branches([(e, len(e))], 1, np.random.default_rng(0), runner.play_forks)
-        assert branch.get_observations() == e.get_observations()
-
-    def test_an_environment_that_does_not_repeat_itself_is_dropped_and_counted(self, chat):
-        class Moody(gym.Env):
-            def __init__(self):
-                self.observation_space = self.action_space = TextSpace()
-                self.said = 0
-
-            def reset(self, *, seed=None, options=None):
-                self.turn = 0
-                return "Go.", {}
-
-            def step(self, action):
-                self.said, self.turn = self.said + 1, self.turn + 1
-                return f"reply {self.said}", 0.0, self.turn == 3, False, {}
-
-        runner = self.runner(chat, lambda prompt, w: "a", creator=lambda context: Moody(), num_envs_per_env_runner=1)
-        (e,) = runner.sample(num_episodes=1)
-        assert play_branches([(e, 2)], 2, np.random.default_rng(0), runner.play_forks) == [[]]
-        assert int(runner.get_metrics()["branch_mismatches"]) == 2
 
 
 class TestNLRLAndSelfDistillation:

@@ -6,13 +6,14 @@ import math
 import pickle
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import ray
 import torch
+from countdown import Countdown, runner_of
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from scripted_engine import ScriptedEngine
@@ -23,43 +24,16 @@ from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.envs.rows import read_rows
-from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.episode import GENERATION, MESSAGES, environment_of, episode_success, task_seed_of
+from rllib_nlac.episode import MESSAGES, environment_of, episode_success, task_seed_of
 from rllib_nlac.replay.buffer import TextReplayBuffer, transition_at
 from rllib_nlac.replay.dialogues import parse_dialogue, write_dialogues
-from rllib_nlac.sampling.branches import play_branches
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Weights
 
 
-class Countdown(gym.Env[str, str]):
-    """Ends after as many replies as its task says, one to four; only episodes of an even number succeed."""
-
-    observation_space = action_space = TextSpace()
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = self.length = int(self.np_random.integers(1, 5))
-        return f"{self.length} to go.", {"system_prompt": "Count."}
-
-    def step(self, action):
-        self.left -= 1
-        info = {"success": self.length % 2 == 0, "stop_reason": f"after_{self.length}", "subgoals": {"two": self.length >= 2}}
-        return f"{self.left} to go.", 0.5, self.left == 0, False, {} if self.left else info
-
-
 @pytest.fixture()
 def make(config, chat):
-    def make(answer=lambda prompt, weights: "ok", env=Countdown, kind=TextEnvRunner, **settings):
-        own = config.copy(copy_frozen=False)
-        own.num_envs_per_env_runner = 3
-        for key, value in settings.items():
-            setattr(own, key, value)
-        runner = kind(config=own, worker_index=0, env_creator=lambda context: env())
-        runner.attach(ScriptedEngine(chat, answer))
-        return runner
-
-    return make
+    return partial(runner_of, config, chat)
 
 
 def test_the_metrics_are_those_of_the_episodes(make, chat):
@@ -128,75 +102,6 @@ def test_means_of_unequal_shares_are_over_their_episodes(make):
     assert found["success_rate"] == pytest.approx(np.mean([length % 2 == 0 for length in lengths]))
     assert found["subgoals"]["two"] == pytest.approx(np.mean([length >= 2 for length in lengths]))
     assert math.isnan(root.compile()["env_runners"]["success_rate"])  # of the next iteration nothing is known
-
-
-def test_branches_count_as_steps_and_not_as_the_policys_success(make):
-    runner = make()
-    episodes = [episode for episode in runner.sample(num_episodes=12) if len(episode) >= 3][:2]
-    runner.get_metrics()
-    prefixes = [(episode, 1) for episode in episodes]
-    branches = [b for own in play_branches(prefixes, 2, np.random.default_rng(0), runner.play_forks) for b in own]
-    metrics = runner.get_metrics()
-    assert float(metrics["num_env_steps_sampled"]) == sum(map(len, branches)) and float(metrics["num_episodes"]) == 4
-    sampled = [branch.get_extra_model_outputs(GENERATION, turn) for branch in branches for turn in range(1, len(branch))]
-    assert int(metrics["num_generated_tokens"]) == sum(len(generation.token_ids) for generation in sampled)  # not the prefixes
-    assert math.isnan(float(metrics["success_rate"])) and math.isnan(float(metrics["episode_return_mean"]))
-
-
-def test_a_branch_begins_with_its_prefixs_turns_and_their_generations(make):
-    runner = make()
-    episode = next(e for e in runner.sample(num_episodes=40) if len(e) == 4)
-    ((branch,),) = play_branches([(episode, 2)], 1, np.random.default_rng(0), runner.play_forks)
-    assert len(branch) == 4 and branch.get_observations() == episode.get_observations()
-    for t in range(4):
-        same = branch.get_extra_model_outputs(GENERATION, t) is episode.get_extra_model_outputs(GENERATION, t)
-        assert same is (t < 2)
-        assert branch.get_extra_model_outputs(MESSAGES, t) == episode.get_extra_model_outputs(MESSAGES, t)
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-def test_a_branch_whose_prefix_is_answered_otherwise_is_dropped_and_counted(make, threads):
-    class Moody(Countdown):
-        games = 0
-
-        def reset(self, **arguments):
-            Moody.games += 1
-            return super().reset(**arguments)
-
-        def step(self, action):
-            observation, *rest = super().step(action)
-            return f"{observation} {'Well!' * (Moody.games > played)}", *rest
-
-    played = 10**9
-    runner = make(env=Moody, env_threads=threads)
-    episodes = [episode for episode in runner.sample(num_episodes=12) if len(episode) >= 2][:2]
-    prefixes, rng = [(episode, 1) for episode in episodes], np.random.default_rng(0)
-    assert [len(own) for own in play_branches(prefixes, 2, rng, runner.play_forks)] == [2, 2]
-    played = Moody.games
-    runner.get_metrics()
-    assert play_branches(prefixes, 2, rng, runner.play_forks) == [[], []]
-    assert int(runner.get_metrics()["branch_mismatches"]) == 4
-
-
-@pytest.mark.parametrize("ends", [2, 9])
-def test_a_branch_that_ends_elsewhere_is_dropped_and_counted(make, ends):
-    """Though it was answered alike. Fails where a game that ended before the turn counts as what came of it."""
-
-    class Slippery(Countdown):
-        def reset(self, **arguments):
-            self.turns = 0
-            return "Go.", {}
-
-        def step(self, action):
-            self.turns += 1
-            return "Ok.", 0.0, self.turns >= length, False, {"success": self.turns >= length}
-
-    length = 5
-    runner = make(env=Slippery)
-    (episode,) = runner.sample(num_episodes=1)
-    length = ends
-    assert play_branches([(episode, 5 if ends > 5 else 4)], 2, np.random.default_rng(0), runner.play_forks) == [[]]
-    assert int(runner.get_metrics()["branch_mismatches"]) == 2
 
 
 def test_a_step_that_says_so_loses_its_episode_under_the_reason_that_it_gives(make):

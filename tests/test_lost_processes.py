@@ -17,11 +17,13 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.activity import EPISODES, activity
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import _TaskRounds, _tasks
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import step_outputs, task_of
+from rllib_nlac.learner.group import LearnerLost
 from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Collector, check_age
 from rllib_nlac.sampling.env_runner import NEXT_EPISODE, TextEnvRunner
 from rllib_nlac.types import Generation, Weights
@@ -363,3 +365,44 @@ def test_under_rllibs_own_algorithms_a_restarted_runner_gets_the_weights_of_the_
     for left_out in ([], ["rl_module"]):  # checkpoints have them from the learner
         assert "rl_module" not in local.get_state(not_components=left_out)
     local._weights = restarted._weights = None
+
+
+class TestRestarts:
+    """Learners that are lost are started again, at most three times in a row."""
+
+    def run(self, losses: int, error: type[Exception] = LearnerLost, interval: int = 1) -> None:
+        a, groups = LanguageAlgorithm.__new__(LanguageAlgorithm), []
+        a.config, a._recovery, a.num_learner_restarts = (
+            SimpleNamespace(learner_snapshot_interval=interval),
+            threading.RLock(),
+            0,
+        )
+        a.learner_group = SimpleNamespace(number=0, is_local=True)
+        a.snapshots = SimpleNamespace(rebuild=lambda group: SimpleNamespace(number=group.number + 1, is_local=True))
+
+        def work():
+            groups.append(a.learner_group.number)
+            if len(groups) <= losses:
+                raise error("gone")
+            return "done"
+
+        try:
+            assert a._with_learners(work) == "done"
+        finally:
+            self.groups, self.restarts = groups, a.num_learner_restarts
+
+    @pytest.mark.parametrize("losses", [0, 1, 3])
+    def test_the_work_is_done_again_by_new_ones(self, losses):
+        self.run(losses)
+        assert self.groups == list(range(losses + 1)) and self.restarts == losses
+
+    def test_a_fourth_loss_is_raised(self):
+        with pytest.raises(LearnerLost):
+            self.run(4)
+        assert self.groups == [0, 1, 2, 3] and self.restarts == 3
+
+    @pytest.mark.parametrize(("error", "interval"), [(ValueError, 1), (LearnerLost, 0)])
+    def test_another_error_and_a_loss_without_snapshots_are_raised_at_once(self, error, interval):
+        with pytest.raises(error, match="gone"):
+            self.run(1, error, interval)
+        assert self.groups == [0] and self.restarts == 0

@@ -20,7 +20,6 @@ from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
-from rllib_nlac.learner.group import LearnerLost
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
@@ -537,44 +536,3 @@ def test_priorities_go_to_the_nodes_that_were_drawn_and_unknown_ones_change_noth
     algorithm.prioritise(sample_of(transitions), np.array([1.0, NAN, 3.0, NAN, 5.0]))
     ((nodes, values),) = given
     assert nodes == [40, 42] and values.tolist() == [1.0, 3.0]  # the last has made room for others
-
-
-class TestRestarts:
-    """Learners that are lost are started again, at most three times in a row."""
-
-    def run(self, losses: int, error: type[Exception] = LearnerLost, interval: int = 1) -> None:
-        a, groups = LanguageAlgorithm.__new__(LanguageAlgorithm), []
-        a.config, a._recovery, a.num_learner_restarts = (
-            SimpleNamespace(learner_snapshot_interval=interval),
-            threading.RLock(),
-            0,
-        )
-        a.learner_group = SimpleNamespace(number=0, is_local=True)
-        a.snapshots = SimpleNamespace(rebuild=lambda group: SimpleNamespace(number=group.number + 1, is_local=True))
-
-        def work():
-            groups.append(a.learner_group.number)
-            if len(groups) <= losses:
-                raise error("gone")
-            return "done"
-
-        try:
-            assert a._with_learners(work) == "done"
-        finally:
-            self.groups, self.restarts = groups, a.num_learner_restarts
-
-    @pytest.mark.parametrize("losses", [0, 1, 3])
-    def test_the_work_is_done_again_by_new_ones(self, losses):
-        self.run(losses)
-        assert self.groups == list(range(losses + 1)) and self.restarts == losses
-
-    def test_a_fourth_loss_is_raised(self):
-        with pytest.raises(LearnerLost):
-            self.run(4)
-        assert self.groups == [0, 1, 2, 3] and self.restarts == 3
-
-    @pytest.mark.parametrize(("error", "interval"), [(ValueError, 1), (LearnerLost, 0)])
-    def test_another_error_and_a_loss_without_snapshots_are_raised_at_once(self, error, interval):
-        with pytest.raises(error, match="gone"):
-            self.run(1, error, interval)
-        assert self.groups == [0] and self.restarts == 0
