@@ -305,19 +305,29 @@ def test_sampling_without_an_engine(config):
 
 
 class Slow(TwentyQuestions):
-    """Waits in every step, as somebody behind an endpoint does."""
+    """Waits in every step, as somebody behind an endpoint does, and counts how many wait at the same time."""
+
+    waiting = most = 0
+    lock = threading.Lock()
 
     def step(self, action):
+        with Slow.lock:
+            Slow.waiting += 1
+            Slow.most = max(Slow.most, Slow.waiting)
         time.sleep(0.01)
+        with Slow.lock:
+            Slow.waiting -= 1
         return super().step(action)
 
 
 def test_threads_change_nothing_in_what_is_played(make):
     played = {}
     for threads in (0, 8):
+        Slow.most = 0
         creator = lambda context: Slow(num_objects=16, num_attributes=8, max_turns=6)  # noqa: E731
         episodes = make(env_creator=creator, num_envs_per_env_runner=8, env_threads=threads).sample(num_episodes=24)
         played[threads] = [(e.id_, e.get_observations(), e.get_actions(), e.get_return()) for e in episodes]
+        assert (Slow.most > 1) == (threads > 0)  # without threads one after the other
     assert played[0] == played[8]
 
 

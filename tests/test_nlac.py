@@ -83,6 +83,13 @@ EXPECTED_METRICS = {
 }
 
 
+def test_the_engines_first_weights_are_no_part_of_an_iterations_time(algorithm):
+    """They are given in setup(), before its clock: with them the parts of a first iteration added up to more than the whole."""
+    first, second = algorithm.train()["seconds"], algorithm.train()["seconds"]
+    assert first["first_sync"] > 0 and first["sync"] > 0
+    assert second["sync"] > 0 and not second.get("first_sync", 0.0) > 0  # 0, NaN or not there
+
+
 def test_priorities_come_from_the_losses(algorithm):
     algorithm.train()
     sample = algorithm.local_replay_buffer.sample_transitions(200, beta=0.0)

@@ -15,6 +15,7 @@ import deepspeed
 import pytest
 import torch
 from deepspeed.runtime import config as deepspeed_config
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer, read_shard
 
@@ -41,6 +42,14 @@ def test_the_engine_works_where_the_model_is(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     trainer = make()
     assert trainer.engine.local_rank == 0 and trainer.engine.device == torch.device("cpu")
+
+
+def test_the_optimizer_of_bfloat16_without_zero_fills_its_state_by_a_step_of_its_own():
+    """Which is why the trainer clears it; without this the step that it makes good is gone, or has another place."""
+    source = inspect.getsource(FP16_UnfusedOptimizer.initialize_optimizer_states)
+    assert "self.optimizer.step()" in source
+    assert "self.initialize_optimizer_states()" in inspect.getsource(FP16_UnfusedOptimizer.__init__)
+    assert callable(FP16_UnfusedOptimizer.refresh_fp32_params)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
