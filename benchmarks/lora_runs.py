@@ -79,6 +79,9 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
         for r in results
         if r["training_iteration"] % config.evaluation_interval == 0
     ]
+    if not curve:
+        first = config.evaluation_interval * config.episodes_per_iteration
+        raise SystemExit(f"--episodes {episodes} ends before the first evaluation: give at least {first}")
     own = ("play", "replay", "waves", "logprob_gap", "learner", "sync")
     waves = [result["language_stages"]["num_generated_tokens"] / result["seconds"]["waves"] for result in later]
     return {

@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,8 @@ def _upload(staging: Path, filesystem: pyarrow.fs.FileSystem, target: str) -> No
         filesystem.create_dir(fresh)
         pyarrow.fs.copy_files(str(staging), fresh, destination_filesystem=filesystem)
     except BaseException:
-        _delete(filesystem, fresh)
+        with suppress(OSError):  # where the copy has failed, this may, too, and its error would hide the cause
+            _delete(filesystem, fresh)
         raise
     _delete(filesystem, target)  # a file of the former that the new one has not would be foreign to it
     try:
