@@ -4,7 +4,8 @@ The checkpoint's policy plays; of its turns some are drawn, and both critics say
 futures that predict it, against what the episode came to (area under the ROC curve, Brier score, and that of a predictor that
 always says the mean). Beside them what playing on tells: from each of these turns, its action included, the policy plays to the
 end some times more, and the share of wins is the prediction. Nobody can know more than that, but for the noise of so few games.
-And what the number of turns that are left tells. In the text house the same of progress, a key taken or a chest opened, by the
+And what the number of turns that are left tells, and what a logistic regression on the words that the critic sees tells of
+other episodes than it learned from. In the text house the same of progress, a key taken or a chest opened, by the
 command or within the four after it, which is as far as its futures look; and how often a future names that key or chest, where
 there is one.
 """
@@ -24,6 +25,10 @@ logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERRO
 import numpy as np
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.algorithm.calibration import auc, brier
@@ -62,6 +67,28 @@ def played_on(runner: TextEnvRunner, turns: Sequence[Prefix], count: int, rng: n
     return shares
 
 
+FOLDS = 5  # parts of the episodes; what is said of each was learned of the others
+
+
+def told_by_words(turns: Sequence[Transition], episodes: Sequence[int], came: np.ndarray) -> np.ndarray:
+    """The chance that a linear model gives each turn, by the words and pairs of words of what was seen last and of the action.
+
+    Args:
+        turns: Of at least ``FOLDS`` episodes.
+        episodes: Which one each is of, shape (N,); no turn is spoken of by what was learned of its own.
+        came: Whether it came true; shape (N,).
+
+    Returns:
+        Shape (N,); the mean where all are alike.
+    """
+    if len(set(came.tolist())) < 2:
+        return np.full(len(turns), float(np.mean(came)))
+    texts = [f"{turn.state[-1].content} does {turn.action}" for turn in turns]
+    words = CountVectorizer(ngram_range=(1, 2), token_pattern=r"\w+", binary=True)
+    model = make_pipeline(words, LogisticRegression(C=0.1, max_iter=2000))
+    return cross_val_predict(model, texts, came, groups=episodes, cv=GroupKFold(FOLDS), method="predict_proba")[:, 1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
@@ -71,6 +98,8 @@ def main() -> None:
     parser.add_argument("--branches", type=int, default=8, help="games that are played on from each turn; 0: none")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.episodes < FOLDS:
+        parser.error(f"--episodes must be at least {FOLDS}, got {arguments.episodes}")
     ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     algorithm = Algorithm.from_checkpoint(str(arguments.checkpoint.absolute()))
     if not isinstance(algorithm, NLAC):
@@ -103,7 +132,7 @@ def main() -> None:
         line = f"{name:8s}"
         for what, labels in outcomes.items():
             scores = np.array([statistics.mean(map(says[what], fs)) if fs else labels.mean() for fs in futures])
-            line += f" {what}: AUC {auc(scores, labels):.3f}  Brier {brier(scores, labels):.3f} "
+            line += f" {what}: AUC {auc(scores, labels):.3f}  Brier {brier(scores, labels):.3f}  mean {scores.mean():.3f} "
         if truths:
             hits = [
                 statistics.mean(named(f) == truth for f in fs) if fs else 0.0
@@ -112,13 +141,19 @@ def main() -> None:
             ]
             line += f" named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""
         print(line, flush=True)
+    left = -np.array([t for _, t in drawn])
+    print(f"turns left success: AUC {auc(left, outcomes['success']):.3f}")
+    seen = [turn for steps in every for turn in steps]
+    chances = told_by_words(seen, [e for e, _ in places], np.array([turn.episode_success for turn in seen]))
+    of_drawn = np.array([chances[places.index(place)] for place in drawn])
+    line = f"AUC {auc(of_drawn, outcomes['success']):.3f}  Brier {brier(of_drawn, outcomes['success']):.3f}"
+    print(f"words success: {line}", flush=True)
     if arguments.branches:
         shares = played_on(runner, [(episodes[e], t) for e, t in drawn], arguments.branches, rng)
         known = ~np.isnan(shares)
-        of_open, left = outcomes["success"][known], -np.array([t for _, t in drawn])[known]
+        of_open = outcomes["success"][known]
         spread = f"of {known.sum()} turns that are not the last; wins by {shares[known].mean():.3f} of the games"
         print(f"played on success: AUC {auc(shares[known], of_open):.3f}  Brier {brier(shares[known], of_open):.3f}  {spread}")
-        print(f"turns left success: AUC {auc(left, of_open):.3f}")
     algorithm.stop()
     ray.shutdown()
 

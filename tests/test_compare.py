@@ -18,14 +18,15 @@ import yaml
 from benchmarks.compare import is_done, main, report, rows_of
 from benchmarks.compare_plan import HERE, Cell, Plan
 from benchmarks.compare_tables import COLUMNS, evaluations, read_rows, summary, table
-from benchmarks.critic import named, next_progress
+from benchmarks.critic import named, next_progress, told_by_words
 from benchmarks.rows import generated_tokens
+from rllib_nlac.algorithm.calibration import auc
 from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.nlac import PRESETS
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
-from rllib_nlac.types import Future, Generation, Transition
+from rllib_nlac.types import Future, Generation, Message, Transition
 
 DOCS = HERE.parent / "docs"
 
@@ -343,6 +344,23 @@ def test_what_selects_nothing_is_an_error(options, complaint, tmp_path, monkeypa
     with pytest.raises(SystemExit) as found:
         main()
     assert found.value.code == 2 and complaint in capsys.readouterr().err
+
+
+def test_words_tell_what_they_tell_of_other_episodes_and_an_episode_never_of_itself():
+    def turn(seen: str, action: str) -> Transition:
+        nothing = Generation((), (), np.zeros(0, np.float32), True, 0)
+        return Transition(0, "TextHouse", (Message("user", seen),), action, nothing, "", 0.0, False, False, False, 0.0)
+
+    episodes = [number for _ in range(4) for number in range(40)]
+    came = np.array([number % 2 == 0 for number in episodes])
+    # The order of the words tells, or the action does; a name that no other episode bears tells nothing.
+    telling = [turn("red key. blue" if won else "red. blue key", "go hall") for won in came]
+    assert auc(told_by_words(telling, episodes, came), came) == 1.0
+    done = [turn("hall: nothing", "try red" if won else "try blue") for won in came]
+    assert auc(told_by_words(done, episodes, came), came) == 1.0
+    named_alone = [turn(f"room{number}", "go hall") for number in episodes]
+    assert auc(told_by_words(named_alone, episodes, came), came) <= 0.5
+    assert told_by_words(telling, episodes, np.ones(160, bool)).tolist() == [1.0] * 160
 
 
 def test_a_future_names_the_progress_that_the_episode_then_makes():
