@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -89,6 +90,69 @@ def told_by_words(turns: Sequence[Transition], episodes: Sequence[int], came: np
     return cross_val_predict(model, texts, came, groups=episodes, cv=GroupKFold(FOLDS), method="predict_proba")[:, 1]
 
 
+class Examination:
+    """Turns of episodes that the policy has just played, and what is said of them.
+
+    Args:
+        algorithm: Trained.
+        runner: Plays as its evaluations do.
+        episodes: How many it plays.
+        turns: How many of their turns are asked about.
+        k: Futures of each.
+        seed: Chooses the turns.
+    """
+
+    def __init__(self, algorithm: NLAC, runner: TextEnvRunner, episodes: int, turns: int, k: int, seed: int) -> None:
+        self.algorithm, self.runner, self.k = algorithm, runner, k
+        name = str(algorithm.config.env)
+        self.episodes = runner.sample_tasks(range(episodes))
+        self.every = [[transition_at(name, episode, t, 0) for t in range(len(episode))] for episode in self.episodes]
+        self.rng = np.random.default_rng(seed)
+        self.places = [(e, t) for e, steps in enumerate(self.every) for t in range(len(steps))]
+        self.drawn = self.rng.permutation(len(self.places))[:turns]
+        places = [self.places[i] for i in self.drawn]
+        self.turns = [self.every[e][t] for e, t in places]
+        self.left = -np.array([t for _, t in places])
+        self.came = {"success": np.array([turn.episode_success for turn in self.turns])}
+        self._says: dict[str, Callable[[Future], bool]] = {"success": lambda future: future.success}
+        self._progress = [next_progress(self.every[e][t:]) for e, t in places] if name == "TextHouse" else []
+        if self._progress:
+            self.came["progress"] = np.array([made is not None for made in self._progress])
+            self._says["progress"] = lambda future: distance(future.text) <= HORIZON
+
+    def said_by(self, weights: Weights) -> tuple[dict[str, np.ndarray], float]:
+        """The share of futures that predict each outcome, shape (N,), and that of those that name the progress that is made.
+
+        The latter is the mean over the turns with progress, NaN where there is none.
+        """
+        if weights is Weights.INITIAL and self.algorithm.config.lora is None:  # else they are the base
+            dtype = self.algorithm.config.model_settings["dtype"]
+            initial = AutoModelForCausalLM.from_pretrained(self.algorithm.config.model_path, dtype=dtype)
+            self.algorithm.engine.set_weights(Weights.INITIAL, 0, served_state(initial))
+        futures = self.algorithm.examiner(self.k).predict(self.turns, weights)
+        shares = {
+            what: np.array([statistics.fmean(map(says, own)) if own else self.came[what].mean() for own in futures])
+            for what, says in self._says.items()
+        }
+        hits = [
+            statistics.fmean(named(future) == made for future in own) if own else 0.0
+            for made, own in zip(self._progress, futures, strict=False)
+            if made
+        ]
+        return shares, statistics.fmean(hits) if hits else math.nan
+
+    def told_by_words(self) -> np.ndarray:
+        """The chance of success that a linear model of the words gives each turn, learned from all turns of other episodes."""
+        seen = [turn for steps in self.every for turn in steps]
+        came = np.array([turn.episode_success for turn in seen])
+        return told_by_words(seen, [e for e, _ in self.places], came)[self.drawn]
+
+    def told_by_playing_on(self, branches: int) -> np.ndarray:
+        """The share of wins of so many games from each turn on, shape (N,); NaN of a last turn."""
+        places = [self.places[i] for i in self.drawn]
+        return played_on(self.runner, [(self.episodes[e], t) for e, t in places], branches, self.rng)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
@@ -107,53 +171,27 @@ def main() -> None:
     runner = evaluation_runner(algorithm)
     if runner is None:
         parser.error(f"{arguments.checkpoint} is of logged dialogues alone, without an environment to play in")
-    episodes = runner.sample_tasks(range(arguments.episodes))
-    every = [[transition_at(str(algorithm.config.env), episode, t, 0) for t in range(len(episode))] for episode in episodes]
-    rng = np.random.default_rng(arguments.seed)
-    places = [(e, t) for e, steps in enumerate(every) for t in range(len(steps))]
-    drawn = [places[i] for i in rng.permutation(len(places))[: arguments.pairs]]
-    transitions = [every[e][t] for e, t in drawn]
-    outcomes = {"success": np.array([t.episode_success for t in transitions])}
-    says: dict[str, Callable[[Future], bool]] = {"success": lambda future: future.success}
-    truths = [next_progress(every[e][t:]) for e, t in drawn] if str(algorithm.config.env) == "TextHouse" else []
-    if truths:
-        outcomes["progress"] = np.array([truth is not None for truth in truths])
-        says["progress"] = lambda future: distance(future.text) <= HORIZON
-    if algorithm.config.lora is None:  # else they are the base
-        dtype = algorithm.config.model_settings["dtype"]
-        initial = AutoModelForCausalLM.from_pretrained(algorithm.config.model_path, dtype=dtype)
-        algorithm.engine.set_weights(Weights.INITIAL, 0, served_state(initial))
-    examiner = algorithm.examiner(arguments.k)
-    print(f"{len(transitions)} turns of {len(episodes)} episodes, k = {arguments.k}")
-    for what, labels in outcomes.items():
-        print(f"{what} follows {labels.mean():.3f} of them; to say that always has a Brier score of {labels.var():.3f}")
+    asked = Examination(algorithm, runner, arguments.episodes, arguments.pairs, arguments.k, arguments.seed)
+    print(f"{len(asked.turns)} turns of {len(asked.episodes)} episodes, k = {arguments.k}")
+    for what, came in asked.came.items():
+        print(f"{what} follows {came.mean():.3f} of them; to say that always has a Brier score of {came.var():.3f}")
     for name, weights in (("trained", Weights.POLICY), ("initial", Weights.INITIAL)):
-        futures = examiner.predict(transitions, weights)
+        shares, hits = asked.said_by(weights)
         line = f"{name:8s}"
-        for what, labels in outcomes.items():
-            scores = np.array([statistics.mean(map(says[what], fs)) if fs else labels.mean() for fs in futures])
-            line += f" {what}: AUC {auc(scores, labels):.3f}  Brier {brier(scores, labels):.3f}  mean {scores.mean():.3f} "
-        if truths:
-            hits = [
-                statistics.mean(named(f) == truth for f in fs) if fs else 0.0
-                for truth, fs in zip(truths, futures, strict=True)
-                if truth
-            ]
-            line += f" named {statistics.mean(hits):.3f} of {len(hits)}" if hits else ""
-        print(line, flush=True)
-    left = -np.array([t for _, t in drawn])
-    print(f"turns left success: AUC {auc(left, outcomes['success']):.3f}")
-    seen = [turn for steps in every for turn in steps]
-    chances = told_by_words(seen, [e for e, _ in places], np.array([turn.episode_success for turn in seen]))
-    of_drawn = np.array([chances[places.index(place)] for place in drawn])
-    line = f"AUC {auc(of_drawn, outcomes['success']):.3f}  Brier {brier(of_drawn, outcomes['success']):.3f}"
-    print(f"words success: {line}", flush=True)
+        for what, said in shares.items():
+            came = asked.came[what]
+            line += f" {what}: AUC {auc(said, came):.3f}  Brier {brier(said, came):.3f}  mean {said.mean():.3f} "
+        print(line + (f" named {hits:.3f}" if math.isfinite(hits) else ""), flush=True)
+    won = asked.came["success"]
+    print(f"turns left success: AUC {auc(asked.left, won):.3f}")
+    chances = asked.told_by_words()
+    print(f"words success: AUC {auc(chances, won):.3f}  Brier {brier(chances, won):.3f}", flush=True)
     if arguments.branches:
-        shares = played_on(runner, [(episodes[e], t) for e, t in drawn], arguments.branches, rng)
-        known = ~np.isnan(shares)
-        of_open = outcomes["success"][known]
-        spread = f"of {known.sum()} turns that are not the last; wins by {shares[known].mean():.3f} of the games"
-        print(f"played on success: AUC {auc(shares[known], of_open):.3f}  Brier {brier(shares[known], of_open):.3f}  {spread}")
+        shares_won = asked.told_by_playing_on(arguments.branches)
+        known = ~np.isnan(shares_won)
+        spread = f"of {known.sum()} turns that are not the last; wins by {shares_won[known].mean():.3f} of the games"
+        score = f"AUC {auc(shares_won[known], won[known]):.3f}  Brier {brier(shares_won[known], won[known]):.3f}"
+        print(f"played on success: {score}  {spread}")
     algorithm.stop()
     ray.shutdown()
 
