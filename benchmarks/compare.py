@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from benchmarks.compare_plan import HERE, Cell, Plan, asked_for
-from benchmarks.compare_tables import COLUMNS, PASS, Row, markdown, plot, read_rows
+from benchmarks.compare_tables import COLUMNS, PASS, Row, markdown, picture, plot, read_rows
 from benchmarks.rows import generated_tokens
 from rllib_nlac.names import unknown_key
 from rllib_nlac.reporting.results import Results, evaluated, lookup, read_results
@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="search settings, the same number of runs for every method")
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--rows", nargs="+", type=Path, metavar="CSV", help="run nothing, and print the tables of these rows")
+    parser.add_argument("--picture", type=Path, metavar="SVG", help="with --rows, of one world: draw success over episodes")
     parser.add_argument("--worlds", nargs="+", default=[], metavar="WORLD")
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD")
     parser.add_argument("--seeds", type=positive, help="instead of the plan's")
@@ -172,8 +173,14 @@ def main() -> None:
             parser.error(f"no row is of {asked_for(arguments.worlds, arguments.methods)}; there are\n  {there}")
         if others := {row["world"] for row in rows} - plan.worlds.keys():
             parser.error(f"{arguments.plan} knows no {', '.join(sorted(others))}: give these rows their own --plan")
+        if arguments.picture and len({row["world"] for row in rows}) > 1:
+            parser.error("--picture shows one world: choose it with --worlds")
         print(markdown(rows, plan))
+        if arguments.picture:
+            arguments.picture.write_text(picture(rows, plan, rows[0]["world"]), encoding="utf-8")
         return
+    if arguments.picture:
+        parser.error("--picture draws rows that are kept: give them with --rows")
     if arguments.search and (arguments.quick or arguments.seeds):
         parser.error("--search has runs and a seed of its own: leave out --quick and --seeds")
     runs = "search" if arguments.search else "quick" if arguments.quick else "runs"

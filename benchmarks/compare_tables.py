@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare_plan import Plan
+from rllib_nlac.reporting.svg import Chart, Line
 
 COLUMNS = ("world", "method", "seed", "episodes", "success", "evaluation", "subgoals", "generated_tokens", "seconds")
 PASS = "pass_at_4"  # a column that rows from before it was kept do not have
@@ -138,6 +139,19 @@ def plot(rows: Sequence[Row], plan: Plan, world: str, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def picture(rows: Sequence[Row], plan: Plan, world: str) -> str:
+    """SVG: evaluation success against episodes, mean and range over seeds, without the base model, which does not learn."""
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows if row["world"] == world and row["method"] != "base model"):
+        by_seed = evaluations(rows, world, method)
+        points = list(zip(*by_seed.values(), strict=False))  # up to the end of the shortest run
+        success = [[row["evaluation"] for row in point] for point in points]
+        episodes = [statistics.mean(row["episodes"] for row in point) for point in points]
+        curve = list(zip(episodes, map(statistics.mean, success), strict=True))
+        lines.append(Line(method, curve, [(min(values), max(values)) for values in success]))
+    return Chart(plan.worlds[world]["title"], "training episodes", "success in evaluation", lines, y_range=(0.0, 1.0)).svg()
 
 
 def markdown(rows: Sequence[Row], plan: Plan) -> str:

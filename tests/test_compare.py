@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.compare import is_done, main, report, rows_of
 from benchmarks.compare_plan import HERE, Cell, Plan
-from benchmarks.compare_tables import COLUMNS, evaluations, read_rows, summary, table
+from benchmarks.compare_tables import COLUMNS, evaluations, picture, read_rows, summary, table
 from benchmarks.critic import named, next_progress, told_by_words
 from benchmarks.rows import generated_tokens
 from rllib_nlac.algorithm.calibration import auc
@@ -25,6 +25,7 @@ from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.nlac import PRESETS
+from rllib_nlac.reporting.svg import Chart, Line
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Future, Generation, Message, Transition
 
@@ -280,6 +281,23 @@ def test_the_documents_tables_are_those_of_the_rows_that_are_kept():
             assert table(own, plan, world) in document, world
 
 
+def test_the_picture_shows_the_mean_and_range_of_each_method_that_learns(plan, tmp_path):
+    cells = [Cell("house_1", method, seed, EXPERIMENT) for method, seed in (("NLAC", 0), ("NLAC", 1), ("base model", 0))]
+    for cell, success in zip(cells, (0.25, 0.75, 1.0), strict=True):
+        write(tmp_path, cell, [result(2, 64, 0.0), result(4, 128, 2 * success)])
+    shown = picture([row for cell in cells for row in rows_of(cell, tmp_path)], plan, "house_1")
+    wanted = Line("NLAC", [(64.0, 0.0), (128.0, 0.5)], [(0.0, 0.0), (0.25, 0.75)])
+    title = plan.worlds["house_1"]["title"]
+    assert shown == Chart(title, "training episodes", "success in evaluation", [wanted], y_range=(0.0, 1.0)).svg()
+
+
+def test_the_front_picture_is_of_the_rows_that_are_kept():
+    methods = ("NLAC", "NLAC, critic frozen", "RFT", "GRPO")
+    rows = [row for row in read_rows(DOCS / "text_house.csv") if row["method"] in methods]
+    shown = picture(rows, Plan(HERE / "compare.yaml", HERE), "house_4_depth_3")
+    assert shown == (DOCS / "text_house_front.svg").read_text(encoding="utf-8")
+
+
 def test_no_cell_is_of_a_former_world(plan):
     """Their models are not shipped."""
     former = [world for world, place in plan.worlds.items() if place.get("former")]
@@ -331,6 +349,8 @@ def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path, ray_session,
         (["--rows", "HEAD"], "holds no rows: nothing has been run yet"),
         (["--rows", "ODD"], "line 2: could not convert string to float: 'many'"),
         (["--rows", str(DOCS / "text_house.csv"), "--worlds", "some_sense"], "no row is of the worlds some_sense"),
+        (["--rows", str(DOCS / "text_house.csv"), "--picture", "ANY"], "--picture shows one world: choose it with --worlds"),
+        (["--picture", "ANY"], "--picture draws rows that are kept: give them with --rows"),
     ],
 )
 def test_what_selects_nothing_is_an_error(options, complaint, tmp_path, monkeypatch, capsys):
