@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import rllib_nlac
 from benchmarks.remedies import FOUND, KINDS, OUTCOME_WEIGHT, HouseWithTurns, OutcomeLearner, outcome_losses, table
 from benchmarks.rows import read
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL
 from rllib_nlac.learner.learner import Answers
 from rllib_nlac.learner.losses import successor_loss
@@ -28,6 +30,16 @@ def test_the_word_before_the_end_counts_more_and_every_other_token_as_before():
         pytest.approx([0, 1 / 3, OUTCOME_WEIGHT / 3, 1 / 3, 0]),
         pytest.approx([0.2, 0.2, 0.2, OUTCOME_WEIGHT / 5, 0.2]),
     ]
+
+
+@pytest.mark.parametrize("outcome", ["SUCCESS", "FAILURE"])
+def test_of_the_houses_model_that_word_is_the_outcome(outcome):
+    chat = Chat.from_pretrained(str(Path(rllib_nlac.__file__).parent / "tiny" / "house_model"))
+    ids = torch.tensor([chat.encode(f"library: blue key, then blue taken in two. {outcome}")])
+    logprobs = torch.zeros(ids.shape, requires_grad=True)
+    outcome_losses(logprobs, torch.ones_like(ids)).sum().backward()
+    assert logprobs.grad is not None
+    assert chat.decode(ids[0][logprobs.grad[0] < -1.5 / ids.shape[1]].tolist()) == outcome
 
 
 def test_of_the_roles_only_the_critics_loss_changes():
