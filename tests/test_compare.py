@@ -281,6 +281,12 @@ def test_the_documents_tables_are_those_of_the_rows_that_are_kept():
             assert table(own, plan, world) in document, world
 
 
+def test_every_row_that_is_kept_can_be_run_again_by_the_command(plan):
+    rows = [row for path in sorted(DOCS.glob("*.csv")) for row in read_rows(path)]
+    kept = {(row["world"], row["method"]) for row in rows if not plan.worlds[row["world"]].get("former")}
+    assert kept <= {(cell.world, cell.method) for cell in plan.select("runs", [], [], None)}
+
+
 def test_the_picture_shows_the_mean_and_range_of_each_method_that_learns(plan, tmp_path):
     cells = [Cell("house_1", method, seed, EXPERIMENT) for method, seed in (("NLAC", 0), ("NLAC", 1), ("base model", 0))]
     for cell, success in zip(cells, (0.25, 0.75, 1.0), strict=True):
