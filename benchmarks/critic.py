@@ -80,14 +80,15 @@ def told_by_words(turns: Sequence[Transition], episodes: Sequence[int], came: np
         came: Whether it came true; shape (N,).
 
     Returns:
-        Shape (N,); the mean where all are alike.
+        Shape (N,); the mean where those that it would learn of are all alike, as with one lost game among won ones.
     """
-    if len(set(came.tolist())) < 2:
+    parts = list(GroupKFold(FOLDS).split(came, groups=episodes))
+    if any(len(np.unique(came[others])) < 2 for others, _ in parts):
         return np.full(len(turns), float(np.mean(came)))
     texts = [f"{turn.state[-1].content} does {turn.action}" for turn in turns]
     words = CountVectorizer(ngram_range=(1, 2), token_pattern=r"\w+", binary=True)
     model = make_pipeline(words, LogisticRegression(C=0.1, max_iter=2000))
-    return cross_val_predict(model, texts, came, groups=episodes, cv=GroupKFold(FOLDS), method="predict_proba")[:, 1]
+    return cross_val_predict(model, texts, came, cv=parts, method="predict_proba")[:, 1]
 
 
 class Examination:

@@ -387,6 +387,8 @@ def test_words_tell_what_they_tell_of_other_episodes_and_an_episode_never_of_its
     named_alone = [turn(f"room{number}", "go hall") for number in episodes]
     assert auc(told_by_words(named_alone, episodes, came), came) <= 0.5
     assert told_by_words(telling, episodes, np.ones(160, bool)).tolist() == [1.0] * 160
+    all_but_one = np.array([number != 7 for number in episodes])  # without it nothing is to be learned
+    assert told_by_words(telling, episodes, all_but_one).tolist() == [0.975] * 160
 
 
 def test_a_future_names_the_progress_that_the_episode_then_makes():
