@@ -15,9 +15,10 @@ from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import SETTINGS, script, transition
 
 from benchmarks.attacks.texts import HOSTILE, change_nothing_else, not_played
-from rllib_nlac.algorithm.metrics import transition_text
+from rllib_nlac.algorithm.in_words import transition_parts
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.inputs.foreign import fenced_parts
 from rllib_nlac.inputs.texts import readable, readable_values
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.language.prompts import PromptSet, load_prompts
@@ -222,9 +223,10 @@ class TestQuotations:
 
     def test_tensorboards_fences_hold(self):
         t = replace(transition(), observation="```\n# Free\n````\n")
-        text = transition_text(
+        parts = transition_parts(
             BellmanTarget(t, None, None, None, None), Refinement(t, (), None, None, None, False, "unparsed_future")
         )
+        text = fenced_parts(parts)
         assert "`````\n```\n# Free\n````\n" in text
 
 

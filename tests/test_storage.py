@@ -18,9 +18,9 @@ import pytest
 from begun import begun_with, kept_in
 from command_runs import SMALL, wait_for
 
-from rllib_nlac.algorithm.metrics import TransitionWriter
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.algorithm.record import Record, RecordSettings
+from rllib_nlac.algorithm.writer import TransitionWriter
 from rllib_nlac.checkpoints import checkpoint, scratch, storage
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest, render
 from rllib_nlac.checkpoints.storage import StorageError, check_storage
@@ -300,7 +300,7 @@ class TestCannotBeWritten:
 
     def test_what_is_only_recorded_ends_no_run(self, disk, caplog, monkeypatch):
         mounted = disk("size=32k")
-        monkeypatch.setattr("rllib_nlac.algorithm.metrics.transition_text", lambda *arguments: "x" * 9000)
+        monkeypatch.setattr("rllib_nlac.algorithm.writer.transition_parts", lambda *arguments: {"State": "x" * 9000})
         writer = TransitionWriter(str(mounted))
         refinement = type("Refinement", (), {"critique": None, "action": "", "kept": False, "reason": "not_judged"})
         for iteration in range(10):

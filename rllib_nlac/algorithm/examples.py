@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rllib_nlac.algorithm.in_words import transition_parts
 from rllib_nlac.inputs import plain_json
 from rllib_nlac.language.prediction import predicted_success
 from rllib_nlac.types import BellmanTarget, Refinement
@@ -75,30 +76,9 @@ def chosen(refinements: Sequence[Refinement]) -> dict[str, int]:
 
 
 def _record(target: BellmanTarget, refinement: Refinement) -> dict[str, Any]:
-    t, judged = target.transition, refinement.transition.action
-    ended = "the episode ended here" if t.ended else "the episode went on"
     return {
-        "episode_success": t.episode_success,
+        "episode_success": target.transition.episode_success,
         "predicted_success": predicted_success(refinement.futures),
         "optimal": refinement.critique.optimal if refinement.critique else None,
-        "parts": {
-            "State": _cut("\n".join(f"{message.role}: {message.content}" for message in t.state), keep_end=True),
-            "Action": _cut(t.action if judged == t.action else f"{t.action}\n(judged instead: {judged})"),
-            "Futures that the critic reads": _cut("\n".join(f.text for f in refinement.futures)) or "(none parsed)",
-            "Critique": _cut(refinement.critique.text) if refinement.critique else "(did not parse)",
-            "Refined action": f"{_cut(refinement.action or '(none)')}   [{refinement.reason}]",
-            "What came next": f"{_cut(t.observation)}   [reward {t.reward:g}, {ended}]",
-            "Bellman target": _cut(target.future.text) if target.future else "(did not parse)",
-        },
+        "parts": transition_parts(target, refinement, MAX_CHARACTERS),
     }
-
-
-def _cut(text: str, keep_end: bool = False) -> str:
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    left = len(text) - MAX_CHARACTERS
-    return (
-        f"[{left} characters before] {text[-MAX_CHARACTERS:]}"
-        if keep_end
-        else f"{text[:MAX_CHARACTERS]} [{left} more characters]"
-    )

@@ -6,11 +6,9 @@ Its entries stand on the page 'Reading a run'. What an iteration did not do is 0
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,7 @@ from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
-from rllib_nlac.algorithm.examples import Examples
 from rllib_nlac.episode import generations_of
-from rllib_nlac.inputs.foreign import fenced_parts
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.group import on_every_learner
@@ -30,7 +26,6 @@ from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.sync.sync import SyncReport
 from rllib_nlac.types import BellmanTarget, Generation, Refinement
 
-logger = logging.getLogger(__name__)
 STAGES, REPLAY, SYNC, COLLECTION, FAULTS = "language_stages", "replay_buffer", "sync", "collection", "faults"
 SECONDS = "seconds"
 
@@ -206,99 +201,6 @@ def _current(episodes: Sequence[SingleAgentEpisode], version: int, count: int) -
         turns[number % len(turns)] for number, episode in enumerate(episodes[:count]) if (turns := generations_of(episode))
     ]
     return [generation for generation in found if generation.weight_version == version and generation.token_ids]
-
-
-class TransitionWriter:
-    """Writes one transition an iteration as TensorBoard text, next to the curves that Tune writes; and three for the report.
-
-    A file that cannot be written ends the recording, with a warning, and not the run.
-
-    Args:
-        logdir: The trial's folder.
-    """
-
-    def __init__(self, logdir: str) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._logdir = logdir
-        self._writer: Any = None
-        self._examples = Examples(Path(logdir))
-        with self._tolerant():
-            self._writer = SummaryWriter(logdir, filename_suffix=".transitions")
-
-    def write(self, iteration: int, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> None:
-        """Takes the batch's first transition whose action was refined, or else its first."""
-        if self._writer is None:
-            return
-        changed = (i for i, r in enumerate(refinements) if r.critique and r.action and not r.kept)
-        place = next(changed, 0)
-        with self._tolerant():
-            self._writer.add_text("transition", transition_text(targets[place], refinements[place]), iteration)
-            self._writer.flush()
-            self._examples.keep(iteration, targets, refinements)
-
-    def write_state(self, name: str, iteration: int, refinement: Refinement) -> None:
-        """One of the states that every evaluation asks the critic about, by its name."""
-        if self._writer is None:
-            return
-        with self._tolerant():
-            self._writer.add_text(f"evaluation/{name}", state_text(refinement), iteration)
-            self._writer.flush()
-
-    def write_histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
-        """How numbers are distributed, by their names; of none and of what is not finite nothing is written."""
-        if self._writer is None:
-            return
-        with self._tolerant():
-            for name, numbers in values.items():
-                if (finite := numbers[np.isfinite(numbers)]).size:
-                    self._writer.add_histogram(name, finite, iteration)
-            self._writer.flush()
-
-    def close(self) -> None:
-        """Flushes and closes the event file."""
-        if self._writer is not None:
-            with self._tolerant():
-                self._writer.close()
-
-    @contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._writer = None
-            logger.warning("no more transitions are recorded: cannot write to %s: %s", self._logdir, error)
-
-
-def transition_text(target: BellmanTarget, refinement: Refinement) -> str:
-    """One transition with all that the critic and the refinement said of it, as Markdown."""
-    t, judged = target.transition, refinement.transition.action
-    ended = "terminated" if t.terminated else "truncated" if t.truncated else "goes on"
-    parts = {
-        "State": "\n".join(f"{message.role}: {message.content}" for message in t.state),
-        "Action": t.action if judged == t.action else f"{t.action}\n(judged instead: {judged})",
-        "Futures": "\n".join(f"{i}. {future.text}" for i, future in enumerate(refinement.futures, start=1)),
-        "Critique": refinement.critique.text if refinement.critique else "(did not parse)",
-        "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",
-        "What really came next": f"{t.observation}   [reward {t.reward:g}, {ended}]",
-        "Next action and its future": f"{target.next_action or '-'}\n{target.next_future or '-'}",
-        "Bellman target": target.future.text if target.future else "(did not parse)",
-    }
-    return fenced_parts(parts)
-
-
-def state_text(refinement: Refinement) -> str:
-    """A state and an action with all that the critic says of it today, as Markdown."""
-    t = refinement.transition
-    parts = {
-        "State": "\n".join(f"{message.role}: {message.content}" for message in t.state),
-        "Action": t.action,
-        "Futures": "\n".join(f"{i}. {future.text}" for i, future in enumerate(refinement.futures, start=1)) or "(none parsed)",
-        "Critique": refinement.critique.text if refinement.critique else "(did not parse)",
-        "Refined action": f"{refinement.action or '(none)'}   [{refinement.reason}]",
-        "What really came": f"{t.observation}   [the episode ended in {'success' if t.episode_success else 'failure'}]",
-    }
-    return fenced_parts(parts)
 
 
 def _share(items: Sequence, condition: Callable[[Any], bool]) -> float:

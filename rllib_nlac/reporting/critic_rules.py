@@ -21,8 +21,9 @@ def critic_knows_nothing(run: Run) -> str | None:
     if min(wins, losses) < 1 or area - 1.96 * math.sqrt((wins + losses + 1) / (12 * wins * losses)) > 0.5:
         return None
     return (
-        f"The critic tells won from lost turns no better than chance can (AUC {area:.2f}): more training for it (num_epochs; "
-        "judged_fraction or policy_loss_coeff below 1), longer futures (max_future_tokens), or n_step above 1."
+        f"The critic tells won from lost turns no better than chance can (AUC {area:.2f}): the outcome that came as its "
+        "target (n_step: 1000), more training for it (num_epochs, or judged_fraction below 1), or longer futures "
+        "(max_future_tokens)."
     )
 
 
