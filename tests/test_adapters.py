@@ -363,6 +363,11 @@ class TestGymnasiumText:
             _, _, _, truncated, info = env.step("hm")
             assert truncated and info["success"] is (success_return == 0.0)
 
+    def test_numbers_of_actions_that_do_not_begin_at_0(self):
+        env = GymnasiumText(**self.CONFIG, kwargs={"space": gym.spaces.Discrete(2, start=1)})
+        env.reset(seed=0)
+        assert env.step("go left")[0] == "You are at 1."  # its first action, which is its number 1
+
     def test_it_keeps_the_contract(self):
         findings = list(contract.check_environment(lambda: GymnasiumText(**self.CONFIG)))
         assert [f for f in findings if f.verdict == "FAILED"] == []
@@ -378,5 +383,7 @@ class TestGymnasiumText:
             GymnasiumText("Corridor-v0", {"space": gym.spaces.Box(0, 1)}, observation_key="text")
         with pytest.raises(ValueError, match="'Nothing-v0'"):
             GymnasiumText("Nothing-v0")
+        with pytest.raises(ValueError, match=r"env_config\.actions has True, and a name is a text: YAML reads yes, no"):
+            GymnasiumText("Corridor-v0", observation_key="text", actions=[True, False])
         with pytest.raises(ValueError, match=r"env_config.max_turns is nan and must be a whole number of at least 1"):
             GymnasiumText("Corridor-v0", max_turns=float("nan"), observation_key="text", actions=["left", "right"])

@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 
 from benchmarks.attacks.families import Family
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted, check_model_path
+from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.tiny.build import Encoder
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Generation, Message, Seen
@@ -108,9 +109,25 @@ def test_a_reasoning_block_is_no_invented_turn_though_its_tokens_be_special(spec
         ids = chat.tokenizer.encode(text, add_special_tokens=False)
         return chat.invents_a_turn(Generation((), tuple(ids), np.zeros(0), True, 0))
 
-    assert bool(chat.template.control.special_ids & chat.template.control.thinking_ids) is special
+    assert len(chat.template.control.thinking_ids) == 2
     assert not invents("<think>hm</think>go<|end|>") and not invents("go") and not invents("")
     assert invents("<think>hm</think>go<|a|>no<|end|>") and invents("go<|end|>no")
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_reasoning_block_is_read_and_written_though_its_tokens_be_special(special):
+    """Fails where they are left out as all special tokens are: then the thoughts are what the agent does."""
+    think = ("<think>", "</think>")
+    template = "{% for m in messages %}{{ '<|a|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    chat = Chat(Family(template, ("<|end|>", "<|a|>", *(think if special else ())), () if special else think).tokenizer(), 100)
+    turn = "<think>a dog, or a cat</think>Is it big?"
+    ids = chat.encode(turn)
+    assert sum(id in chat.template.control.thinking_ids for id in ids) == 2
+    assert parse_action(chat.decode(ids), "plain") == "Is it big?"
+    other = chat.tokenizer.encode("<|a|>", add_special_tokens=False)
+    assert chat.decode((*ids[:-1], *other)).replace(" ", "") == turn.replace(" ", "")
+    hostile = chat.prompt_ids((Message("user", turn),))
+    assert chat.template.control.thinking_ids.isdisjoint(hostile)  # of the environment they are text
 
 
 def test_the_tokens_by_which_a_model_ends_are_read_from_its_folder(tmp_path, model_path):

@@ -274,6 +274,22 @@ def test_an_episode_that_is_lost_in_its_reset_is_left_out_and_its_environment_ke
     assert int(metrics["episodes_discarded"]) == int(metrics["stop_reason_page_timeout"]) == len(lost) > 0
 
 
+def test_an_episode_that_its_reset_discards_is_left_out(make):
+    """Fails where only a step's word counts, and a simulator that fails at once is played and learned from."""
+    told = []
+
+    class Fails(Faulty):
+        def reset(self, *, seed=None, options=None):
+            observation, info = super().reset(seed=seed)
+            told.append(seed % 2 == 0)
+            return observation, {**info, "discard": told[-1], "stop_reason": "user_failed"}
+
+    runner = make(lambda *_: "x", env_creator=lambda context: Fails(fails=10**9), num_envs_per_env_runner=2)
+    episodes, metrics = runner.sample(num_episodes=10), runner.get_metrics()
+    assert len(episodes) == int(metrics["num_episodes"]) == told.count(False) == 10
+    assert int(metrics["episodes_discarded"]) == int(metrics["stop_reason_user_failed"]) == told.count(True) > 0
+
+
 def test_an_observation_that_is_no_text_counts_as_a_failure(make):
     runner = make(lambda *_: "x", env_creator=lambda context: Faulty(fails=10**9, observation=3.5))
     with pytest.raises(RuntimeError, match="the observation must be a str, and it is a float"):

@@ -212,6 +212,21 @@ class TestBadInput:
         table.write_text("attribute red | Is it red? | red\nobject Rose-bud | red\n")
         assert play(TwentyQuestions(table=str(table)), "Rose-bud")[0] == 1.0
 
+    @pytest.mark.parametrize(
+        ("lines", "what"),
+        [
+            ("object bat | red\nobject Bat |", "the object 'bat'"),
+            ("attribute red | Is it crimson? | crimson\nobject bat |", "the attribute 'red'"),
+            ("attribute pink | Is it red? | red\nobject bat |", "the word 'red'"),
+        ],
+    )
+    def test_a_name_of_two_things(self, tmp_path, lines, what):
+        """Fails where the last one wins, and the right guess of the other is answered with no."""
+        table = tmp_path / "own.table"
+        table.write_text(f"attribute red | Is it red? | red\n{lines}\n")
+        with pytest.raises(ValueError, match=f"{what} stands there twice"):
+            load_table(str(table))
+
     def test_table_with_an_undefined_attribute(self, tmp_path):
         table = tmp_path / "own.table"
         table.write_text("attribute red | Is it red? | red\nobject rose | redd\n")

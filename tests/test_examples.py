@@ -53,6 +53,14 @@ def test_ones_own_environment_extends_the_base_of_one_gpu(tmp_path):
     assert config.lora == {"rank": 16} and config.action_format == "plain"
 
 
+def test_an_example_may_be_printed_into_a_file_of_its_name(tmp_path, monkeypatch):
+    """Fails where the file that the shell has just made empty is the one that is printed."""
+    monkeypatch.chdir(tmp_path)
+    Path("text_house_nlac.yaml").touch()
+    shipped = (ROOT / "tuned_examples" / "text_house_nlac.yaml").read_text()
+    assert CliRunner().invoke(app, ["examples", "text_house_nlac.yaml"]).output == shipped
+
+
 def test_a_path_goes_before_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "math_reasoning_nlac_qwen2.5_7b"

@@ -187,6 +187,13 @@ def test_numbers_are_those_of_json_and_merges_still_work():
     }
 
 
+def test_what_is_merged_and_merged_again_is_no_key_that_is_there_twice():
+    text = "a: {b: &b {x: 1, y: 1}, c: {d: &d {<<: *b, y: 2}}}\ne: {<<: *d, z: 3}\nf: {<<: [*d, *b], y: 4}"
+    assert plain_yaml.parse(text, "x") == yaml.safe_load(text)
+    with pytest.raises(ValueError, match=r"line 2, column 19: .*'y' is there twice, first in line 2"):
+        plain_yaml.parse("b: &b {x: 1}\nc: {<<: *b, y: 2, y: 3}", "x")
+
+
 def test_a_file_holds_several_experiments(tmp_path):
     entry = {"run": "NLAC", "env": "TwentyQuestions"}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump({"a": entry, "b": entry}))
@@ -208,6 +215,26 @@ def test_what_extends_another_file_merges_its_mappings_and_replaces_everything_e
         "tau": {"uniform": [0.1, 0.5]},
         "lr": 1e-3,
     }
+
+
+def test_what_says_nothing_takes_nothing_back_of_what_it_extends(tmp_path):
+    """Fails where a ``config:`` whose keys are comments trains something else, and without an end."""
+    base = {"run": "NLAC", "env": "TwentyQuestions", "stop": {"training_iteration": 5}, "config": {"lr": 0.25, "lora": None}}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    (tmp_path / "x.yaml").write_text("e:\n  extends: base.yaml\n  stop:\n  config:\n    # lr: 1\n")
+    (experiment,) = load_experiments(tmp_path / "x.yaml")
+    assert experiment.stop == {"training_iteration": 5} and experiment.config["lr"] == 0.25
+    with pytest.raises(
+        ExperimentError, match="env_config is empty and must be a mapping; leave it out if there is nothing to say"
+    ):
+        read_experiment("e", {**base, "config": {"env_config": None}}, "e")
+
+
+def test_two_environments_are_one_too_many():
+    entry = {"run": "NLAC", "env": "TwentyQuestions", "config": {"env": "TextHouse"}}
+    with pytest.raises(ExperimentError, match=r"env is 'TwentyQuestions', and config\.env is 'TextHouse': leave one"):
+        read_experiment("e", entry, "e")
+    read_experiment("e", {**entry, "config": {"env": "TwentyQuestions"}}, "e")
 
 
 RESULT = {

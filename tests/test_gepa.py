@@ -220,12 +220,14 @@ class TestResume:
         train(other, 3)
         assert not {task_seed_of(e) for e in other.played} & {task_seed_of(e) for e in one.played}
 
-    @pytest.mark.parametrize(("key", "now", "then"), [("num_validation_tasks", 12, 6), ("seed", 1, 0)])
+    @pytest.mark.parametrize(
+        ("key", "now", "then"), [("num_validation_tasks", 12, 6), ("seed", 1, 0), ("tasks_per_round", 2, 1)]
+    )
     def test_candidates_are_not_compared_by_other_tasks_than_before(self, algorithm, key, now, then):
-        """Each candidate's mean is of the tasks that its search began with."""
+        """Each candidate's mean is of the tasks that its search began with, and no round plays those of a former one."""
         state, other = self.state(train(algorithm(), 1)), algorithm()
         setattr(other.config, key, now)
-        with pytest.raises(CheckpointError, match=rf"config.{key} is {now}, and .* of {key} {then}: set it to {then}"):
+        with pytest.raises(CheckpointError, match=rf"config.{key} is {now}, and .* {then}\b.*: set it to {then}"):
             other.set_own_state(state)
         assert other.search is None
 

@@ -529,6 +529,17 @@ class TestLearner:
         # Another learner leaves out something else, and so does another step; what goes on from a checkpoint the same.
         assert not any(torch.equal(losses[0], each) for each in losses[1:3]) and torch.equal(losses[0], losses[3])
 
+    def test_a_learner_that_is_restored_says_the_same_without_a_step(self, make_learner):
+        """Fails where dropout is at work until the first gradient step has turned it off."""
+        first, second = (make_learner(lora={"rank": 8, "dropout": 0.5}, lr=1e-2) for _ in range(2))
+        for number in range(2):  # until B is not 0 any more
+            first.update(batch=to_multi_agent_batch(sequences(), 3), timesteps={"num_env_steps_sampled_lifetime": number})
+        untrained = second.logprobs_of([(3, 10, 11)], [(20, 21, 1)])[0]
+        second.set_state(pickle.loads(pickle.dumps(first.get_state())))
+        going_on, restored = (learner.logprobs_of([(3, 10, 11)], [(20, 21, 1)])[0] for learner in (first, second))
+        np.testing.assert_array_equal(going_on, restored)
+        assert not np.allclose(untrained, restored)
+
     def test_what_dropout_leaves_out_is_the_same_after_a_restore(self, make_learner):
         """Fails where it is drawn from a random state that others move, or that is not part of a checkpoint, as a GPU's."""
         first, second = (make_learner(lora={"rank": 8, "dropout": 0.5}, lr=1e-2) for _ in range(2))

@@ -42,6 +42,14 @@ def printed(*results: dict, stop: dict | None = None) -> list[str]:
     return file.getvalue().splitlines()
 
 
+def test_what_is_left_of_a_run_that_goes_on_from_a_checkpoint():
+    """Fails where its first iteration is taken to have done all that was done before it."""
+    first = {**result(1.0, 101), "time_this_iter_s": 60.0}
+    assert printed(first, stop={"training_iteration": 200})[1].endswith("99 min")
+    first["training_iteration"] = 1
+    assert printed(first, stop={"training_iteration": 4})[1].endswith("3 min")
+
+
 def result(value, iteration=1) -> dict:
     env = dict.fromkeys(("num_episodes_lifetime", "success_rate", "episode_return_mean", "tokens_per_s"), value)
     return {

@@ -111,6 +111,15 @@ class TestRows:
         again = as_row(to_episode(dialogue, "e", chat, compact, "plain", room=1))
         assert parse_dialogue(Row("", again)) == dialogue
 
+    def test_a_long_task_id_is_written_so_that_it_can_be_read(self, chat, compact):
+        fields = {"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "x"}], "reward": 1.0}
+        ids = []
+        for name in ("a" * 500 + "b", "a" * 500 + "c", "short"):
+            episode = to_episode(parse_dialogue(Row("", fields)), "e", chat, compact, "plain", room=1)
+            episode.infos[0]["task_id"] = name
+            ids.append(parse_dialogue(Row("", as_row(episode))).task_id)
+        assert len(set(ids)) == 3 and ids[2] == "short" and ids[0].startswith("aaa")
+
 
 class TestEpisodes:
     def test_they_are_what_an_env_runner_would_have_recorded(self, config, chat, compact, tmp_path):

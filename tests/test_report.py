@@ -139,6 +139,10 @@ class TestWhatIsTold:
         assert lines[2] == "Critic:      AUC 0.800 -> 0.800, Brier score 0.150 -> 0.150"
         assert lines[3].startswith("Time:        language stages 40%") and len(lines) <= 9
 
+    def test_a_run_that_began_from_a_checkpoint_counts_its_own_episodes(self):
+        own = run_of(*(result(i) for i in range(9, 13)))  # 32 episodes each, after 256 of another run
+        assert "4 iterations, 128 episodes in" in summary(own)[0]
+
     def test_a_stage_that_nobody_timed_has_no_share(self):
         """As of RLlib's own algorithms. Fails where NaN counts as a time."""
         plain = [result(i, seconds={"learner": 2.5}) for i in (1, 2)]

@@ -89,6 +89,25 @@ class TestPrograms:
         assert reward("code-sandbox", "def f(a, b):\n    return str(a + b)", truth) == 0.0
         assert reward("code-sandbox", "def g(): pass", truth) == 0.0
 
+    @pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "import sys; sys.exit()"])
+    def test_a_program_may_end_by_leaving(self, end):
+        """Fails where Python starts without what an interactive one has, and right programs are paid nothing."""
+        truth = {"inputs": ["3\n"], "outputs": ["6\n"]}
+        assert reward("code-sandbox", f"print(2 * int(input()))\n{end}", truth) == 1.0
+        assert reward("code-sandbox", f"{end}\nprint(2 * int(input()))", truth) == 0.0
+
+    def test_its_classes_are_found_in_its_own_main_module(self):
+        program = "import pickle\nclass A: x = 6\nprint(pickle.loads(pickle.dumps(A())).x, __import__('__main__').A is A)"
+        assert reward("code-sandbox", program, {"inputs": [""], "outputs": ["6 True"]}) == 1.0
+
+    def test_a_test_may_be_a_list_of_lines(self):
+        """As some data sets have them. Fails where the list itself is what the program reads, and all are paid nothing."""
+        truth = {"inputs": [["2", "3 4"], "1\n5"], "outputs": [["3", "4"], 5]}
+        assert reward("code-sandbox", "n = input()\nprint(*input().split(), sep='\\n')", truth) == 1.0
+        for wrong in ({"inputs": [[["1"]]], "outputs": ["1"]}, {"inputs": ["1"], "outputs": [None]}):
+            with pytest.raises(ValueError, match="must be a text or a list of lines, and one is"):
+                reward("code-sandbox", "x", wrong)
+
     def test_leaving_early_is_no_way_to_pass(self):
         truth = {"fn_name": "f", "inputs": [[1]], "outputs": [1]}
         for cheat in (

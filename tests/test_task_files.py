@@ -152,6 +152,21 @@ def test_an_episode_that_a_rows_environment_loses_is_counted_by_that_environment
     assert (text, truncated, info["discard"], info["stop_reason"]) == ("the browser is gone", True, True, "browser_lost")
 
 
+def test_of_a_row_as_alone_a_reset_may_discard_and_a_positive_return_is_a_success(monkeypatch, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"env_str": "TextHouse@{}"}) + "\n")
+    env = TaskSet(train_files=str(tmp_path / "rows.jsonl"))
+    monkeypatch.setattr(TextHouse, "step", lambda self, action: ("Half.", 0.5, True, False, {}))
+    env.reset(seed=0)
+    *_, terminated, _, info = env.step("look")
+    assert terminated and info["success"] is True
+    reset = TextHouse.reset
+    told = {"discard": True, "stop_reason": "user_failed"}
+    monkeypatch.setattr(TextHouse, "reset", lambda self, **how: (reset(self, **how)[0], told))
+    with pytest.raises(EpisodeLost) as lost:
+        env.reset(seed=0)
+    assert lost.value.reason == "user_failed"
+
+
 def test_the_environments_of_rows_are_closed(monkeypatch, tmp_path):
     made, closed = [], []
 
@@ -279,7 +294,8 @@ class TestTaskSet:
         *step, info = answer
         ended = len(step) > 1 and (step[2] or step[3])
         usual = ("turn_limit" if step[3] else "failure") if ended else None
-        return (*step, info.get("stop_reason") or usual, info.get("subgoals"), bool(info.get("success")))
+        success = ended and bool(info.get("success", step[1] > 0))  # a positive return counts where there is no word
+        return (*step, info.get("stop_reason") or usual, info.get("subgoals"), success)
 
     def test_rows_play_tasks_of_its_split_unless_something_says_another(self, tmp_path):
         def drawn(row: str, split: str, **settings) -> set[str]:

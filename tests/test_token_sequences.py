@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -48,6 +50,20 @@ def learner(ppo_config):
     torch.manual_seed(0)
     torch.nn.init.normal_(made.module[DEFAULT_MODULE_ID].model.head.weight, std=0.2)
     return made
+
+
+def test_a_loss_turns_no_dropout_on(ppo_config, model_path, tmp_path):
+    """RLlib puts a module into training mode before each loss. Fails where the model's own dropout is at work from then on."""
+    folder = tmp_path / "with_dropout"
+    shutil.copytree(model_path, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.5}))
+    own = ppo_config.copy(copy_frozen=False).language(language_model=str(folder))
+    module = own.get_multi_rl_module_spec(spaces={DEFAULT_MODULE_ID: (TextSpace(), TextSpace())}).build()[DEFAULT_MODULE_ID]
+    batch = {Columns.OBS: torch.tensor([[3, 10, 11]] * 4), Columns.ACTIONS: torch.tensor([[20, 21, 1]] * 4)}
+    before = module.compute_values(batch)
+    said = module.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
+    assert torch.equal(said, said[:1].expand_as(said)) and torch.equal(module.compute_values(batch), before)
 
 
 def dialogue(chat, rewards, end: str, sizes, seed: int) -> SingleAgentEpisode:

@@ -146,7 +146,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             self.learn(sequences)
             self.sync_weights()
 
-    def heed_lessons(self, sequences: Sequence[TrainingSequence]) -> None:
+    def heed_lessons(self, sequences: Sequence[object]) -> None:
         """Tells a person where an iteration has nothing to train on."""
         text = None if sequences else f"nothing was learned in iteration {self.iteration + 1}: {self.nothing_to_learn}"
         self.notices.heed("nothing to learn", text)

@@ -237,6 +237,12 @@ class GEPA(ReAct):
                         f"config.{key} is {now}, and the search of the checkpoint compares its candidates on the validation "
                         f"tasks of {key} {then}: set it to {then}, or begin a new search with instructions, its best ones"
                     )
+            if (then := search.tasks_per_round or self.config.tasks_per_round) != self.config.tasks_per_round:
+                raise CheckpointError(
+                    f"config.tasks_per_round is {self.config.tasks_per_round}, and the rounds of the checkpoint's search had "
+                    f"{then}, so that some tasks would be played again: set it to {then}, or begin a new search with "
+                    "instructions, its best ones"
+                )
         super().set_own_state(state)
         self.search = search
         self.instructions = self.search.instructions if self.search else self.config.instructions

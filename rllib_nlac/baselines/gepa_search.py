@@ -49,6 +49,7 @@ class Search:
         worst: The least return of all episodes; infinite before there is one.
         validation: Seed and number of the validation tasks.
         budget: Episodes that it was allowed so far.
+        tasks_per_round: By which the rounds' tasks are numbered; None in checkpoints of earlier versions.
     """
 
     state: bytes
@@ -58,6 +59,7 @@ class Search:
     worst: float
     validation: tuple[int, int]
     budget: int
+    tasks_per_round: int | None = None
 
     @property
     def instructions(self) -> str:
@@ -268,4 +270,5 @@ def go_on(
             worst=adapter.worst,
             validation=(validation.seed, len(validation)),
             budget=budget,
+            tasks_per_round=tasks_per_round,
         )

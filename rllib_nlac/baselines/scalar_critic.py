@@ -21,7 +21,7 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.metrics import log_replay
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
 from rllib_nlac.baselines.grpo import PolicyGradientLearner
-from rllib_nlac.engine.chat import PromptTooLong, Wanted
+from rllib_nlac.engine.chat import Prompt, PromptTooLong, Wanted
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 from rllib_nlac.learner.group import on_first_learner
 from rllib_nlac.learner.layout import Layout
@@ -130,6 +130,8 @@ class ScalarCriticLearner(PolicyGradientLearner):
 class ScalarCritic(ReplayAlgorithm):
     """Off-policy actor-critic with a number for a critic."""
 
+    nothing_to_learn = "no drawn turn's prompt fits the context; raise max_context, or lower history_turns or max_action_tokens"
+
     @classmethod
     @override(LanguageAlgorithm)
     def get_default_config(cls) -> ScalarCriticConfig:
@@ -137,13 +139,14 @@ class ScalarCritic(ReplayAlgorithm):
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
-        sample = self.replay(self.collect())
+        sample, states, next_states = self._prompted(self.replay(self.collect()))
+        self.heed_lessons(states)
+        if not states:
+            return
         n, transitions = self.config.num_candidates, sample.transitions
-        ends = [(t, *t.following)[-1] for t in transitions]
-        states = [Wanted(t.state, seen=Seen(t.generation.prompt_ids)) for t in transitions for _ in range(n)]
-        answers = self._generate(states + [Wanted(t.next_state, seen=t.next_seen) for t in ends if not t.ended])
+        answers = self._generate([p for p in states for _ in range(n)] + [p for p in next_states if p is not None])
         candidates, following = answers[: n * len(transitions)], iter(answers[n * len(transitions) :])
-        next_actions = [None if t.ended else next(following) for t in ends]
+        next_actions = [None if prompt is None else next(following) for prompt in next_states]
 
         targets = self._targets(transitions, next_actions)
         soft = self._q(candidates, target=False) - self.config.entropy_alpha * np.array(
@@ -156,6 +159,19 @@ class ScalarCritic(ReplayAlgorithm):
         log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
         self.metrics.log_value("q_mean", float(soft.mean()), window=1)
         self.sync_weights()
+
+    def _prompted(self, sample: ReplaySample) -> tuple[ReplaySample, list[Prompt], list[Prompt | None]]:
+        """What of a sample fits the context, with the prompts of its states and of what follows, None after an end."""
+        ends = [(t, *t.following)[-1] for t in sample.transitions]
+        room = self.config.action_sampling.max_tokens
+        states = self.chat.prompts([Wanted(t.state, room, Seen(t.generation.prompt_ids)) for t in sample.transitions])
+        following = iter(self.chat.prompts([Wanted(t.next_state, room, t.next_seen) for t in ends if not t.ended]))
+        next_states = [None if t.ended else next(following) for t in ends]
+        pairs = enumerate(zip(states, next_states, strict=True))
+        kept = [i for i, pair in pairs if not any(isinstance(prompt, PromptTooLong) for prompt in pair)]
+        self.metrics.log_value("num_turns_too_long", len(states) - len(kept), window=1)
+        part = ReplaySample([sample.transitions[i] for i in kept], sample.weights[kept], [sample.nodes[i] for i in kept])
+        return part, [states[i] for i in kept], [next_states[i] for i in kept]
 
     def _sequences(
         self, sample: ReplaySample, targets: Sequence[float], candidates: Sequence[Sequence[Generation]], advantages: np.ndarray
@@ -203,13 +219,11 @@ class ScalarCritic(ReplayAlgorithm):
             targets.append(y)
         return targets
 
-    def _generate(self, states: Sequence[Wanted]) -> list[Generation]:
-        """One turn of the policy in each state."""
+    def _generate(self, prompts: Sequence[Prompt]) -> list[Generation]:
+        """One turn of the policy behind each prompt."""
         sampling = self.config.action_sampling
         requests = []
-        for prompt in self.chat.prompts([state._replace(room=sampling.max_tokens) for state in states]):
-            if isinstance(prompt, PromptTooLong):
-                raise prompt
+        for prompt in prompts:
             seed = int(self.rng.integers(1 << 31))
             limits = (sampling.max_tokens, sampling.temperature, sampling.top_p)
             requests.append(Request(prompt.ids, *limits, seed, role="candidate"))

@@ -100,6 +100,21 @@ class StockConfig(LanguageConfig):
             "engine_config",
             "has weight_transfer: leave it out, for under RLlib's own algorithms EnvRunners get weights by RLlib's own sync",
         )
+        self._check(
+            self.output is None,
+            "output",
+            "is not written under RLlib's own algorithms: leave it out, or let GRPO or ReAct play",
+        )
+        self._check(
+            self.learner_model.get("packing") != "always",
+            "learner_model",
+            "has packing: always, and RLlib's own losses take padded turns: leave it out",
+        )
+        self._check(
+            self.lora is None or not self.lora.get("dropout"),
+            "lora",
+            "has dropout, and RLlib's own losses are computed without, as the engine plays without: leave it out",
+        )
 
 
 class TextPPOConfig(StockConfig, PPOConfig):

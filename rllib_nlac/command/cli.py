@@ -85,7 +85,7 @@ def train(
         if not algo or not env:
             raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
         entry = {"run": algo, "env": env, "config": mapping(config, "--config")}
-        experiment = read_experiment(name or f"{algo}-{env}".lower(), entry, "the command line")
+        experiment = read_experiment(name or f"{algo}-{env}".lower().replace("/", "-"), entry, "the command line")
         _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting)
 
 
@@ -123,7 +123,7 @@ def show_examples(
         from rllib_nlac.inputs import examples
 
         if name is not None:
-            sys.stdout.write(examples.find(name).read_text(encoding="utf-8"))
+            sys.stdout.write(examples.shipped(name).read_text(encoding="utf-8"))
             return
         known = examples.names()
         width = max(map(len, known), default=0)

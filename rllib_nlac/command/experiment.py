@@ -145,7 +145,7 @@ def _extended(entry: Mapping[str, Any], path: Path, name: str) -> dict[str, Any]
         ExperimentError: There is no such file, it is no mapping, or files extend each other in a circle.
     """
     seen: list[Path] = []
-    merged, folder = dict(entry), path.parent
+    merged, folder = _said(entry), path.parent
     while "extends" in merged:
         file = folder / str(merged.pop("extends"))
         where = f"{path}, {name}: extends: {file}"
@@ -158,8 +158,13 @@ def _extended(entry: Mapping[str, Any], path: Path, name: str) -> dict[str, Any]
             raise ExperimentError(str(error)) from error
         if not isinstance(base, dict):
             raise ExperimentError(f"{where} must hold the keys of one experiment, and holds a {type(base).__name__}")
-        merged, folder = _over(base, merged), file.parent
+        merged, folder = _over(_said(base), merged), file.parent
     return merged
+
+
+def _said(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Without a ``config:`` or ``stop:`` below which nothing stands, which takes nothing back of what is extended."""
+    return {key: value for key, value in entry.items() if value is not None or key not in ("config", "stop")}
 
 
 def _over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,8 +191,8 @@ def read_experiment(name: str, entry: Mapping[str, Any], where: str) -> Experime
         raise ExperimentError(f"{where}: 'run' is missing; name the algorithm, as in 'run: NLAC'")
     check_tune_keys(entry, where)
     config = dict(entry.get("config") or {})
-    if "env" in entry:
-        config.setdefault("env", entry["env"])
+    if "env" in entry and config.setdefault("env", entry["env"]) != entry["env"]:
+        raise ExperimentError(f"{where}: env is {entry['env']!r}, and config.env is {config['env']!r}: leave one of them out")
     tune = {key: value for key, value in entry.items() if key in TUNE_KEYS - {"stop"}}
     experiment = Experiment(name, str(entry["run"]), config, dict(entry.get("stop") or {}), tune)
     resolve(experiment, where)
@@ -210,6 +215,10 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
         for key in variant:
             if key not in known:
                 raise ExperimentError(f"{where}, config: {_unknown(key, known, of_config=True)}")
+        if "env_config" in variant and variant["env_config"] is None:
+            raise ExperimentError(
+                f"{where}: env_config is empty and must be a mapping; leave it out if there is nothing to say"
+            )
         for key in ("env_config", "evaluation_config"):
             if not isinstance(variant.get(key) or {}, Mapping):
                 raise ExperimentError(f"{where}: {key} is {variant[key]!r} and must be a mapping")

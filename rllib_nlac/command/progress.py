@@ -91,7 +91,8 @@ class ProgressLines(Callback):
         if share <= first_share:
             if share <= 0:
                 return "-"
-            seconds = (result.get("time_this_iter_s") or 0.0) * (1.0 - share) / share
+            iterations = (result.get("training_iteration") or 1) * (1.0 - share) / share  # not all were made in this run
+            seconds = (result.get("time_this_iter_s") or 0.0) * iterations
         else:
             seconds = (now - first_time) * (1.0 - share) / (share - first_share)
         return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"

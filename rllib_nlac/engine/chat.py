@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,7 +83,8 @@ class Chat:
         self.max_context = max_context
         self.max_characters = MOST_CHARACTERS_PER_TOKEN * max_context
         self.template = ChatTemplate(tokenizer)
-        self._turn_marks = self.template.control.special_ids - self.template.control.thinking_ids
+        # Of a reasoning block, where the tokenizer calls them special and would leave them out.
+        self._thinking_ids = {id for id in self.template.control.thinking_ids if not self._text([id])}
         self.end_ids = tuple(dict.fromkeys((tokenizer.eos_token_id, *end_ids)))
         self.end_id: int = next((id for id in self.template.behind_a_turn if id in self.end_ids), tokenizer.eos_token_id)
 
@@ -200,11 +202,15 @@ class Chat:
 
     def invents_a_turn(self, generation: Generation) -> bool:
         """Whether an answer holds special tokens before its end, as of a model that goes on with what another says."""
-        return not self._turn_marks.isdisjoint(self._without_end(generation.token_ids))
+        return not self.template.control.special_ids.isdisjoint(self._without_end(generation.token_ids))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of sampled ids, without special tokens and without the end of the turn, which need not be one."""
-        return self.tokenizer.decode(list(self._without_end(ids)), skip_special_tokens=True).strip()
+        """Text of sampled ids, without the end of the turn and without special tokens but those of a reasoning block."""
+        runs = itertools.groupby(self._without_end(ids), self._thinking_ids.__contains__)
+        return "".join(self._text(run, keep=is_thinking) for is_thinking, run in runs).strip()
+
+    def _text(self, ids: Iterable[int], keep: bool = False) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=not keep)
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
         return ids[:-1] if ids and ids[-1] in self.end_ids else ids

@@ -28,8 +28,9 @@ _ASCII = "".join(map(chr, range(1, 128)))
 class ControlTokens:
     """The control tokens of a tokenizer.
 
-    These are its special tokens, and of its other added tokens those that mark a part of a dialogue, such as ``<tool_call>``
-    and ``<think>``. Added words, runs of spaces and elements of HTML that the chat template does not use are plain text.
+    These are its special tokens, and of its other added tokens those that mark a part of a dialogue, such as ``<tool_call>``.
+    ``<think>`` and ``</think>`` are of the latter, special or not. Added words, runs of spaces and elements of HTML that the
+    chat template does not use are plain text.
 
     Args:
         tokenizer: Fast or slow, of any kind.
@@ -45,9 +46,10 @@ class ControlTokens:
         special: dict[str, int] = {}
         others: dict[str, int] = {}
         for id, token in tokenizer.added_tokens_decoder.items():
-            if token.special or token.content in tokenizer.all_special_tokens:
+            is_special = token.special or token.content in tokenizer.all_special_tokens
+            if is_special and token.content not in _THINKING:
                 special[token.content] = id
-            elif _marks_a_part(token.content, template):
+            elif is_special or _marks_a_part(token.content, template):
                 others[token.content] = id
         # The agent's own turns may hold the others: there they are what it sampled.
         self._of_agent = _Strings(special)

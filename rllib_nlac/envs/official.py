@@ -228,6 +228,7 @@ class GymTask(BaseEnvironment):
         self.env = env
         try:
             self.prompt, self.info = env.reset(seed=seed, options={"task_id": task_id} if task_id is not None else None)
+            self._check_kept(self.prompt)
         except BaseException:
             env.close()
             raise
@@ -239,11 +240,14 @@ class GymTask(BaseEnvironment):
         if self._finished:
             return False, "The episode is over."
         output, reward, terminated, truncated, self.info = self.env.step(action)
-        if self.info.get("discard"):
-            raise EpisodeLost(self.info.get("stop_reason") or "unknown", output)
+        self._check_kept(output)
         self._reward += float(reward)
         self._finished, self.truncated = terminated or truncated, truncated and not terminated
         return True, output
+
+    def _check_kept(self, output: str) -> None:
+        if self.info.get("discard"):
+            raise EpisodeLost(self.info.get("stop_reason") or "unknown", output)
 
     @property
     def reward(self) -> float:
@@ -255,9 +259,9 @@ class GymTask(BaseEnvironment):
 
     @property
     def success(self) -> bool:
-        """The environment's own word, where it has one."""
+        """The environment's own word; where it has none a positive return counts, as it does without this interface."""
         said = self.info.get("success")
-        return super().success if said is None else bool(said)
+        return self.reward > 0 if said is None else bool(said)
 
     def close(self) -> None:
         self.env.close()

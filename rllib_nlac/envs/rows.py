@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,6 +138,14 @@ def text_field(row: Row, *names: str) -> str:
             return value
     has = ", ".join(f"{key!r:.40}" for key in list(row.fields)[:20])
     raise ValueError(f"{row.place}: no column {' or '.join(map(repr, names))}; the row has {has}")
+
+
+def short_id(name: Any) -> Any:
+    """A task's name as ``id_field`` reads it: of a long text its beginning, and what tells it from others that begin so."""
+    if not isinstance(name, str) or len(name) <= MAX_ID_LENGTH:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
+    return f"{name[: MAX_ID_LENGTH - len(digest) - 4]}... {digest}"
 
 
 def id_field(row: Row, *names: str) -> str | None:

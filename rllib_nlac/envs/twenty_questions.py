@@ -149,6 +149,9 @@ def load_table(path: str | None = None, num_objects: int | None = None, num_attr
             raise ValueError(
                 f"{name}, line {number}: expected 'attribute KEY | QUESTION | WORDS' or 'object NAME | KEYS', got {line!r}"
             )
+    _check_unique("object", (obj.lower() for obj, _ in objects), name)
+    _check_unique("attribute", (attribute.key for attribute in attributes), name)
+    _check_unique("word", (word for attribute in attributes for word in attribute.words), name)
     keys = {attribute.key: index for index, attribute in enumerate(attributes)}
     for obj, held in objects:
         for key in sorted(held - set(keys)):
@@ -165,6 +168,14 @@ def load_table(path: str | None = None, num_objects: int | None = None, num_attr
             )
         alike[held_indices] = obj
     return ObjectTable(tuple(attributes), tuple(obj for obj, _ in objects), tuple(facts))
+
+
+def _check_unique(kind: str, names: Iterable[str], table: str) -> None:
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{table}: the {kind} {name!r} stands there twice, so that a question by it has two meanings")
+        seen.add(name)
 
 
 def _first(rows: list, count: int | None, key: str, name: str) -> list:

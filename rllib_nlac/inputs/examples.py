@@ -36,13 +36,17 @@ def find(name: str) -> Path:
         FileNotFoundError: It is neither; the nearest name is given.
     """
     path = Path(name)
-    if path.is_file():
-        return path
+    return path if path.is_file() else shipped(name)
+
+
+def shipped(name: str) -> Path:
+    """As ``find``, and never a file of one's own, which ``rllib examples NAME > NAME.yaml`` has just made empty."""
+    path = Path(name)
     plain = path.stem if path.suffix == ".yaml" else path.name
     for folder in (Path("."), Path(BASES)):
-        shipped = FOLDER / folder / f"{plain}.yaml"
-        if path.parent in (folder, NAME / folder) and shipped.is_file():
-            return shipped
+        file = FOLDER / folder / f"{plain}.yaml"
+        if path.parent in (folder, NAME / folder) and file.is_file():
+            return file
     kind = ", which is a folder" if path.is_dir() else ""
     raise FileNotFoundError(f"no experiment file at {name}{kind}; as a tuned example: {unknown_key(plain, names(), 'name')}")
 

@@ -13,7 +13,18 @@ import yaml
 class _Loader(yaml.SafeLoader):
     """YAML 1.1, where ``1e-4`` would be a text, with the numbers of YAML 1.2 and JSON."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._checked: dict[int, yaml.MappingNode] = {}
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Checks a mapping once, before the keys that it merges stand in it beside its own."""
+        if id(node) not in self._checked:
+            self._checked[id(node)] = node
+            self._check_keys(node)
+        super().flatten_mapping(node)
+
+    def _check_keys(self, node: yaml.MappingNode) -> None:
         seen: dict[Any, Any] = {}
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
@@ -26,7 +37,6 @@ class _Loader(yaml.SafeLoader):
                 )
             if isinstance(key, Hashable):
                 seen[key] = key_node.start_mark
-        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(

@@ -24,6 +24,8 @@ def add_adapter(lm: torch.nn.Module, settings: LoRASettings, seed: int = 0) -> N
         lm.add_adapter(LoraConfig(task_type="CAUSAL_LM", **settings.for_peft()))
     for name, parameter in lm.named_parameters():
         parameter.requires_grad_(_is_adapters(name))
+    for layer in _dropouts(lm):
+        layer.eval()
 
 
 def has_adapter(lm: torch.nn.Module) -> bool:
@@ -56,7 +58,7 @@ def with_dropout(lm: torch.nn.Module, draw: Sequence[int]) -> Iterator[None]:
         lm: The model.
         draw: What is left out is drawn from these numbers alone, so that a run that goes on leaves out the same.
     """
-    layers = [module for name, module in lm.named_modules() if "lora_dropout" in name and isinstance(module, torch.nn.Dropout)]
+    layers = _dropouts(lm)
     if not layers:
         yield
         return
@@ -91,6 +93,10 @@ def check_targets(model: str, settings: LoRASettings) -> None:
                 f"config.lora['target_modules'] has {target!r}, and {model!r} has no such linear layer within it; it has "
                 f"{', '.join(known)}"
             )
+
+
+def _dropouts(lm: torch.nn.Module) -> list[torch.nn.Dropout]:
+    return [module for name, module in lm.named_modules() if "lora_dropout" in name and isinstance(module, torch.nn.Dropout)]
 
 
 def _is_adapters(name: str) -> bool:

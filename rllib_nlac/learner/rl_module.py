@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from ray.rllib.utils.annotations import override
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rllib_nlac.engine.chat import check_model_path
@@ -72,6 +73,11 @@ class CausalLMModule(TorchRLModule):
                 if getattr(module, "gradient_checkpointing", False):
                     module.training = True
         return lm
+
+    @override(torch.nn.Module)
+    def train(self, mode: bool = True) -> Self:
+        """Changes nothing: RLlib asks before every loss, and with dropout engine and learner would not agree."""
+        return self
 
     @property
     def trained(self) -> torch.nn.Module:

@@ -27,7 +27,7 @@ from ray.rllib.offline.offline_data import OfflineData
 
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.envs.answers import AnswerError, reward_of
-from rllib_nlac.envs.rows import Row, id_field, read_rows
+from rllib_nlac.envs.rows import Row, id_field, read_rows, short_id
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH, TextSpace
 from rllib_nlac.episode import step_outputs
 from rllib_nlac.inputs.examples import data_files
@@ -334,5 +334,5 @@ def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:
         "terminated": bool(episode.is_terminated),
         "truncated": bool(episode.is_truncated and not episode.is_terminated),  # some environments say both
         "success": None if success is None else bool(success),
-        "task_id": first.get("task_id"),
+        "task_id": short_id(first.get("task_id")),
     }

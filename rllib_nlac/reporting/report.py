@@ -208,7 +208,7 @@ def _name(run: Run) -> str:
 def _length(run: Run) -> str:
     if not run.results:
         return "no iteration was ended"
-    episodes = figure(run.last, "env_runners/num_episodes_lifetime")
+    episodes = run.total("env_runners/num_episodes")  # its own, without those before a checkpoint that it began from
     played = f", {episodes:.0f} episodes" if run.plays else ""
     minutes = run.total("time_this_iter_s") / 60
     took = f"{minutes:.0f} minutes" if minutes >= 10 else f"{minutes:.1f} minutes"

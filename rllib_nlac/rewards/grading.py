@@ -10,11 +10,12 @@ from fractions import Fraction
 
 from rllib_nlac.rewards.math_verify_worker import MathVerify
 
-_DROPPED = re.compile(r"\\(?:left|right|[Bb]igg?[lmr]?|displaystyle)(?![a-zA-Z])|\\[,;!:\s]|\\?\$|\^\\circ|\^{\\circ}|\\%|%|~")
+_DROPPED = re.compile(r"\\(?:left|right|[Bb]igg?[lmr]?|displaystyle)(?![a-zA-Z])|\\[,;!:]|\\?\$|\^\\circ|\^{\\circ}|\\%|%|~")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*{([^{}]*)}")
 _FRACTION = re.compile(r"\\frac\s*(?:{([^{}]+)}|(\d))\s*(?:{([^{}]+)}|(\d))")
 _NUMBER = re.compile(r"[-+]?((\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d*)?|\.\d+)")  # 1,234 but not 0,100
 _LISTED = re.compile(r"[\s~$],|(?<!\\),(?:[\s~$]|\\[,;:\s$])")  # a comma with space beside it: 1, 234 are two numbers
+_AND = "\N{INVISIBLE PLUS}"  # of a mixed number: -1 1/2 is not -1+1/2
 MAX_ANSWER = 2000  # characters; a longer "answer" is none
 MAX_DIGITS = 400
 _MATH_VERIFY = MathVerify()
@@ -46,8 +47,8 @@ def after_hashes(text: str) -> str | None:
 def normal_form(answer: str) -> str:
     """An answer without what does not matter: LaTeX spacing, units' degrees and per cents, dollar signs, final points."""
     text = _TEXT.sub(r"\1", re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", answer))
-    text = _DROPPED.sub("", text).replace("{,}", ",")
-    text = re.sub(r"(?<=\d)\s+(?=\d+\s*/\s*\d)", "+", text.strip())  # a mixed number, 2 3/4
+    text = _DROPPED.sub("", re.sub(r"\\\s", " ", text)).replace("{,}", ",")
+    text = re.sub(r"(?<=\d)\s+(?=\d+\s*/\s*\d)", _AND, text.strip())  # a mixed number, 2 3/4
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).rstrip(".").lower()  # 1 2 are two numbers
 
 
@@ -58,7 +59,7 @@ def as_number(answer: str) -> Fraction | None:
         return None
     sign = -1 if text.startswith("-") else 1
     unsigned = text.lstrip("+-")
-    mixed = re.fullmatch(r"(\d+)(?:\+(?=\d+/)|(?=\\frac))(.+)", unsigned)
+    mixed = re.fullmatch(rf"(\d+)(?:[{_AND}{'+' if sign > 0 else ''}](?=\d+/)|(?=\\frac))(.+)", unsigned)
     if mixed and (part := as_number(mixed[2])) is not None and 0 <= part < 1:
         return sign * (int(mixed[1]) + part)
     fraction = _FRACTION.fullmatch(unsigned)

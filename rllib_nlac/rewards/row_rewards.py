@@ -82,7 +82,17 @@ def parse_tests(truth: Any) -> Mapping[str, Any]:
         raise ValueError(f"fn_name must be the name of a function, and it is {name!r:.80}")
     if name is not None and not all(isinstance(arguments, (list, tuple)) for arguments in given):
         raise ValueError(f"each of inputs must be a list, the arguments of {name!r:.80}")
+    if name is None:
+        tests = {**tests, **{key: [_text_of(each, key) for each in tests[key]] for key in ("inputs", "outputs")}}
     return tests
+
+
+def _text_of(value: Any, key: str) -> str:
+    """What a program reads or prints: a text or a number, or a list of them, one a line."""
+    lines = value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(line, (str, int, float)) for line in lines):
+        raise ValueError(f"each of {key} must be a text or a list of lines, and one is {value!r:.80}; fn_name allows any value")
+    return "\n".join(map(str, lines))
 
 
 def _check_number(truth: Any) -> None:

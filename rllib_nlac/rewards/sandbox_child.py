@@ -6,6 +6,7 @@ this), ``memory_bytes``, ``cpu_s``, ``file_bytes``. Landlock takes the file syst
 seccomp filter lists the system calls that are left; all others fail. Without either it does not start.
 """
 
+import builtins
 import contextlib
 import ctypes
 import json
@@ -13,6 +14,7 @@ import os
 import resource
 import struct
 import sys
+import types
 from typing import Any, NoReturn, TextIO
 
 REFUSED = 77  # exit status where the kernel does not offer what is needed
@@ -406,8 +408,10 @@ def main() -> None:
         except Refused as refused:
             _refuse(state, str(refused))
         state.truncate(0)
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    sys.argv = ["program.py"]
+    # A program may end by them, and without the module `site` nobody made them.
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
+    module = types.ModuleType("__main__")  # in which pickle and dataclasses look for the program's classes
+    scope, sys.modules["__main__"], sys.argv = vars(module), module, ["program.py"]
     exec(compile(source, "program.py", "exec"), scope)
     if settings["call"] is not None:
         name, arguments = settings["call"]

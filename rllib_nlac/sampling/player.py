@@ -122,6 +122,8 @@ class TextPlayer:
             self._replace_env(slot, "reset", error)
             outcome = self._call(slot.reset, start)
         observation, info = self._received(outcome)
+        if self._is_discarded(slot, observation, info):
+            return False
         slot.episode = SingleAgentEpisode(
             id_=start.name,
             observation_space=slot.env.observation_space,
@@ -240,8 +242,7 @@ class TextPlayer:
             return None
         observation, info = self._received(outcome)
         terminated, truncated = outcome.terminated, outcome.truncated
-        if info.get("discard"):
-            self._discard(slot, info.get("stop_reason") or "unknown", observation)
+        if self._is_discarded(slot, observation, info):
             return None
         self._failures_in_a_row = 0
         state = slot.messages
@@ -317,6 +318,11 @@ class TextPlayer:
             ) from error
         self._close(slot)
         slot.env = self.make_env(self.slots.index(slot))
+
+    def _is_discarded(self, slot: Slot, observation: str, info: dict[str, Any]) -> bool:
+        if info.get("discard"):
+            self._discard(slot, info.get("stop_reason") or "unknown", observation)
+        return bool(info.get("discard"))
 
     def _discard(self, slot: Slot, reason: str, cause: str) -> None:
         """Drops an episode that ended through no fault of the agent."""

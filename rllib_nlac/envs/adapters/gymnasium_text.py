@@ -48,7 +48,13 @@ class GymnasiumText(gym.Env[str, str]):
             raise ValueError(f"env_config.id {id!r}: {type(error).__name__}: {error}") from error
         self.observation_space = self.action_space = TextSpace()
         self._prompt, self._key, self._success_return = system_prompt, observation_key, success_return
-        self._actions = {name.lower(): index for index, name in enumerate(actions or ())}
+        if wrong := [name for name in actions or () if not isinstance(name, str)]:
+            raise ValueError(
+                f"env_config.actions has {wrong[0]!r}, and a name is a text: YAML reads yes, no, on, off and 1 "
+                "as texts in quotes alone"
+            )
+        first = int(getattr(self.inner.action_space, "start", 0))
+        self._actions = {name.lower(): number for number, name in enumerate(actions or (), start=first)}
         if nameless := [name for name in self._actions if not _words(name)]:
             raise ValueError(f"env_config.actions has {nameless[0]!r}, and a name needs a letter or digit")
         if alike := _alike(self._actions):
