@@ -128,6 +128,7 @@ def test_every_method_gets_the_same_search(plan):
     assert searched == {
         "some_sense": Counter(baselines),
         "house_1": Counter({**baselines, **paid, "SDPO": 6, "ERL": 6, "RLTF-SD": 6}),
+        "house_1_depth_3": Counter({"RFT with a reward for progress": 6}),  # whose bound depends on the depth
         "ablations": rivals,
     }
     assert len({(c.world, json.dumps(c.experiment["stop"])) for c in plan.search_cells([], [])}) == 4
