@@ -183,7 +183,7 @@ class TestScalarCritic:
         assert len(called) == (0 if is_local else 2)
         assert ScalarCritic._q(a, [], target=True).shape == (0,)
 
-    def test_what_exceeds_the_context_is_left_out(self):
+    def test_what_exceeds_the_context_is_left_out(self, chat):
         """As after a restore with a smaller context. Fails where one such turn ends the run, or is taken for an end."""
         a = fake(action_sampling=Sampling(24, 0.7, 0.8))
         transitions = [transition_at("E", played([0.0, 0.0, 1.0]), t) for t in range(3)]
@@ -197,7 +197,9 @@ class TestScalarCritic:
             assert part.weights.tolist() == [float(sample.weights[i]) for i in kept]
             assert [s.messages for s in states] == [transitions[i].state for i in kept]
             assert [n is None for n in following] == [i == 2 for i in kept]
-        a.chat = SimpleNamespace(prompts=lambda wanted: [long] * len(wanted))
+        for room, left in ((24, 3), (chat.max_context, 0)):  # a prompt must leave room for the action
+            a.chat, a.config.action_sampling = chat, Sampling(room)
+            assert len(ScalarCritic._prompted(a, sample)[1]) == left
         told = []
         a.collect, a.replay, a.heed_lessons = list, (lambda episodes: sample), (lambda lessons: told.append(list(lessons)))
         a._prompted = lambda sample: ScalarCritic._prompted(a, sample)

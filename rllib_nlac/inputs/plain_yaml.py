@@ -15,7 +15,7 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
-        self._checked: dict[int, yaml.MappingNode] = {}
+        self._checked: dict[int, yaml.MappingNode] = {}  # by its id, which no other gets while it is here
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Checks a mapping once, before the keys that it merges stand in it beside its own."""

@@ -56,8 +56,9 @@ def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool
 
     Args:
         answer: The program, or a text whose last fenced block is one.
-        truth: ``{"inputs": [...], "outputs": [...]}``, a text in and a text out a test; with ``"fn_name"`` lists of arguments
-            and returned values, the function being one of the program or of its class ``Solution``. JSON text will do.
+        truth: ``{"inputs": [...], "outputs": [...]}``, for each test a text, or a list of lines, in and one out; with
+            ``"fn_name"`` lists of arguments and returned values, the function being one of the program or of its class
+            ``Solution``. JSON text will do.
         limits: Of each test.
         partial: Whether some tests passed are worth something.
 

@@ -122,7 +122,7 @@ class TextPlayer:
             self._replace_env(slot, "reset", error)
             outcome = self._call(slot.reset, start)
         observation, info = self._received(outcome)
-        if self._is_discarded(slot, observation, info):
+        if self._heed_discard(slot, observation, info):
             return False
         slot.episode = SingleAgentEpisode(
             id_=start.name,
@@ -242,7 +242,7 @@ class TextPlayer:
             return None
         observation, info = self._received(outcome)
         terminated, truncated = outcome.terminated, outcome.truncated
-        if self._is_discarded(slot, observation, info):
+        if self._heed_discard(slot, observation, info):
             return None
         self._failures_in_a_row = 0
         state = slot.messages
@@ -319,7 +319,8 @@ class TextPlayer:
         self._close(slot)
         slot.env = self.make_env(self.slots.index(slot))
 
-    def _is_discarded(self, slot: Slot, observation: str, info: dict[str, Any]) -> bool:
+    def _heed_discard(self, slot: Slot, observation: str, info: dict[str, Any]) -> bool:
+        """Drops the episode where its environment says so, and whether it does."""
         if info.get("discard"):
             self._discard(slot, info.get("stop_reason") or "unknown", observation)
         return bool(info.get("discard"))
