@@ -59,30 +59,14 @@ class BestOfStages(LanguageStages):
         answers = yield Ask("candidate", [t.state for _, t in items], settings.action, Weights.POLICY, known)
         actions = [refine.read_action(answer, settings.action_format) for answer in answers]
         turns = [a[0].seen if a else None for a in actions]
-        answers = yield Ask(
-            "future",
-            [
-                critique.future_prompt(p, t.state, a[1]) if a else None
-                for (p, t), a in zip(items, actions, strict=True)
-                for _ in range(k)
-            ],
-            settings.future,
-            self.variant.future_weights,
-            [turn for turn in turns for _ in range(k)],
+        prompts, states = [p for p, _ in items], [t.state for _, t in items]
+        open_actions = [a[1] if a else None for a in actions]
+        predicted = yield from critique.future_stage(
+            "future", prompts, states, open_actions, turns, settings.future, k, self.variant.future_weights, report
         )
-        predicted = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(items))]
-        report.note("future", answers, [next(iter(critique.read_futures([answer])), None) for answer in answers])
         seen = self.variant.shown(predicted, self.rng)
         critiques = yield from critique.critique_stage(
-            "critique",
-            [p for p, _ in items],
-            [t.state for _, t in items],
-            [a[1] if a else None for a in actions],
-            seen,
-            turns,
-            settings,
-            report,
-            about=(),
+            "critique", prompts, states, open_actions, seen, turns, settings, report, about=()
         )
         refinements = [
             choose(t, actions[part], seen[part], critiques[part], settings.action_format)

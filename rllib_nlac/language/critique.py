@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
-from rllib_nlac.language.settings import StageSettings
+from rllib_nlac.language.settings import Sampling, StageSettings
 from rllib_nlac.language.variant import Answer, Ask, Stage
-from rllib_nlac.types import Critique, Future, Message, Seen, Transition
+from rllib_nlac.types import Critique, Future, Message, Seen, Transition, Weights
 
 
 def future_prompt(prompts: PromptSet, state: Sequence[Message], action: str) -> tuple[Message, ...]:
@@ -35,6 +35,43 @@ def read_critique(answer: Answer | None) -> Critique | None:
     if answer is None or not answer[0].finished:
         return None
     return parse_critique(answer[1])
+
+
+def future_stage(
+    role: str,
+    prompts: Sequence[PromptSet],
+    states: Sequence[tuple[Message, ...]],
+    actions: Sequence[str | None],
+    seen: Sequence[Seen | None],
+    sampling: Sampling,
+    k: int,
+    weights: Weights,
+    report: StageReport | None = None,
+    about: Sequence[int] = (),
+) -> Stage[list[tuple[Future, ...]]]:
+    """k futures of each action, those that parse; none where there is no action.
+
+    Args:
+        role: What these futures are for.
+        prompts: The prompt set of each state.
+        states: The states.
+        actions: The action in each; None: nothing is asked.
+        seen: What an engine has seen of each state and action.
+        sampling: How they are answered.
+        k: Futures of each.
+        weights: Which weights predict.
+        report: Counts what does not parse.
+        about: The ids of the transitions, each with equally many actions in turn; see ``StageReport.note``.
+    """
+    asked = [
+        future_prompt(p, s, a) if a is not None else None
+        for p, s, a in zip(prompts, states, actions, strict=True)
+        for _ in range(k)
+    ]
+    answers = yield Ask(role, asked, sampling, weights, [each for each in seen for _ in range(k)])
+    if report is not None:
+        report.note("future", answers, [next(iter(read_futures([answer])), None) for answer in answers], about)
+    return [read_futures(answers[i * k : (i + 1) * k]) for i in range(len(actions))]
 
 
 def critique_stage(

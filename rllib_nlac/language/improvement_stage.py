@@ -138,28 +138,16 @@ def _judge(
 
     Where it ``verifies``, the open actions are refined ones that nobody refines any more.
     """
-    k = settings.num_futures
+    states, actions = [a.transition.state for a in attempts], [a.open_action for a in attempts]
+    prompts, turns, about = [a.prompts for a in attempts], [a.seen for a in attempts], [a.transition.id for a in attempts]
     if parsed is None and not variant.predicts:
         parsed = [() if a.refined else variant.known(a.transition) for a in attempts]
     if parsed is None:
-        answers = yield Ask(
-            "verification" if verifies else "future",
-            [
-                critique.future_prompt(a.prompts, a.transition.state, a.open_action) if a.open_action is not None else None
-                for a in attempts
-                for _ in range(k)
-            ],
-            settings.future,
-            variant.future_weights,
-            [a.seen for a in attempts for _ in range(k)],
+        asks_for, k, weights = "verification" if verifies else "future", settings.num_futures, variant.future_weights
+        parsed = yield from critique.future_stage(
+            asks_for, prompts, states, actions, turns, settings.future, k, weights, report, about
         )
-        parsed = [critique.read_futures(answers[i * k : (i + 1) * k]) for i in range(len(attempts))]
-        each = [next(iter(critique.read_futures([answer])), None) for answer in answers]
-        report.note("future", answers, each, [a.transition.id for a in attempts])
     shown = variant.shown(parsed, rng)
-    states = [a.transition.state for a in attempts]
-    actions, turns = [a.open_action for a in attempts], [a.seen for a in attempts]
-    prompts, about = [a.prompts for a in attempts], [a.transition.id for a in attempts]
     role = "verification" if verifies else "critique"
     return shown, (yield from critique.critique_stage(role, prompts, states, actions, shown, turns, settings, report, about))
 

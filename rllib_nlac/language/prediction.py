@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rllib_nlac.language.critique import future_prompt, read_futures
+from rllib_nlac.language.critique import future_stage
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling
-from rllib_nlac.language.variant import Ask, Stage
+from rllib_nlac.language.variant import Stage
 from rllib_nlac.types import Future, Transition, Weights
 
 
@@ -23,9 +23,8 @@ def prediction_stage(
         k: Futures of each.
         weights: Which weights predict.
     """
-    asked = [future_prompt(p, t.state, t.action) for p, t in zip(prompts, transitions, strict=True) for _ in range(k)]
-    answers = yield Ask("future", asked, sampling, weights, [t.seen for t in transitions for _ in range(k)])
-    return [read_futures(answers[i : i + k]) for i in range(0, len(answers), k)]
+    states, actions, seen = [t.state for t in transitions], [t.action for t in transitions], [t.seen for t in transitions]
+    return (yield from future_stage("future", prompts, states, actions, seen, sampling, k, weights))
 
 
 def predicted_success(futures: Sequence[Future]) -> float | None:
