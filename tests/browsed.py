@@ -118,7 +118,7 @@ class Page:
         self.js(
             """const own = document.getElementById(arguments[0]);
             own.value = arguments[1];
-            own.dispatchEvent(new Event("change"));""",
+            own.dispatchEvent(new Event("change", {bubbles: true}));""",
             element,
             value,
         )

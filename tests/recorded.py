@@ -13,14 +13,14 @@ THINGS = ("owl", "kite", "oven", "horse", "whale", "train", "apple", "chair")
 
 def transition(iteration: int, number: int, turn: int = 0, **fields: Any) -> dict[str, Any]:
     """One line of the record; what it says follows from its numbers."""
-    rng = random.Random(f"{iteration} {number} {turn}")
+    rng, played = random.Random(f"{iteration} {number} {turn}"), random.Random(f"{number} {turn}")
     won, foreseen, optimal = rng.random() < 0.5, rng.random() < 0.5, rng.random() < 0.4
-    action, better = f"Is it a {rng.choice(THINGS)}?", f"Is it an {rng.choice(THINGS)}?"
+    action, better = f"Is it a {played.choice(THINGS)}?", f"Is it an {rng.choice(THINGS)}?"
     state = [{"role": "user", "content": "Guess my object."}]
     for asked in range(turn):
         state += [
-            {"role": "assistant", "content": f"Question {asked}?"},
-            {"role": "user", "content": rng.choice(("Yes.", "No."))},
+            {"role": "assistant", "content": f"Question {asked} of {number}?"},
+            {"role": "user", "content": played.choice(("Yes.", "No."))},
         ]
     future = {"text": f"{rng.choice(THINGS)} left. {'SUCCESS' if foreseen else 'FAILURE'}", "success": foreseen}
     critique = {"text": f"Optimal: {'Yes' if optimal else 'No'}\nReason: it leads on.", "optimal": optimal}

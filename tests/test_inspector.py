@@ -9,6 +9,7 @@ import math
 import re
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
@@ -20,7 +21,18 @@ from hypothesis import strategies as st
 from recorded import episode, make_run, result, transition, write_iteration, write_lines
 from typer.testing import CliRunner
 
-from rllib_nlac.algorithm.record import EVALUATION, ITERATION, Learned, Record, RecordSettings, Said, plain, transition_lines
+from rllib_nlac.algorithm.record import (
+    EVALUATION,
+    ITERATION,
+    Learned,
+    Record,
+    RecordSettings,
+    Said,
+    age,
+    author,
+    plain,
+    transition_lines,
+)
 from rllib_nlac.command.cli import app
 from rllib_nlac.command.inspect import inspect
 from rllib_nlac.command.terminal import Terminal
@@ -32,6 +44,9 @@ from rllib_nlac.inspector.inspect_log import logs
 from rllib_nlac.inspector.page import packed, render
 from rllib_nlac.inspector.run import STOPPED, RunReader, curves_of, trial_of
 from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Transition, Weights
+
+# By which Inspect AI 0.3.285 knows a file of JSON as a log; it lists no other.
+INSPECT_NAME = re.compile(r"^\d{4}-\d{2}-\d{2}T\d{2}[:-]\d{2}[:-]\d{2}[^/\\]*$")
 
 
 def record(folder: Path, said: list | None = None, **settings) -> Record:
@@ -45,7 +60,10 @@ def numbers(folder: Path, kind: str = ITERATION) -> list[int]:
 def pair(number: int, won: bool = True) -> tuple[BellmanTarget, Refinement]:
     generation = Generation((1, 2), (3, 4), np.array([-0.5, np.nan]), True, 3, Weights.POLICY)
     t = Transition(
-        number, "Env", (Message("user", "s"),), "a", generation, "o", 1.0, True, False, won, 1.0, episode="e", turn=2
+        *(number, "Env", (Message("user", "s"),), "a", generation, "o", 1.0, True, False, won, 1.0),
+        episode="e",
+        turn=2,
+        task_seed=7,
     )
     future = Future("well", True)
     target = BellmanTarget(t, generation, future, None, None, (1,))
@@ -112,6 +130,20 @@ class TestRecord:
         record(tmp_path).write(ITERATION, 1, [strange])
         (line,) = RunReader(tmp_path)._lines(tmp_path / "transitions" / "iteration_00000001.jsonl")[0]
         assert line == {"nan": None, "array": [1.0, None], "flag": True, "text": "\ud800 \u202e", "thing": "x", "1": [2]}
+
+    def test_the_evaluations_that_are_left_span_the_run(self, tmp_path):
+        """Fails where early ones are halved again and again, so that in the end only late ones are left."""
+        made = record(tmp_path, max_bytes=20_000)
+        for iteration in range(2, 402, 2):
+            made.write(EVALUATION, iteration, [{"text": "x" * 500}])
+        kept = [int(path.stem.rpartition("_")[2]) for path in sorted((tmp_path / "transitions").glob("evaluation_*"))]
+        gaps = [b - a for a, b in pairwise(kept)]
+        assert kept[0] == 2 and kept[-1] == 400 and len(kept) > 20 and max(gaps) <= 4 * 400 / len(kept)
+
+    def test_a_logged_action_was_written_by_nobody_here(self):
+        played, logged = (replace(pair(1)[0].transition, task_seed=seed) for seed in (7, None))
+        assert (author(played), age(played, 9)) == (["policy", 3], 6)
+        assert (author(logged), age(logged, 9)) == (["input", 0], None)
 
     @settings(max_examples=50)
     @given(
@@ -293,6 +325,8 @@ class TestReading:
         kept = thinned(lines, 22)
         assert [sum(line["iteration"] == i for line in kept) for i in range(1, 6)] == [5, 5, 5, 5, 2]
         assert len(thinned(lines, 3)) <= 3 and thinned(lines, 1000) is lines
+        buffer = [transition(0, number) for number in range(1000)]  # all of one iteration, the oldest first
+        assert [line["id"] // 1_000_000 for line in thinned(buffer, 10)] == list(range(0, 1000, 100))
 
     def test_texts_are_kept_once_and_come_back(self, tmp_path):
         data = bundle([RunReader(make_run(tmp_path / "run")).read()])
@@ -357,8 +391,8 @@ class TestOtherFormats:
 
     def test_inspect(self, tmp_path):
         found = logs(RunReader(make_run(tmp_path / "run")).read())
-        assert list(found) == ["iteration_00000002", "iteration_00000004"]
-        one = found["iteration_00000004"]
+        assert len(found) == 2 and all(INSPECT_NAME.match(name) for name in found)
+        one = found[max(found)]
         assert one["results"]["scores"][0]["metrics"]["mean"]["value"] == pytest.approx(2 / 3)
         assert [sample["scores"]["success"]["value"] for sample in one["samples"]] == [1.0, 0.0, 1.0]
 
@@ -386,7 +420,8 @@ class TestOtherFormats:
         played, empty, *_ = trajectories(run).values()
         assert [step["extra"]["reward"] for step in played["steps"] if step["source"] == "agent"] == [None, None]
         assert empty["steps"] == [] and [each["final_metrics"]["extra"]["return"] for each in (played, empty)] == [0, 0]
-        outputs = [sample["output"]["completion"] for sample in logs(run)["iteration_00000002"]["samples"]]
+        found = logs(run)
+        outputs = [sample["output"]["completion"] for sample in found[min(found)]["samples"]]
         assert outputs == ["Kite?", ""]
 
     @pytest.mark.parametrize("kind", ["atif", "inspect"])

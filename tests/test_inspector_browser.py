@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from browsed import key, save
-from recorded import make_run, state, transition, write_iteration, write_lines
+from recorded import episode, make_run, result, state, transition, write_iteration, write_lines
 
 from rllib_nlac.inspector import page
 from rllib_nlac.inspector.bundle import bundle
@@ -116,7 +116,7 @@ def test_a_transition_in_full_by_its_link(view, odd_run):
         "Can it fly?",
         "by policy v2",
         "by initial",
-        "Question 0?",
+        "Question 0 of 4?",
         "The same turn in other iterations",
     ):
         assert text in view.text, text
@@ -319,13 +319,13 @@ def test_nothing_is_shown_that_a_program_forgot(view, odd_run, fragment):
 def test_two_runs_side_by_side(view, tmp_path):
     one, other = (
         make_run(tmp_path / "one"),
-        make_run(tmp_path / "other", iterations=6, config={"lr": [0.01, 1e-06], "tau": [0.5, None]}),
+        make_run(tmp_path / "other", iterations=6, config={"lr": [0.01, 1e-06], "tau": [0.5, None], "grad_clip": [None, 1.0]}),
     )
     write_lines(other / "transitions" / "evaluation_00000002.jsonl", [state(1, 2), state(5, 2)])
     view.open(save(tmp_path, one, other) + "#view=compare")
     assert view.js("return document.querySelectorAll('#compare .sidebyside').length") == 2  # the states that both have
     rows = [[each.strip() for each in row.split("\t")] for row in view.all("#compare .config tbody tr", "innerText")]
-    assert rows == [["lr", "0.001", "0.01"], ["tau", "–", "0.5"]]
+    assert rows == [["grad_clip", "1", "–"], ["lr", "0.001", "0.01"], ["tau", "–", "0.5"]]
     assert any("A " in each and "B " in each for each in view.all("#compare .chartcard .legend"))
     view.choose("which", "1")
     view.go("#view=transitions&r=1")
@@ -350,6 +350,50 @@ def test_a_run_is_followed_and_the_reader_left_in_peace(view, tmp_path):
         view.js("window.mayFail = true")  # the browser says that the server is gone, and so does the page
         server.shutdown()
     view.until("return document.getElementById('live').textContent.includes('gone')")
+
+
+def test_a_run_is_followed_and_what_is_read_in_the_other_views_stays(view, tmp_path):
+    """Fails where they are made anew as they began. What nobody has touched goes on to the latest evaluation."""
+    for name, told, ready, touch in (
+        ("episodes", "episodes-of", ".episode", lambda: view.choose("episodes-of", "2")),
+        ("critic", "evaluation", ".surprises details", lambda: view.choose("evaluation", "0")),
+        ("run", "any-metric", None, lambda: view.choose("any-metric", "time_total_s")),
+        ("states", None, None, lambda: view.js("document.querySelector('.marks').click()")),
+    ):
+        reader = RunReader(make_run(tmp_path / name))
+
+        def news(iteration, reader=reader):
+            lines = [state(number, iteration) for number in (1, 2)] + [episode(iteration, task) for task in range(3)]
+            lines += [transition(iteration, 50 + i, kind="prediction") for i in range(4)]
+            before = view.js("return document.documentElement.dataset.renewed || '0'")
+            write_lines(reader.folder / "transitions" / f"evaluation_{iteration:08d}.jsonl", lines)
+            write_lines(reader.folder / "result.json", [result(i, i % 2 == 0) for i in range(1, iteration + 1)])
+            view.until("return (document.documentElement.dataset.renewed || '0') !== arguments[0]", before)
+            view.until("return app.run.iterations.at(-1) === arguments[0]", iteration)
+
+        with Server(Source(reader.stamp, lambda reader=reader: page.packed(bundle([reader.read()])), "run")) as server:
+            Thread(target=server.serve_forever, daemon=True).start()
+            view.open(server.address + f"#view={name}")
+            fields = "return [...document.querySelectorAll('#main select, #main .marks')].map((x) => x.value + x.checked)"
+            first = view.js(fields)
+            news(6)
+            assert (view.js(fields) == first) == (told in (None, "any-metric"))
+            touch()
+            if ready:
+                view.js("document.querySelector(arguments[0]).open = true", ready)
+            before = view.js(fields), view.all("#main details[open] summary")
+            news(8)
+            assert (view.js(fields), view.all("#main details[open] summary")) == before and len(before[1]) == bool(ready)
+            view.js("window.mayFail = true")
+            server.shutdown()
+
+
+def test_a_turn_is_the_same_where_its_dialogue_is(view, tmp_path):
+    """Fails where it is known by its id alone: these begin anew where a run goes on with another buffer."""
+    other = transition(9, 0, 0, action="Is it red?")
+    view.open(save(tmp_path, make_run(tmp_path / "run", more=(other,))))
+    own = "return app.run.byTurn.get(app.run.turn(app.run.byKey.get(arguments[0]))).map((i) => app.run.rows.iteration[i])"
+    assert view.js(own, "1.0") == [1, 2, 3, 4] and view.js(own, "9.0") == [9]
 
 
 @pytest.mark.parametrize("gone", [1, 4])

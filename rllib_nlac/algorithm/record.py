@@ -29,6 +29,7 @@ FOLDER = "transitions"
 RUN_FILE = "run.json"
 ITERATION, EVALUATION = "iteration", "evaluation"
 FORMAT = 1
+LOG = "input"  # stands where weights are named, of what nobody here wrote
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Record:
         return True
 
     def _thin_out(self) -> None:
-        """Halves what there is of the kind that takes most, until all of it is small enough or one file of each is left."""
+        """Takes from the kind that takes most, spread over the run, until all is small enough or one file of each is left."""
         while sum(self._sizes.values()) > self.settings.max_bytes:
             kinds = [sorted(n for n in self._sizes if n.startswith(kind)) for kind in (ITERATION, EVALUATION)]
             several = [names for names in kinds if len(names) > 1]
@@ -151,11 +152,17 @@ class Record:
                 self._stride *= 2
                 gone = [name for name in names if _number(name) % self._stride] or names[:-1]
             else:
-                gone = names[-2::-2]  # the last evaluation stays
+                gone = [_least_missed(names)]
             for name in gone:
                 with contextlib.suppress(OSError):
                     (self.folder / name).unlink(missing_ok=True)
                 del self._sizes[name]
+
+
+def _least_missed(names: Sequence[str]) -> str:
+    """Of several files in order the one between whose neighbours least is; neither the first nor the last of three or more."""
+    gaps = {names[i]: _number(names[i + 1]) - _number(names[i - 1]) for i in range(1, len(names) - 1)}
+    return min(gaps, key=gaps.__getitem__) if gaps else names[0]
 
 
 def _number(name: str) -> int:
@@ -191,7 +198,7 @@ def transition_lines(iteration: int, said: Said, learned: Learned | None, count:
             "next_future": target.next_future,
             "target": future(target.future),
             "version": said.version,
-            "age": said.version - t.generation.weight_version,
+            "age": age(t, said.version),
             "by": _by(t, target, refinement, said),
             "unparsed": [{"role": role, "text": text} for role, text in said.raw.get(t.id, ())],
             "tokens": said.strips.get(place),
@@ -256,10 +263,26 @@ def future(each: Future | None) -> dict[str, Any] | None:
 def _by(t: Transition, target: BellmanTarget, refinement: Refinement, said: Said) -> dict[str, list]:
     """Which weights wrote each part, and their version: of ids that are kept what the engine said, else what was asked."""
     by = {role: [w.value, 0 if w is Weights.INITIAL else said.version] for role, w in said.answered_by.items()}
-    known: dict[str, Generation | None] = {"action": t.generation, "target": target.generation}
+    known: dict[str, Generation | None] = {"target": target.generation}
     if not refinement.kept:
         known["refinement"] = refinement.generation
-    return by | {role: [g.weights.value, g.weight_version] for role, g in known.items() if g is not None}
+    by |= {role: [g.weights.value, g.weight_version] for role, g in known.items() if g is not None}
+    return by | {"action": author(t)}
+
+
+def author(t: Transition) -> list:
+    """Which weights wrote the action, and their version: nobody's where it was read from a log."""
+    return [LOG, 0] if is_logged(t) else [t.generation.weights.value, t.generation.weight_version]
+
+
+def age(t: Transition, version: int) -> int | None:
+    """How many versions old the weights are that wrote the action; None where it was read from a log."""
+    return None if is_logged(t) else version - t.generation.weight_version
+
+
+def is_logged(t: Transition) -> bool:
+    """Whether it was read from a log: no environment of ours was reset for it."""
+    return t.task_seed is None
 
 
 def token_texts(

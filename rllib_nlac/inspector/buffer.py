@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.record import FOLDER, moment
+from rllib_nlac.algorithm.record import FOLDER, age, author, moment
 from rllib_nlac.algorithm.replay import REPLAY_BUFFER
 from rllib_nlac.checkpoints.checkpoint import CONSTRUCTOR, VerifiedFolder, opened
 from rllib_nlac.inspector.run import Run, RunReader
@@ -31,9 +31,6 @@ def read_checkpoint(path: Path) -> Run:
             )
         env, config = _environment(verified)
         lines = _lines(verified, env)
-        version = int(verified.manifest.get("weight_version") or 0)
-    for line in lines:
-        line["age"] = version - line.pop("made")
     run = (
         RunReader(path.parent).read() if (path.parent / "result.json").is_file() or (path.parent / FOLDER).is_dir() else Run("")
     )
@@ -56,11 +53,11 @@ def _lines(verified: VerifiedFolder, env: str) -> list[dict[str, Any]]:
         state = pickle.load(file)
     buffer = TextReplayBuffer(env=env, capacity=state["capacity"], alpha=state["alpha"])
     buffer.load(folder, verified.open)
+    version = int(verified.manifest.get("weight_version") or 0)
     lines: list[dict[str, Any]] = []
     for (index, t), priority in buffer.places():
         episode = buffer.episodes[index - buffer.num_evicted]
         transition = transition_at(env, episode, t, index * MAX_EPISODE_LENGTH)
-        made = transition.generation.weight_version
-        line = {"kind": "transition", "iteration": 0, **moment(transition), "priority": priority, "made": made}
-        lines.append({**line, "by": {"action": [transition.generation.weights.value, made]}})
+        line = {"kind": "transition", "iteration": 0, **moment(transition), "priority": priority}
+        lines.append({**line, "age": age(transition, version), "by": {"action": author(transition)}})
     return json.loads(json.dumps(lines))

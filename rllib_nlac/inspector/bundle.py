@@ -82,7 +82,7 @@ def _run(run: Run, texts: Texts, most: int) -> dict[str, Any]:
 
 
 def thinned(lines: Lines, most: int) -> Lines:
-    """At most so many transitions, as many of each iteration as there is room for; states and predictions all stay."""
+    """At most so many transitions, as many of each iteration as there is room for, spread over it; the other kinds all stay."""
     by_iteration: dict[Any, Lines] = {}
     for line in lines:
         if line.get("kind") == "transition":
@@ -96,8 +96,12 @@ def thinned(lines: Lines, most: int) -> Lines:
         numbers = list(by_iteration)
         by_iteration = {number: by_iteration[number] for number in numbers[:: -(-len(numbers) // most)]}
         share = 1
-    chosen = {id(line) for own in by_iteration.values() for line in own[:share]}
+    chosen = {id(line) for own in by_iteration.values() for line in _spread(own, min(share, len(own)))}
     return [line for line in lines if line.get("kind") != "transition" or id(line) in chosen]
+
+
+def _spread(lines: Lines, count: int) -> Lines:
+    return [lines[i * len(lines) // count] for i in range(count)]
 
 
 def columns(lines: Lines, texts: Texts) -> dict[str, Any]:

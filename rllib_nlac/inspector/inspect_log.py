@@ -6,6 +6,7 @@ fsspec. Source: the fields of ``EvalLog``, version 2, https://inspect.aisi.org.u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -14,19 +15,21 @@ from rllib_nlac.inspector.run import Run
 from rllib_nlac.version import __version__
 
 SCORER = "success"
+NO_TIME = "1970-01-01T00-00-00+00-00"  # the record knows iterations and no clock
 
 
 def logs(run: Run) -> dict[str, dict[str, Any]]:
-    """A log of each evaluation, by a name for its file."""
+    """A log of each evaluation, by a name for its file: as Inspect AI names its own, for it lists no other."""
     by_iteration: dict[int, list[dict[str, Any]]] = {}
     for line in run.episodes:
         by_iteration.setdefault(line["iteration"], []).append(line)
-    return {f"iteration_{number:08d}": log(run, number, own) for number, own in sorted(by_iteration.items())}
+    env = re.sub(r"[^A-Za-z0-9]+", "-", str(run.facts.get("env") or "environment"))[:60]
+    return {f"{NO_TIME}_{env}_iteration{number:08d}": log(run, number, own) for number, own in sorted(by_iteration.items())}
 
 
 def log(run: Run, iteration: int, episodes: list[dict[str, Any]]) -> dict[str, Any]:
     """One evaluation's recorded episodes; only some of those that it played."""
-    facts, when = run.facts, datetime.fromtimestamp(0, UTC).isoformat()  # the record knows iterations and no clock
+    facts, when = run.facts, datetime.fromtimestamp(0, UTC).isoformat()
     model, env = f"rllib_nlac/{facts.get('language_model') or 'model'}", str(facts.get("env") or "environment")
     won = sum(line["success"] for line in episodes)
     return {

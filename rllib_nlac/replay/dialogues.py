@@ -37,7 +37,7 @@ from rllib_nlac.types import Generation, Seen, dialogue_after
 
 ROLES = ("system", "user", "tool", "assistant")
 FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id")
-INPUT = "input"  # of whom a generation is that no engine made
+INPUT = "input"  # begins the names of episodes that were read
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ def input_files(names: str | Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in [names] if isinstance(names, str) else names:
         path = Path(name).expanduser().absolute()
-        folder = [str(p) for p in path.iterdir() if p.suffix in (".jsonl", ".parquet")] if path.is_dir() else []
+        folder = [str(p) for p in path.iterdir() if p.suffix in (".jsonl", ".ndjson", ".parquet")] if path.is_dir() else []
         matches = folder or [str(Path(file).absolute()) for file in data_files(name) if not Path(file).is_dir()]
         if not matches:
             raise FileNotFoundError(f"config.input_: no JSONL or parquet file at {name!r}")

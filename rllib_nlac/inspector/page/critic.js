@@ -26,7 +26,7 @@ function stateCard(run, rows_, title, options) {
   const first = rows_[0], list = h("ol", { class: "moments" });
   const draw = (marks) => replace(list, rows_.map((i, at) => momentView(run, i, marks && at ? rows_[at - 1] : null)));
   draw(false);
-  return card(title, h("span", { class: "line" }, outcome(run.rows.success[first] === 1), h("label", { class: "check" }, h("input", { type: "checkbox", class: "marks", onchange: (event) => draw(event.target.checked) }), "mark changes")),
+  return card(title, h("span", { class: "line" }, outcome(run.rows.success[first] === 1), h("label", { class: "check" }, h("input", { type: "checkbox", class: "marks", "data-key": `marks, ${title}`, onchange: (event) => draw(event.target.checked) }), "mark changes")),
     options && options.bare ? null : h("div", { class: "columns" }, h("div", null, dialogueView(run.messages(run.rows.state[first]))), h("div", null, step("Action", null, "act", words(run.text("action", first))), step("What came", null, "came", words(run.text("observation", first))))),
     list);
 }
@@ -46,17 +46,18 @@ function calibrationView(app) {
   const xs = known.map((each) => each.iteration), of = (path) => known.map((each) => path.split("/").reduce((value, part) => (value === null || value === undefined ? null : value[part] ?? null), each));
   const line = (name, path, low, high) => ({ name, xs, ys: of(path), low: low && of(low), high: high && of(high) });
   const charts = h("div", { class: "charts" });
-  const place = h("div", { class: "charts" });
+  const place = h("div", { class: "charts" }), surprises = h("div", null);
   const select = h("select", { "aria-label": "Evaluation", id: "evaluation", onchange: () => draw(known[Number(select.value)]) }, known.map((each, at) => h("option", { value: String(at), selected: at === known.length - 1 }, `after iteration ${number(each.iteration)}`)));
   const draw = (each) => {
     const sets = [["fresh episodes", each.critic.reliability], ["replay buffer", each.critic.replayed && each.critic.replayed.reliability]].filter(([, own]) => isReliability(own)).map(([name, own]) => ({ name, ...own }));
     replace(place, sets.length ? reliabilityChart(sets, "Reliability") : null, figuresCard(each.critic), byCard("By turn", each.critic.by_turn), byCard("Replay buffer, by age", each.critic.replayed && each.critic.replayed.by_age), refinementCard(each.critic.refinement));
+    replace(surprises, surprisesCard(app, each.iteration));
   };
   replace(charts, lineChart([line("fresh", "critic/auc"), line("replayed", "critic/replayed/auc")], { title: "AUC", low: 0, high: 1, note: "0.5 is chance, 1 perfect" }),
     lineChart([line("Brier", "critic/brier"), line("of the base rate", "critic/brier_of_base_rate"), line("calibration error", "critic/ece")], { title: "Brier score and calibration error", low: 0, note: "0 is perfect" }),
     lineChart([line("foreseen", "critic/predicted_success"), line("came", "critic/success")], { title: "Foreseen and came", low: 0, high: 1 }),
     lineChart([line("win rate", "critic/refinement/win_rate", "critic/refinement/win_low", "critic/refinement/win_high")], { title: "Refined against action", low: 0, high: 1, note: "0.5: refinement is worth nothing" }));
-  put(page, null, [charts, h("h2", null, "One evaluation ", select), place, driftCard(run), surprisesCard(app)]);
+  put(page, null, [charts, h("h2", null, "One evaluation ", select), place, surprises, driftCard(run)]);
   draw(known[known.length - 1]);
   return page;
 }
@@ -80,7 +81,7 @@ function refinementCard(own) {
 // How far targets of the same turn move from one time to the next that it was drawn.
 function driftCard(run) {
   const bins = new Map();
-  for (const own of run.byId.values()) for (let at = 1; at < own.length; at++) {
+  for (const own of run.byTurn.values()) for (let at = 1; at < own.length; at++) {
     const one = run.target(own[at - 1]), two = run.target(own[at]), gap = run.rows.version[own[at]] - run.rows.version[own[at - 1]];
     if (!one || !two || !(gap > 0)) continue;
     const bin = 2 ** Math.floor(Math.log2(gap)), sum = bins.get(bin) || { pairs: 0, flipped: 0, moved: 0 };
@@ -93,12 +94,11 @@ function driftCard(run) {
   return card("How far targets drift", h("span", { class: "quiet" }, "the same turn, backed up at two times"), table(["versions between", "pairs", "other outcome", "other words"], [...bins].sort((a, b) => a[0] - b[0]).map(([bin, sum]) => [bin === 1 ? "1" : `${bin} to ${2 * bin - 1}`, number(sum.pairs), [bar(sum.flipped / sum.pairs), " ", percent(sum.flipped / sum.pairs)], [bar(sum.moved / sum.pairs), " ", percent(sum.moved / sum.pairs)]])));
 }
 
-function surprisesCard(app) {
-  const run = app.run, own = run.ofKind[KINDS.prediction];
+function surprisesCard(app, iteration) {
+  const run = app.run, own = run.ofKind[KINDS.prediction].filter((i) => run.rows.iteration[i] === iteration);
   if (!own.length) return null;
-  const last = Math.max(...own.map((i) => run.rows.iteration[i]));
-  const shown = own.filter((i) => run.rows.iteration[i] === last && !Number.isNaN(run.surprise[i])).sort((a, b) => run.surprise[b] - run.surprise[a]).slice(0, 12);
-  return card("What surprised the critic most", h("span", { class: "quiet" }, `fresh turns of the evaluation after iteration ${number(last)}`), h("div", { class: "surprises" }, shown.map((i) => h("details", null,
+  const shown = own.filter((i) => !Number.isNaN(run.surprise[i])).sort((a, b) => run.surprise[b] - run.surprise[a]).slice(0, 12);
+  return card("What surprised the critic most", h("span", { class: "quiet" }, `fresh turns of the evaluation after iteration ${number(iteration)}`), h("div", { class: "surprises" }, shown.map((i) => h("details", { "data-key": `surprise, ${iteration}, ${own.indexOf(i)}` },
     h("summary", null, h("b", null, `foresaw ${percent(run.rows.predicted[i])}`), " ", outcome(run.rows.success[i] === 1), " ", inline(run.text("action", i), 120)),
     h("div", { class: "columns" }, h("div", null, dialogueView(run.messages(run.rows.state[i])), step("Action", null, "act", words(run.text("action", i)))), h("div", null, step("Futures", null, "think", futuresView(run.futures(i))), step("What came", null, "came", words(run.text("observation", i)))))))));
 }
@@ -109,7 +109,7 @@ function episodesView(app) {
   const iterations = [...new Set(run.episodes.map((each) => each.iteration))].sort((a, b) => b - a), place = h("div", null);
   const select = h("select", { "aria-label": "Evaluation", id: "episodes-of", onchange: () => draw() }, iterations.map((each) => h("option", { value: String(each) }, `after iteration ${number(each)}`)));
   const ending = h("select", { "aria-label": "Outcome", id: "episodes-outcome", onchange: () => draw() }, [["", "any outcome"], ["1", "✓ success"], ["0", "✗ failure"]].map(([value, text]) => h("option", { value }, text)));
-  const draw = () => replace(place, run.episodes.filter((each) => String(each.iteration) === select.value && (ending.value === "" || each.success === (ending.value === "1"))).map((each) => h("details", { class: "card episode" },
+  const draw = () => replace(place, run.episodes.filter((each) => String(each.iteration) === select.value && (ending.value === "" || each.success === (ending.value === "1"))).map((each) => h("details", { class: "card episode", "data-key": `episode, ${each.iteration}, ${run.episodes.filter((other) => other.iteration === each.iteration).indexOf(each)}` },
     h("summary", null, outcome(each.success), ` task ${number(each.task)} · ${number(each.rewards.length)} turns · return ${number(each.rewards.reduce((a, b) => a + b, 0))} · `, inline(run.at(each.ended), 60)), dialogueView(run.messages(each.messages)))));
   put(page, null, [h("p", { class: "line" }, select, ending), place]);
   draw();
@@ -126,9 +126,10 @@ function compareView(app) {
   if (reliable.length) page.append(h("div", { class: "charts" }, reliabilityChart(reliable, "Reliability at the last evaluation")));
   const of = (run, name) => { const pair = run.setting(name); return pair === undefined ? undefined : Array.isArray(pair) ? pair[0] : pair; };
   const usual = (name) => [a, b].map((run) => run.setting(name)).filter(Array.isArray).map((pair) => pair[1])[0];
-  const names = [...new Set([...Object.keys(a.facts.config || {}), ...Object.keys(b.facts.config || {})])].filter((name) => JSON.stringify(of(a, name) ?? usual(name)) !== JSON.stringify(of(b, name) ?? usual(name))).sort();
+  const told = (run, name) => { const own = of(run, name); return own === undefined ? usual(name) : own; };  // null is a value
+  const names = [...new Set([...Object.keys(a.facts.config || {}), ...Object.keys(b.facts.config || {})])].filter((name) => JSON.stringify(told(a, name)) !== JSON.stringify(told(b, name))).sort();
   const text = (value) => h("code", null, inline(value === undefined || value === null ? "–" : typeof value === "string" ? value : JSON.stringify(value), 300));
-  put(page, null, [card("Configuration", h("span", { class: "quiet" }, names.length ? "where they differ" : "the same"), names.length ? table(["key", "A", "B"], names.map((name) => [h("code", null, inline(name, 80)), text(of(a, name) ?? usual(name)), text(of(b, name) ?? usual(name))]), "config") : null)]);
+  put(page, null, [card("Configuration", h("span", { class: "quiet" }, names.length ? "where they differ" : "the same"), names.length ? table(["key", "A", "B"], names.map((name) => [h("code", null, inline(name, 80)), text(told(a, name)), text(told(b, name))]), "config") : null)]);
   const own = statesOf(a), other = statesOf(b), shared = [...own.keys()].filter((each) => other.has(each));
   put(page, null, [h("h2", null, "The same evaluation states"), shared.length ? shared.map((each, at) => h("div", { class: "sidebyside" }, stateCard(a, own.get(each), `A · state ${at + 1}`), stateCard(b, other.get(each), `B · state ${at + 1}`, { bare: true })))
     : h("p", { class: "quiet" }, "The two runs have no evaluation state in common: they were played with other seeds, or another policy played the first evaluation."),

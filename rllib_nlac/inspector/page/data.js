@@ -35,13 +35,17 @@ class Run {
       this.ofKind[rows.kind[i]].push(i);
     }
     this.byKey = new Map();
-    this.byId = new Map();
+    this.byTurn = new Map();
     for (const i of this.ofKind[KINDS.transition]) {
       this.byKey.set(this.key(i), i);
-      if (!this.byId.has(rows.id[i])) this.byId.set(rows.id[i], []);
-      this.byId.get(rows.id[i]).push(i);
+      const turn = this.turn(i);
+      if (!this.byTurn.has(turn)) this.byTurn.set(turn, []);
+      this.byTurn.get(turn).push(i);
     }
   }
+
+  // The turn that was played, whenever it is drawn. Ids alone begin anew where a run goes on with another buffer.
+  turn(i) { return `${this.rows.id[i]}|${this.rows.action[i]}|${this.rows.state[i]}`; }
 
   key(i) { return `${this.rows.iteration[i] ?? 0}.${this.rows.id[i]}`; }
 

@@ -2,6 +2,26 @@
 
 const VIEWS = [["run", "Run"], ["transitions", "Transitions"], ["states", "States"], ["critic", "Calibration"], ["episodes", "Episodes"], ["compare", "Compare"]];
 
+// What the reader has set and opened in a view, by names that outlast its being made anew.
+function standing(main) {
+  const name = (each) => each.dataset.key || each.id, named = (selector) => [...main.querySelectorAll(selector)].filter(name);
+  return {
+    fields: named("select, input").map((each) => [name(each), each.type === "checkbox" ? each.checked : each.value]),
+    open: new Set(named("details[open]").map(name)),
+  };
+}
+
+function restore(main, kept) {
+  const fields = new Map(kept.fields), name = (each) => each.dataset.key || each.id;
+  for (const each of main.querySelectorAll("select, input")) {
+    const value = fields.get(name(each));
+    if (value === undefined || (each.tagName === "SELECT" && ![...each.options].some((option) => option.value === value))) continue;
+    if (each.type === "checkbox") each.checked = value; else each.value = value;
+    each.dispatchEvent(new Event("change"));
+  }
+  for (const each of main.querySelectorAll("details")) if (kept.open.has(name(each))) each.open = true;
+}
+
 class App {
   constructor(bundle) {
     this.filters = { ...EMPTY };
@@ -13,6 +33,7 @@ class App {
     this.split = h("div", { class: "split" }, this.list.element, this.pane);
     addEventListener("hashchange", () => { if (location.hash !== this.routed) this.route(); });
     addEventListener("keydown", (event) => this.pressed(event));
+    document.getElementById("main").addEventListener("change", () => { this.touched = true; });
     this.route();
   }
 
@@ -66,6 +87,7 @@ class App {
   show(view, missing) {
     const main = document.getElementById("main"), fresh = view !== this.view;
     this.view = view;
+    this.touched = false;
     document.documentElement.dataset.view = view;
     this.frame();
     if (view !== "transitions") {
@@ -136,7 +158,13 @@ class App {
     this.take(bundle);
     this.open = kept === null ? null : this.run.byKey.get(kept) ?? null;
     if (this.view === "transitions") { this.list.sync(); this.list.apply(); this.list.box.scrollTop = top; this.list.draw(); }
-    else { this.show(this.view, null); main.scrollTop = scrolled; }
+    else {
+      // A view that nobody has touched goes on to the latest evaluation.
+      const own = standing(main), touched = this.touched || own.open.size > 0;
+      this.show(this.view, null);
+      if (touched) { restore(main, own); this.touched = true; }
+      main.scrollTop = scrolled;
+    }
   }
 
   async follow() {

@@ -59,7 +59,7 @@ function transitionView(app, i) {
   const judged = run.text("judged", i), ended = run.text("ended", i), known = !run.is_buffer;
   const link = app.link(i);  // not when it is asked for: by then news may have another transition in this place
   const loss = (value) => (rows.stopped[i] ? "stopped" : number(value));
-  const same = (run.byId.get(rows.id[i]) || []).filter((each) => each !== i);
+  const same = (run.byTurn.get(run.turn(i)) || []).filter((each) => each !== i);
   const head = h("header", { class: "dhead" },
     h("div", { class: "dtitle" },
       h("button", { class: "plain back", type: "button", onclick: () => app.close(), "aria-label": "back to the list" }, "‹ list"),
