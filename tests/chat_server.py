@@ -27,7 +27,7 @@ BODIES = {
 class ChatServer(ThreadingHTTPServer):
     """Answers request after request with the next behaviour, then properly for ever.
 
-    A behaviour is a status code, "stall", "hang up", "empty", or a key of ``BODIES``.
+    A behaviour is a status code, one with its message, "stall", "hang up", "empty", or a key of ``BODIES``.
     """
 
     def __init__(self, behaviours=(), say: str | Callable[[list[dict[str, str]]], str] = "Is it big?") -> None:
@@ -45,6 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
         behaviour = self.server.behaviours.pop(0) if self.server.behaviours else 200
+        behaviour, complaint = behaviour if isinstance(behaviour, tuple) else (behaviour, "not now")
         if behaviour == "stall":
             time.sleep(STALL_S)
         if behaviour in ("stall", "hang up"):
@@ -62,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         }
         failed = isinstance(behaviour, int) and behaviour != 200
-        data = BODIES.get(behaviour) or json.dumps({"error": {"message": "not now"}} if failed else answer)
+        data = BODIES.get(behaviour) or json.dumps({"error": {"message": complaint}} if failed else answer)
         self.send_response(behaviour if failed else 200)
         self.send_header("Content-Type", "text/html" if behaviour == "html" else "application/json")
         self.send_header("Retry-After", "0")

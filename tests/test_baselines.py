@@ -337,6 +337,29 @@ class TestReAct:
         with pytest.raises(EngineError, match="needs a key: set the environment variable NO_SUCH_KEY"):
             EndpointEngine(chat, "https://api.openai.com/v1", "m", api_key_env="NO_SUCH_KEY")
 
+    def test_a_dialogue_that_is_refused_does_not_end_the_others(self, chat, serve):
+        """As one that outgrows the served model's context: its turn is empty and cut off. If all are refused, the run ends."""
+        first, second = self.ask(chat, serve(200, 400).url, max_concurrency=1)
+        assert chat.decode(first.token_ids) == "Is it big?" and first.finished
+        assert chat.decode(second.token_ids) == "" and not second.finished
+        engine = EndpointEngine(chat, serve(*[400] * 20).url, "m", max_concurrency=1)
+        with pytest.raises(EngineError, match=r"BadRequestError.* 9 requests were refused, 0 answered\. .*set max_context"):
+            engine.generate([Request((3,), 12, messages=(Message("user", "Guess."),))] * 12)
+        with pytest.raises(EngineError, match="AuthenticationError"):
+            self.ask(chat, serve(401).url)
+
+    def test_a_model_that_knows_the_newer_name_of_the_limit_alone_is_asked_by_it(self, chat, serve):
+        refusal = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+        server = serve((400, refusal))
+        engine = EndpointEngine(chat, server.url, "m", max_concurrency=1)
+        request = Request((3,), 12, messages=(Message("user", "Guess."),))
+        assert [chat.decode(a.token_ids) for a in engine.generate([request, request])] == ["Is it big?"] * 2
+        assert [("max_tokens" in body, body.get("max_completion_tokens")) for body in server.asked] == [
+            (True, None),
+            (False, 12),
+            (False, 12),
+        ]
+
     def test_no_engine_waits_for_an_adapter_that_nobody_trains(self):
         config = small(ReActConfig()).language(lora={"rank": 4})
         assert config.engine_spec.lora is None and not config.engine_spec.merges_lora

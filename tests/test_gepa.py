@@ -326,11 +326,11 @@ class TestPrompts:
 
 @needs_gepa
 class TestHostileReflections:
-    @pytest.mark.parametrize(("room", "candidates"), [(0, True), (-1, False)])
-    def test_an_answer_that_is_longer_than_was_asked_for_is_refused(self, algorithm, chat, room, candidates):
-        """As of an endpoint, which counts tokens of its own."""
-        text = "red is plum; blue is fig"
-        limit = len(chat.encode(text)) + room
+    @pytest.mark.parametrize(("times", "candidates"), [(1, True), (30, False)])
+    def test_an_endpoints_answer_is_measured_in_characters(self, algorithm, chat, times, candidates):
+        """Fails where it is counted in tokens of language_model, which are more, or where an endless one is taken."""
+        text = "; ".join(["red is plum; blue is fig"] * times)
+        limit = len(chat.encode("red is plum; blue is fig")) // 2
         a = algorithm(
             lambda p, w: text if last_message(p).startswith("Instruct.") else answer(p, w), max_reflection_tokens=limit
         )

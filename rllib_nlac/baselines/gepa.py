@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'rllib_nlac[gepa]'"
 MOST_REFLECTION_TOKENS = 1024  # unless ``max_reflection_tokens`` says otherwise
+MOST_CHARACTERS = 16  # of a reflection for each token that it may have, whatever the tokenizer
 
 
 class GEPAConfig(ReActConfig):
@@ -199,10 +200,12 @@ class GEPA(ReAct):
         with stage(self.metrics, "reflection", "reflecting"):
             (answer,) = self.reflector.generate([request])
         self.metrics.log_value("num_reflection_tokens", len(answer.token_ids), reduce="sum")
-        if not answer.finished or len(answer.token_ids) > limit:  # an endpoint counts tokens of its own
+        said = self.reflection_chat.said(answer)
+        # An endpoint has counted in tokens of its own, and another tokenizer's count says nothing; but it may mind no limit.
+        if not answer.finished or len(said) > MOST_CHARACTERS * limit:
             self.lost_reflections["cut_off"] += 1
             return None
-        reflection = readable(without_thinking(self.reflection_chat.said(answer)))[0]
+        reflection = readable(without_thinking(said))[0]
         if not reflection:
             self.lost_reflections["empty"] += 1
         return reflection or None

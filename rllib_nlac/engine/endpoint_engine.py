@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -13,12 +14,15 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.tally import Tally
-from rllib_nlac.inputs.endpoint import Endpoint, EndpointError
+from rllib_nlac.inputs.endpoint import Answer, Endpoint, EndpointError, RequestRefusedError
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.types import Generation, Request, Weights
 
 ENDPOINT_KEYS = ("base_url", "model", "api_key_env", "max_concurrency", "max_retries", "timeout_s")
 ENDPOINT_CONTEXT = 1_000_000
+MOST_REFUSED = 8  # requests more than were answered: then it is no single dialogue's fault
+
+logger = logging.getLogger(__name__)
 
 
 class EndpointChat(Chat):
@@ -65,7 +69,7 @@ class EndpointEngine:
         self._chat = chat
         self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="endpoint")
         self._waiting: dict[Future[Generation], int] = {}
-        self._next_ticket = 0
+        self._next_ticket = self._num_answered = self._num_refused = 0
         self.tally = Tally()
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
@@ -96,6 +100,21 @@ class EndpointEngine:
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _without_an_answer(self, error: RequestRefusedError) -> Answer:
+        """A turn that is empty and cut off, for one dialogue that is refused must not end all others.
+
+        Raises:
+            EngineError: So many are refused that something else is wrong.
+        """
+        self._num_refused += 1
+        advice = "If it is about the length, set max_context to what that model reads"
+        if self._num_refused > self._num_answered + MOST_REFUSED:
+            raise EngineError(
+                f"{error}. {self._num_refused} requests were refused, {self._num_answered} answered. {advice}"
+            ) from None
+        logger.warning("%s. Its turn is empty, and the run goes on (%d so far). %s", error, self._num_refused, advice)
+        return Answer("", finished=False)
+
     def _ask(self, request: Request) -> Generation:
         try:
             answer = self._endpoint.ask(
@@ -106,6 +125,9 @@ class EndpointEngine:
                 top_p=request.top_p,
                 seed=request.seed,
             )
+            self._num_answered += 1
+        except RequestRefusedError as error:
+            answer = self._without_an_answer(error)
         except EndpointError as error:
             raise EngineError(str(error)) from None
         ids = self._chat.encode(readable(answer.text)[0])

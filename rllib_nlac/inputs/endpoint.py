@@ -15,10 +15,15 @@ from typing import Any
 from rllib_nlac.names import unknown_key
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"  # OpenAI's reasoning models know the second alone, and say so
 
 
 class EndpointError(RuntimeError):
     """An endpoint did not give a usable answer, after all retries. Plain text only, so that it survives pickling."""
+
+
+class RequestRefusedError(EndpointError):
+    """The endpoint works and does not take this request: too long a prompt for its model, or one that a filter refuses."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Endpoint:
         if not os.environ.get(self.api_key_env) and "api.openai.com" in self.base_url:
             raise EndpointError(f"{self.base_url} needs a key: set the environment variable {self.api_key_env}")
         self._client: Any = None
+        self._limit = LIMIT
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
@@ -71,6 +77,7 @@ class Endpoint:
             sampling: ``temperature``, ``max_tokens``, ``top_p`` or ``seed`` of this call.
 
         Raises:
+            RequestRefusedError: It does not take this request.
             EndpointError: No usable answer after all retries.
         """
         import openai
@@ -80,6 +87,8 @@ class Endpoint:
         for attempt in range(self.max_retries + 1):
             if attempt:
                 time.sleep(min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
+            if self._limit != LIMIT and LIMIT in arguments:
+                arguments[self._limit] = arguments.pop(LIMIT)
             try:
                 reply = self._connect().chat.completions.create(model=self.model, messages=list(messages), **arguments)
                 choice = reply.choices[0]
@@ -90,9 +99,14 @@ class Endpoint:
             except openai.APIResponseValidationError as error:
                 cause = f"an answer that is no chat completion ({error})"
             except openai.OpenAIError as error:
+                refused = isinstance(error, (openai.BadRequestError, openai.UnprocessableEntityError))
+                if refused and LIMIT in arguments and NEWER_LIMIT in str(error):
+                    self._limit, cause = NEWER_LIMIT, f"a refusal ({error})"
+                    continue
                 # Not "from error": the client's exceptions do not survive Ray's pickling, and with one as its cause ours
                 # would not either.
-                raise EndpointError(f"the endpoint {self.base_url} failed: {type(error).__name__}: {error}") from None
+                kind = RequestRefusedError if refused else EndpointError
+                raise kind(f"the endpoint {self.base_url} failed: {type(error).__name__}: {error}") from None
             except (ValueError, TypeError, AttributeError, IndexError) as error:
                 cause = f"an answer that is no chat completion ({type(error).__name__}: {error})"
         raise EndpointError(f"the endpoint {self.base_url} gave {cause}, {self.max_retries + 1} times")
