@@ -93,6 +93,18 @@ def test_the_examples_data_is_found_from_anywhere(tmp_path, monkeypatch):
         assert len(list(read_rows(odd))) == 1 and input_files(odd) == [str(tmp_path / odd)]
 
 
+def test_a_pattern_reaches_into_folders_and_a_folder_gives_all_that_can_be_read(tmp_path):
+    """Fails where ** stands for one folder, or where a suffix that can be read is passed over: nobody would be told."""
+    files = [tmp_path / name for name in ("a.jsonl", "b.ndjson", "x/c.jsonl", "x/y/d.jsonl")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"row": 1}\n')
+    everywhere = str(tmp_path / "**" / "*.jsonl")
+    assert input_files(everywhere) == sorted(str(file) for file in files if file.suffix == ".jsonl")
+    assert len(list(read_rows(everywhere))) == 3
+    assert input_files(str(tmp_path)) == [str(file) for file in files[:2]]
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
     """What git holds, so that nothing that was built before gets into what is built."""

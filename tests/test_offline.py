@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac import NLACConfig
+from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.episode import GENERATION, MESSAGES
@@ -138,6 +140,18 @@ class TestEpisodes:
                 assert (a.episode_success, a.returns_to_go) == (b.episode_success, b.returns_to_go)
                 assert (a.generation.prompt_ids, a.generation.token_ids) == (b.generation.prompt_ids, b.generation.token_ids)
                 assert np.isnan(b.generation.logprobs).all()
+
+    @pytest.mark.parametrize("trial", ["default", "ab12_00000"])
+    def test_each_run_writes_files_of_its_own(self, tmp_path, trial):
+        """Fails where runs without Tune, whose trials are all called default, write over each other's."""
+        for number in range(2):
+            name = trial if trial == "default" else f"{trial}_{number}"
+            config = SimpleNamespace(output=str(tmp_path / "out"))
+            run = SimpleNamespace(config=config, trial_id=name, logdir=str(tmp_path / f"{number}"), iteration=0)
+            run._recorded = (-1, 0)
+            for _ in range(2):
+                LanguageAlgorithm.record_dialogues(run, [])
+        assert len(list((tmp_path / "out").iterdir())) == 4
 
     def test_nothing_is_left_of_an_interrupted_write(self, tmp_path, monkeypatch):
         monkeypatch.setattr("rllib_nlac.replay.dialogues.as_row", lambda episode: 1 / 0)

@@ -194,7 +194,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         if self._recorded[0] != self.iteration:
             self._recorded = self.iteration, 0
         self._recorded = self.iteration, self._recorded[1] + 1
-        name = f"episodes_{self.trial_id}_{self.iteration + 1:08d}_{self._recorded[1]}.jsonl"
+        trial = self.trial_id if self.trial_id != "default" else Path(self.logdir).name  # without Tune all have that one
+        name = f"episodes_{trial}_{self.iteration + 1:08d}_{self._recorded[1]}.jsonl"
         write_dialogues(Path(self.config.output) / name, episodes)
 
     def remember_base(self, turns_of: Callable[[], Sequence[Transition]]) -> None:

@@ -56,7 +56,7 @@ def data_files(name: str) -> list[str]:
     path = Path(name).expanduser()
     if path.is_file():  # whatever its name holds
         return [str(path)]
-    found = glob.glob(str(path))
+    found = glob.glob(str(path), recursive=True)
     if not found and path.parts[:1] == (NAME,):
-        found = glob.glob(str(FOLDER.parent / path))
+        found = glob.glob(str(FOLDER.parent / path), recursive=True)
     return sorted(found)
