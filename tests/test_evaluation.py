@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from numbered_episodes import episode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_nlac.ablations import Hindsight
+from rllib_nlac.ablations import Hindsight, PermutedFutures
 from rllib_nlac.algorithm.evaluation import (
     action_entropy,
     evaluate_tasks,
@@ -236,7 +237,10 @@ def test_an_evaluation_by_weights_that_are_one_sync_old_is_refused():
     assert evaluated(None, 1.0)["num_tasks"] == 2  # under RLlib's own sync they have no number
 
 
-@pytest.mark.parametrize(("kind", "obstacle"), [(Hindsight, "what really came"), (GRPO, "no critic in words")])
+@pytest.mark.parametrize(
+    ("kind", "obstacle"),
+    [(Hindsight, "what really came"), (GRPO, "no critic in words"), (PermutedFutures, "exchanges futures within a batch")],
+)
 def test_what_cannot_refine_says_why(kind, obstacle):
     algorithm = kind.__new__(kind)
     algorithm.config = kind.get_default_config()
@@ -289,3 +293,8 @@ def test_the_best_checkpoint_is_kept_by_evaluations_that_happened():
         checkpoint_config(experiment)
     keep["checkpoint_frequency"] = 4
     assert checkpoint_config(experiment).num_to_keep == 1
+    keep["checkpoint_at_end"] = True  # of iteration 9 it would have the score of iteration 8
+    for stop in ({"training_iteration": 9}, {"env_runners/num_episodes_lifetime": 256}, {}):
+        with pytest.raises(ExperimentError, match="leave out checkpoint_at_end"):
+            checkpoint_config(replace(experiment, stop=stop))
+    assert checkpoint_config(replace(experiment, stop={"training_iteration": 8})).checkpoint_at_end

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import random
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ray import cloudpickle, tune
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
@@ -75,7 +80,8 @@ class TestSchedulers:
         made = tune_arguments(experiment(metric="m", scheduler={"type": "asha", "max_t": 5}))
         assert isinstance(made["scheduler"], ASHAScheduler) and made["mode"] == "max" and made["metric"] == "m"
         mutations = {"lr": {"loguniform": [1e-4, 1e-2]}, "num_futures": [1, 2], "replay_buffer_config": {"alpha": [0.1, 0.9]}}
-        made = tune_arguments(experiment(metric="m", scheduler={"type": "pbt", "hyperparam_mutations": mutations}))
+        own = {"replay_buffer_config": {"alpha": 0.1}}
+        made = tune_arguments(experiment(config=own, metric="m", scheduler={"type": "pbt", "hyperparam_mutations": mutations}))
         assert isinstance(made["scheduler"], PopulationBasedTraining)
         made = tune_arguments(experiment(metric="m", search_alg={"type": "optuna", "seed": 0}))
         assert type(made["search_alg"]).__name__ == "OptunaSearch"
@@ -94,6 +100,37 @@ class TestSchedulers:
     def test_what_is_wrong_is_named(self, entry, message):
         with pytest.raises(ExperimentError, match=message):
             tune_arguments(experiment(**entry))
+
+    def test_what_pbt_changes_within_a_mapping_must_be_there(self):
+        """Fails where it is found by a KeyError of Tune's at the first perturbation: Tune fills in whole keys alone."""
+        pbt = {"type": "pbt", "hyperparam_mutations": {"replay_buffer_config": {"alpha": [0.0, 0.6]}, "lr": [0.1, 0.2]}}
+        wrong = experiment(config={"replay_buffer_config": {"capacity": 9}}, metric="m", scheduler=pbt)
+        with pytest.raises(ExperimentError, match="changes replay_buffer_config/alpha, which config does not set"):
+            tune_arguments(wrong)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.integers(0, 2**31), st.floats(0.5, 1.0), st.integers(64, 511))
+    def test_pbt_stays_in_the_ranges_of_the_file(self, seed, fraction, batch):
+        """Fails where it does as Tune by itself, which multiplies by 0.8 or 1.2: a trial would end as it is built anew."""
+        ranges = {
+            "judged_fraction": {"uniform": [0.5, 1.0]},
+            "train_batch_size_per_learner": {"randint": [64, 512]},
+            "replay_buffer_config": {"alpha": {"uniform": [0.5, 1.0]}},
+        }
+        first = {
+            "judged_fraction": fraction,
+            "train_batch_size_per_learner": batch,
+            "tau": 0.1,
+            "replay_buffer_config": {"alpha": fraction, "capacity": 9},
+        }
+        pbt = {"type": "pbt", "hyperparam_mutations": ranges, "resample_probability": 0.0}
+        made = tune_arguments(experiment(config=first, metric="m", scheduler=pbt))["scheduler"]
+        random.seed(seed)
+        np.random.seed(seed)
+        new, _ = made._get_new_config(SimpleNamespace(), SimpleNamespace(config=copy.deepcopy(first), evaluated_params={}))
+        assert 0.5 <= new["judged_fraction"] <= 1.0 and 0.5 <= new["replay_buffer_config"]["alpha"] <= 1.0
+        assert 64 <= new["train_batch_size_per_learner"] <= 511 and isinstance(new["train_batch_size_per_learner"], int)
+        assert new["tau"] == 0.1 and new["replay_buffer_config"]["capacity"] == 9
 
     def test_what_pbt_may_set_is_checked_too(self):
         with pytest.raises(ExperimentError, match=r"config\.tau is 3"):

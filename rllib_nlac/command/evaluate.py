@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,9 +30,9 @@ MAX_RENDERED = 10
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, episodes: int, attempts: int, refined: bool, render: bool, terminal: Terminal, verbose: bool
+    checkpoint: str | os.PathLike, episodes: int, attempts: int, refined: bool, render: bool, terminal: Terminal, verbose: bool
 ) -> None:
-    """Restores an algorithm, ours or any of RLlib's, plays and prints.
+    """Restores an algorithm, ours or any of RLlib's, plays and prints; the checkpoint is a folder, or a URI.
 
     Raises:
         CheckpointError: The checkpoint is damaged.
@@ -46,7 +47,7 @@ def evaluate_checkpoint(
             f"take {fewer} or {fewer + attempts}"
         )
     ours = is_ours(str(checkpoint))
-    if not ours and not (checkpoint / "rllib_checkpoint.json").is_file():
+    if not ours and not (Path(checkpoint) / "rllib_checkpoint.json").is_file():
         raise FileNotFoundError(
             f"{checkpoint} is no checkpoint: it has no rllib_checkpoint.json. Checkpoints are the folders checkpoint_000... "
             "of a trial; training writes them with 'checkpoint_config: {checkpoint_at_end: true}'"
@@ -55,7 +56,8 @@ def evaluate_checkpoint(
     try:
         with opened(checkpoint) if ours else nullcontext() as verified:  # refused before Ray starts
             start_ray(verbose)
-            algorithm = Algorithm.from_checkpoint(str(checkpoint.absolute()), verified and verified.filesystem)
+            folder = verified.folder if verified else Path(checkpoint).absolute()
+            algorithm = Algorithm.from_checkpoint(str(folder), verified and verified.filesystem)
         runner = evaluation_runner(algorithm)
         if runner is None:
             raise ValueError(
@@ -102,9 +104,12 @@ def obstacle_to_refining(algorithm: Algorithm) -> str:
     """Why a turn cannot be criticised before it is played; empty where it can."""
     if not getattr(algorithm.config, "criticises_in_words", False):
         return "has no critic in words to refine with"
-    if isinstance(algorithm, NLAC) and not algorithm.variant.predicts:
+    if not isinstance(algorithm, NLAC):
+        return ""
+    if not algorithm.variant.predicts:
         return "reads what really came, which nobody knows while a game is played"
-    return ""
+    reason = algorithm.variant.unrefined_because
+    return f"cannot: {reason}" if reason else ""
 
 
 def summary(episodes: Sequence[SingleAgentEpisode]) -> Mapping[str, str]:

@@ -337,6 +337,14 @@ def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
             f"{experiment.name}, checkpoint_config: to keep checkpoints by {score!r}, checkpoint_frequency must be a multiple "
             f"of evaluation_interval; they are {frequency} and {interval}"
         )
+    if score.startswith("evaluation/") and interval and given.get("checkpoint_at_end"):
+        last = experiment.stop.get("training_iteration")
+        if set(experiment.stop) != {"training_iteration"} or not isinstance(last, int) or last % interval:
+            raise ExperimentError(
+                f"{experiment.name}, checkpoint_config: to keep checkpoints by {score!r}, leave out checkpoint_at_end, or let "
+                "the run end by a training_iteration that is a multiple of evaluation_interval: a checkpoint from between "
+                "would have the score of an earlier one"
+            )
     return CheckpointConfig(**given)
 
 
@@ -353,6 +361,7 @@ def tune_arguments(experiment: Experiment) -> dict[str, Any]:
     searches = {key for key in ("scheduler", "search_alg") if given.get(key)}
     if searches and not given.get("metric"):
         raise ExperimentError(f"{where}: {' and '.join(sorted(searches))} need 'metric', as in 'metric: {EXAMPLE_METRIC}'")
+    search.check_mutated(given.get("scheduler"), experiment.config, where)
     mode = given.get("mode", "max" if given.get("metric") else None)
     storage = given.get("storage_path")
     if storage and "://" not in storage:

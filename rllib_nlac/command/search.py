@@ -123,6 +123,8 @@ def scheduler(given: Mapping[str, Any] | str | None, where: str) -> Any:
     if "require_attrs" in known:
         arguments.setdefault("require_attrs", False)  # results before the first evaluation have no metric of it
     if "hyperparam_mutations" in arguments:
+        if "custom_explore_fn" in known:
+            arguments["custom_explore_fn"] = partial(_within, arguments["hyperparam_mutations"])
         arguments["hyperparam_mutations"] = _mutations(arguments["hyperparam_mutations"], where)
     return _create(cls, arguments, f"{where}, scheduler")
 
@@ -138,6 +140,38 @@ def _mutations(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         else:
             result[key] = domain(value, f"{where}, {key}")
     return result
+
+
+def _within(given: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as PBT made it, back in the ranges of the file: Tune multiplies by 0.8 or 1.2 and looks at none."""
+    for key, value in given.items():
+        if space_of(value) in RANGES:
+            low, high = _examples(value, key)
+            config[key] = min(max(config[key], low), high)
+        elif isinstance(value, Mapping) and space_of(value) is None:
+            config[key] = _within(value, config[key])
+    return config
+
+
+def check_mutated(given: Any, config: Mapping[str, Any], where: str) -> None:
+    """Looks whether what PBT shall change within a mapping is there: Tune fills in whole keys alone.
+
+    Raises:
+        ExperimentError: An entry of a mapping is missing.
+    """
+
+    def look(mutations: Mapping[str, Any], own: Any, path: str) -> None:
+        for key, value in mutations.items():
+            if path and key not in (own if isinstance(own, Mapping) else {}):
+                raise ExperimentError(
+                    f"{where}, scheduler: hyperparam_mutations changes {path}{key}, which config does not set: give it a first "
+                    "value there"
+                )
+            if isinstance(value, Mapping) and space_of(value) is None:
+                look(value, own.get(key), f"{path}{key}/")
+
+    mutations = given.get("hyperparam_mutations") if isinstance(given, Mapping) else None
+    look(mutations if isinstance(mutations, Mapping) else {}, config, "")
 
 
 def mutated(given: Any, where: str) -> dict[str, Any]:
