@@ -24,6 +24,12 @@ def unknown_key(name: object, known: Iterable[str], what: str = "key") -> str:
     return f"unknown {what} {name!r:.80}; {hint}"
 
 
+def look_in_this_folder() -> None:
+    """Has modules of the current folder found, as ``python -m`` does and an installed command does not."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
 def names_attribute(name: str) -> bool:
     """Whether a name reads as ``module:attribute``; gymnasium's ids, as "module:Name-v0", do not."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
@@ -36,8 +42,7 @@ def attribute_of(name: str, what: str, example: str) -> Any:
         ValueError: There is no such module or attribute.
     """
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    look_in_this_folder()
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -17,10 +17,12 @@ import ray
 import torch
 from ray import cloudpickle
 from ray.rllib.algorithms.algorithm import Algorithm
+from typer.testing import CliRunner
 
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.checkpoints import checkpoint
+from rllib_nlac.command.cli import app
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
@@ -428,6 +430,8 @@ class TestExport:
             checkpoint.export_model(tmp_path, Path(__file__).parent)
         with pytest.raises(FileExistsError, match=r"test_checkpoints\.py is a file: name a new folder"):
             checkpoint.export_model(tmp_path, Path(__file__))
+        with pytest.raises(FileNotFoundError, match=f"file://{tmp_path}/x is no checkpoint"):
+            checkpoint.export_model(f"file://{tmp_path}/x", tmp_path / "out")
 
 
 def test_a_checkpoint_on_another_file_system(algorithm, tmp_path):
@@ -437,6 +441,8 @@ def test_a_checkpoint_on_another_file_system(algorithm, tmp_path):
     assert checkpoint.read_manifest(remote)["files"].keys() == checkpoint.read_manifest(local)["files"].keys()
     shutil.rmtree(local)
     algorithm.restore_from_path(remote)
+    exported = CliRunner().invoke(app, ["export", remote, str(tmp_path / "exported")])
+    assert exported.exit_code == 0 and (tmp_path / "exported" / "config.json").is_file(), exported.output
 
 
 def test_what_is_no_folder_is_no_checkpoint_of_a_trial(tmp_path):

@@ -355,7 +355,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
+def export_model(checkpoint: str | os.PathLike, folder: Path, merge: bool = False) -> Path:
     """Writes a checkpoint's policy as a Hugging Face folder, for Transformers, ``vllm serve`` or another run.
 
     With LoRA that is an adapter in PEFT's format, whose base is the run's language model. Neither engines nor environments are
@@ -373,7 +373,7 @@ def export_model(checkpoint: Path, folder: Path, merge: bool = False) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}: name a new folder to export to")
     if not is_ours(str(checkpoint)):
-        if (checkpoint / CONSTRUCTOR).is_file():
+        if (Path(checkpoint) / CONSTRUCTOR).is_file():
             raise CheckpointError(
                 f"{checkpoint} has no {MANIFEST}: it is of one of RLlib's own algorithms, which have no language model to "
                 "export, or its writing was interrupted. Name a whole checkpoint of this package's"

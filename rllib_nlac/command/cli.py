@@ -37,6 +37,9 @@ from rllib_nlac.command.env import app as env_app
 from rllib_nlac.command.errors import Commands, clear_errors, mapping
 from rllib_nlac.command.terminal import terminal
 from rllib_nlac.command.waiting import Waiting
+from rllib_nlac.names import look_in_this_folder
+
+look_in_this_folder()  # for what a checkpoint or a configuration names by its module
 
 app = typer.Typer(cls=Commands, help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 train_app = typer.Typer(help="Train an algorithm, from a file or from options.", invoke_without_command=True)
@@ -134,7 +137,7 @@ def show_examples(
 
 @app.command()
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder of a trial, or its address, as s3://...")],
     episodes: Annotated[int, typer.Option(min=1, help="How many to play; a multiple of --attempts.")] = 128,
     attempts: Annotated[int, typer.Option(min=1, help="Episodes of each task, for avg@k and pass@k.")] = 1,
     refined: Annotated[bool, typer.Option("--refined", help="Criticise and refine each turn before it is played.")] = False,
@@ -150,11 +153,14 @@ def evaluate(
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder of a trial.")],
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder of a trial, or its address, as s3://...")],
     folder: Annotated[Path, typer.Argument(help="Where to write the model; must not exist, or be empty.")],
     merge: Annotated[bool, typer.Option("--merge", help="Of a LoRA run: the whole model, and not the adapter alone.")] = False,
 ) -> None:
-    """Write a checkpoint's policy as a Hugging Face folder, for Transformers, vllm serve, or language_model of another run."""
+    """Write a checkpoint's policy as a Hugging Face folder, for Transformers, vllm serve, or language_model of another run.
+
+    Of a LoRA run it is the adapter alone, in PEFT's format, or with --merge the whole model.
+    """
     with clear_errors():
         from rllib_nlac.checkpoints.checkpoint import export_model
 
