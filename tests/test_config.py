@@ -13,9 +13,11 @@ from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import ABLATIONS, FreshActions, Hindsight, PermutedFutures
 from rllib_nlac.algorithm.language_config import Manners
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
+from rllib_nlac.baselines.erl import ERL
 from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.baselines.rft import RFT
+from rllib_nlac.baselines.scalar_critic import ScalarCritic
 from rllib_nlac.command import search
 from rllib_nlac.command.cli import app
 from rllib_nlac.command.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
@@ -81,6 +83,10 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("prompts", "compakt", "no prompt set"),
         ("max_context", 100_000, "reads at most 512"),
         ("language_model", "./missing", "does not exist"),
+        ("train_batch_size", 128, "train_batch_size is 128 and has no effect here: set train_batch_size_per_learner"),
+        ("gamma", 0.5, "gamma is 0.5 and has no effect: this algorithm discounts nothing"),
+        ("num_gpus", 1, "num_gpus is 1 and reserves none here: set num_gpus_per_learner"),
+        ("num_gpus_per_engine", 1, "num_gpus_per_engine is 1 and needs num_engines of at least 1"),
     ],
 )
 def test_a_wrong_value_names_key_and_fix(config, key, value, complaint):
@@ -88,6 +94,32 @@ def test_a_wrong_value_names_key_and_fix(config, key, value, complaint):
     setattr(config, key, value)
     with pytest.raises((ValueError, FileNotFoundError), match=complaint):
         config.validate()
+
+
+@pytest.mark.parametrize("kind", [GRPO, RFT, ERL])
+def test_keys_of_nlac_that_another_algorithm_does_not_read_are_refused(kind):
+    """Fails where a tau that is left in a file costs a copy of the weights that nothing answers with."""
+    config = kind.get_default_config().environment("TwentyQuestions")
+    config.copy(copy_frozen=False).training(lr=1e-3).validate()
+    for key, value, complaint in (
+        ("tau", 0.01, "tau is 0.01 and has no effect: this algorithm has no target weights"),
+        ("train_batch_size_per_learner", 256, "has no effect with this algorithm: an iteration learns from all that it played"),
+        ("train_batch_size", 256, "has no effect here: an iteration learns from all that it played"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            config.copy(copy_frozen=False).training(**{key: value}).validate()
+    ScalarCritic.get_default_config().environment("TwentyQuestions").training(gamma=0.5, tau=0.1).validate()
+
+
+def test_a_path_may_begin_at_home(tmp_path, monkeypatch, config):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(config.model_path, tmp_path / "models" / "own")
+    (tmp_path / "mine.yaml").write_text("extends: compact\nname: mine\n")
+    config.language(language_model="~/models/own", prompts="~/mine.yaml").validate()
+    assert config.prompts_for("TwentyQuestions").name == "mine" and config.model_path == str(tmp_path / "models" / "own")
+    (tmp_path / "models" / "own" / "config.json").rename(tmp_path / "models" / "own" / "adapter_config.json")
+    with pytest.raises(FileNotFoundError, match=r"holds an adapter alone.*rllib export --merge"):
+        config.copy(copy_frozen=False).validate()
 
 
 def test_a_minibatch_is_part_of_what_all_learners_draw_and_of_nothing_without_replay(config):

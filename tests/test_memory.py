@@ -342,6 +342,21 @@ class TestAdvice:
             config.language(max_tokens_per_micro_batch=budget)
             assert (advice(estimate(config, 40 * GIB), config, 40 * GIB, None) == []) == fits
 
+    @pytest.mark.parametrize(
+        ("settings", "name", "advised"),
+        [
+            ({"num_engines": 1, "num_gpus_per_engine": 1}, "engine", "tensor_parallel_size with num_gpus_per_engine"),
+            ({"num_engines": 1, "num_gpus_per_engine": 1}, "driver", "a smaller language_model"),
+            ({}, "driver", "num_engines: 1 with num_gpus_per_engine: 1"),
+        ],
+    )
+    def test_what_is_advised_for_weights_is_of_that_process(self, settings, name, advised):
+        """Fails where a learner is told to divide the engine."""
+        config = on_gpu(lora={"rank": 8}, learner_model={"dtype": "bfloat16"}).engines(**settings)
+        lines = advice(estimate(config, 4 * GIB), config, 4 * GIB, None)
+        line = next(each for each in lines if each.startswith(name))
+        assert advised in line and ("tensor_parallel_size" in line) == (name == "engine")
+
     @given(st.floats(1, 200), st.floats(1.01, 4))
     def test_what_fits_a_gpu_fits_a_larger_one(self, gib, times):
         config = on_gpu(lora={"rank": 8}, learner_model={"dtype": "bfloat16"})

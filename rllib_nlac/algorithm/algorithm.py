@@ -105,7 +105,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         self.stopped = StoppedSteps()
         super().setup(config)
         if self.config.output:
-            check_storage(Path(self.config.output))  # later, a record that cannot be written is not worth the run
+            check_storage(Path(self.config.output).expanduser())  # later, a record that cannot be written is not worth the run
         self.rng = np.random.default_rng(self.config.seed or 0)
         self.chat = self.config.make_chat()
         if obstacle := self.chat.template.obstacle:
@@ -196,7 +196,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         self._recorded = self.iteration, self._recorded[1] + 1
         trial = self.trial_id if self.trial_id != "default" else Path(self.logdir).name  # without Tune all have that one
         name = f"episodes_{trial}_{self.iteration + 1:08d}_{self._recorded[1]}.jsonl"
-        write_dialogues(Path(self.config.output) / name, episodes)
+        write_dialogues(Path(self.config.output).expanduser() / name, episodes)
 
     def remember_base(self, turns_of: Callable[[], Sequence[Transition]]) -> None:
         """With the first episodes, has the untrained model answer what is rehearsed and what evaluations look at.

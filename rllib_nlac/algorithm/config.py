@@ -21,6 +21,7 @@ from rllib_nlac.learner.rl_module import CausalLMModule, LearnerModel
 from rllib_nlac.types import Weights
 
 # Keys of DeepSpeed's that would change what a gradient step is, or be ignored, and ours that do what they say.
+ALL_PLAYED = "an iteration learns from all that it played (episodes_per_iteration)"
 DEEPSPEED_KEYS_OF_OURS = {
     "train_batch_size": "minibatch_size",
     "train_micro_batch_size_per_gpu": "max_tokens_per_micro_batch",
@@ -37,6 +38,8 @@ class LanguageAlgorithmConfig(LanguageConfig):
     runs_waves = False  # whether an iteration asks its critic in waves, so that they can run ahead
     stage_staleness = 0  # a key of those
     serves_target = True  # whether an engine ever answers with the target weights, where there are any
+    draws_batches = False  # whether an iteration learns from so many transitions, and not from all that it played
+    discounts = False  # whether ``gamma`` counts
     trains_by_imitation = False  # whether sequences are learned as they stand, so that rehearsed ones can stand beside them
     RANGES = {
         "minibatch_size": ranges.COUNT,
@@ -224,6 +227,29 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "must be False: evaluations ask engines and learner that training changes at the same time",
         )
         super().validate()
+        usual = type(self)()
+        self._check(
+            self.train_batch_size == usual.train_batch_size,
+            "train_batch_size",
+            "has no effect here: set train_batch_size_per_learner"
+            if self.draws_batches
+            else f"has no effect here: {ALL_PLAYED}",
+        )
+        self._check(
+            self.draws_batches or self.train_batch_size_per_learner == usual.train_batch_size_per_learner,
+            "train_batch_size_per_learner",
+            f"has no effect with this algorithm: {ALL_PLAYED}",
+        )
+        self._check(
+            self.tau is None or usual.tau is not None,
+            "tau",
+            "has no effect: this algorithm has no target weights. Leave it out",
+        )
+        self._check(
+            self.discounts or self.gamma == usual.gamma,
+            "gamma",
+            "has no effect: this algorithm discounts nothing. Leave it out",
+        )
         self._check(
             # An evaluation plays nothing ahead: its own EnvRunner may be in this process.
             self.max_staleness == 0 or self.num_env_runners > 0 or self.in_evaluation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -290,7 +291,7 @@ class LanguageConfig(AlgorithmConfig):
         """Where the language model is: for "tiny" and "tiny_house" a folder of this package."""
         if folder := self.manners.folder:
             return str(Path(__file__).parents[1] / "tiny" / folder)
-        return self.language_model
+        return os.path.expanduser(self.language_model)  # a Path would drop the ./ by which a folder is told from a hub's name
 
     def prompts_for(self, env: str | None) -> PromptSet:
         """The prompt set of an environment, by its registered name."""
@@ -378,6 +379,17 @@ class LanguageConfig(AlgorithmConfig):
             self.explore is not False,
             "explore",
             "changes nothing here: set action_temperature to 0 to play the likeliest tokens",
+        )
+        self._check(
+            not self.num_gpus,
+            "num_gpus",
+            "reserves none here: set num_gpus_per_learner, and for engines of their own num_gpus_per_engine",
+        )
+        self._check(
+            not self.num_gpus_per_engine or self.num_engines > 0,
+            "num_gpus_per_engine",
+            "needs num_engines of at least 1: without, the engine has the GPU of its process (num_gpus_per_learner; under PPO "
+            "and APPO num_gpus_per_env_runner)",
         )
         self._check(
             not self.evaluate_refined or self.criticises_in_words,

@@ -210,7 +210,7 @@ def _keys_for(what: str, process: Process, config: LanguageConfig, sizes: dict[s
         return ["lora: {rank: 16}", *several]
     if what == "weights":
         keys = ["learner_model: {dtype: bfloat16}"] if _model(config).dtype == "float32" and process.name != "engine" else []
-        return keys or (["tensor_parallel_size with num_gpus_per_engine"] if process.gpus else ["a smaller language_model"])
+        return keys or _for_weights(process, config)
     if what == "weight sets":
         serving = ["engine_config: {lora_serving: adapter}"] if config.lora is not None else ["lora: {rank: 16}"]
         return [*serving, *(["judge_weights: target"] if Weights.INITIAL.value in _sets(config) else [])]
@@ -223,6 +223,18 @@ def _keys_for(what: str, process: Process, config: LanguageConfig, sizes: dict[s
     if what == "snapshot":
         return ["learner_snapshot_interval: 0"]
     return []
+
+
+def _for_weights(process: Process, config: LanguageConfig) -> list[str]:
+    """What makes room where weights take most, in processes that have half of the precision already."""
+    keys = []
+    if process.gpus and process.name == "engine":
+        keys.append("tensor_parallel_size with num_gpus_per_engine")
+    elif process.gpus and process.name == "driver" and not config.num_engines:
+        keys.append("num_engines: 1 with num_gpus_per_engine: 1")
+    elif process.gpus and isinstance(config, LanguageAlgorithmConfig) and config.lora is None:
+        keys.append("num_learners with deepspeed_config: {zero_optimization: {stage: 3}}")
+    return [*keys, "a smaller language_model"]
 
 
 def _model(config: LanguageConfig) -> LearnerModel:

@@ -36,6 +36,7 @@ class ScalarCriticConfig(ReplayConfig):
     """Configures the scalar critic. ``minibatch_size`` counts transitions."""
 
     serves_target = False  # the learner asks its own
+    discounts = True
     RANGES = {
         **ranges.POLICY_GRADIENT,
         "num_candidates": ranges.Range(2, whole=True, why="an advantage compares actions"),

@@ -233,6 +233,11 @@ def check_model_path(model: str) -> None:
     """
     path = Path(model)
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise FileNotFoundError(
+            f"no model in {model!r}: the folder holds an adapter alone. Export the whole model: "
+            "rllib export --merge CHECKPOINT FOLDER"
+        )
     if (looks_like_path or path.is_dir()) and not (path / "config.json").is_file():
         raise FileNotFoundError(
             f"no model in {model!r}: the folder {'lacks config.json' if path.is_dir() else 'does not exist'}. Give a "

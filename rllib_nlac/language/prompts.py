@@ -257,7 +257,7 @@ def _layers(source: str | Mapping[str, Any]) -> list[dict[str, Any]]:
 def _find(source: Any, folder: Path) -> Path:
     """The file of a shipped set, or else one by its path from a folder."""
     shipped = Path(str(resources.files("rllib_nlac.language") / "prompt_sets" / f"{source}.yaml"))
-    path = shipped if shipped.is_file() else folder / str(source)
+    path = shipped if shipped.is_file() else folder / Path(str(source)).expanduser()
     if not path.is_file():
         raise ValueError(
             f"no prompt set is called {source!r}, and no file of that name is there; shipped are 'default' and 'compact'"
