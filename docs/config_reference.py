@@ -235,7 +235,9 @@ def _changed(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:
     rows: dict[tuple[str, str, str], list[str]] = {}
     for algorithm, config in everyone.items():
         theirs = rllib_defaults(config)
-        for name, value in sorted(vars(theirs).items()):
+        # Of the batch RLlib keeps the attribute under a name of its own and shows it by a property.
+        for name in sorted({*vars(theirs), "train_batch_size_per_learner"}):
+            value = getattr(theirs, name)
             own = getattr(config, name, value)
             plain = all(isinstance(each, (bool, int, float, str, type(None))) for each in (own, value))
             if plain and own != value and not name.startswith("_"):
