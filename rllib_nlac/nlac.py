@@ -126,7 +126,7 @@ class NLACConfig(ReplayConfig, RecordedConfig):
             num_futures: k, futures that the evaluator sees for each action.
             num_next_actions: Number of next actions a' sampled in s'. The backup uses the first one that the evaluator approves
                 (1: the current policy's, as in the paper). Costs so many futures and critiques for each target.
-            num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the critic accepts.
+            num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the evaluator accepts.
             critic_input: What the evaluator reads. "predicted": futures, as in the paper. "backed_up": for a stored action its
                 Bellman target, which contains the real reply, and for a refined action predicted futures. So the policy uses
                 what an episode has shown before the critic has learned it.
