@@ -227,7 +227,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "must be False: evaluations ask engines and learner that training changes at the same time",
         )
         super().validate()
-        usual = type(self)()
+        usual = self.algo_class.get_default_config() if self.algo_class else type(self)()
         self._check(
             self.train_batch_size == usual.train_batch_size,
             "train_batch_size",
