@@ -351,7 +351,7 @@ class TestReAct:
     def test_a_model_that_knows_the_newer_name_of_the_limit_alone_is_asked_by_it(self, chat, serve):
         refusal = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
         server = serve((400, refusal))
-        engine = EndpointEngine(chat, server.url, "m", max_concurrency=1)
+        engine = EndpointEngine(chat, server.url, "m", max_concurrency=1, max_retries=0)
         request = Request((3,), 12, messages=(Message("user", "Guess."),))
         assert [chat.decode(a.token_ids) for a in engine.generate([request, request])] == ["Is it big?"] * 2
         assert [("max_tokens" in body, body.get("max_completion_tokens")) for body in server.asked] == [

@@ -83,12 +83,11 @@ class Endpoint:
         import openai
 
         arguments: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_tokens, **sampling}
+        arguments[self._limit] = arguments.pop(LIMIT)
         cause = ""
         for attempt in range(self.max_retries + 1):
             if attempt:
                 time.sleep(min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
-            if self._limit != LIMIT and LIMIT in arguments:
-                arguments[self._limit] = arguments.pop(LIMIT)
             try:
                 reply = self._connect().chat.completions.create(model=self.model, messages=list(messages), **arguments)
                 choice = reply.choices[0]
@@ -101,8 +100,8 @@ class Endpoint:
             except openai.OpenAIError as error:
                 refused = isinstance(error, (openai.BadRequestError, openai.UnprocessableEntityError))
                 if refused and LIMIT in arguments and NEWER_LIMIT in str(error):
-                    self._limit, cause = NEWER_LIMIT, f"a refusal ({error})"
-                    continue
+                    self._limit = NEWER_LIMIT
+                    return self.ask(messages, may_be_empty, **sampling)
                 # Not "from error": the client's exceptions do not survive Ray's pickling, and with one as its cause ours
                 # would not either.
                 kind = RequestRefusedError if refused else EndpointError
