@@ -195,7 +195,9 @@ to learn for a model that has learned such things before. What is gained over th
 """,
 }
 REPEATED = {
-    "twenty_questions": "The whole has not been repeated.",
+    "twenty_questions": """The whole,
+repeated later on a machine that need not be of the same type, came to other weights of the same kind: games won 0.223, by
+suggestions 0.945, left 0.974, backup 0.959, evaluate 0.934.""",
     "text_house": """The whole,
 repeated later on a machine that need not be of the same type, came to other weights of the same kind: policy 0.006, its first
 chest 0.100, backup 0.979, refine 0.992, evaluate 0.966.""",
