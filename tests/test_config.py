@@ -103,7 +103,6 @@ def test_keys_of_nlac_that_another_algorithm_does_not_read_are_refused(kind):
     config.copy(copy_frozen=False).training(lr=1e-3).validate()
     for key, value, complaint in (
         ("tau", 0.01, "tau is 0.01 and has no effect: this algorithm has no target weights"),
-        ("train_batch_size_per_learner", 256, "has no effect with this algorithm: an iteration learns from all that it played"),
         ("train_batch_size", 256, "has no effect here: an iteration learns from all that it played"),
     ):
         with pytest.raises(ValueError, match=complaint):

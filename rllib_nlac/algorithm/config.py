@@ -236,11 +236,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
             else f"has no effect here: {ALL_PLAYED}",
         )
         self._check(
-            self.draws_batches or self.train_batch_size_per_learner == usual.train_batch_size_per_learner,
-            "train_batch_size_per_learner",
-            f"has no effect with this algorithm: {ALL_PLAYED}",
-        )
-        self._check(
             self.tau is None or usual.tau is not None,
             "tau",
             "has no effect: this algorithm has no target weights. Leave it out",

@@ -161,7 +161,7 @@ def opened(path: str | os.PathLike, filesystem: pyarrow.fs.FileSystem | None = N
     """
     if filesystem is not None and isinstance(handler := getattr(filesystem, "handler", None), VerifiedFileSystem):
         yield handler.verified
-    elif "://" in str(path) or not (filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)):
+    elif _is_address(str(path)) or not (filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)):
         scratch = ScratchFolder("rllib_nlac_download_")
         try:
             source = str(path)
@@ -177,9 +177,13 @@ def opened(path: str | os.PathLike, filesystem: pyarrow.fs.FileSystem | None = N
         yield verify(_local(path), str(path))
 
 
+def _is_address(path: str) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
+
+
 def is_ours(path: str, filesystem: pyarrow.fs.FileSystem | None = None) -> bool:
     """Whether there is a checkpoint of this package at ``path``, whole or not."""
-    if filesystem is None and "://" not in path:
+    if filesystem is None and not _is_address(path):
         return any((folder / MANIFEST).exists() for folder in (Path(path).absolute(), _former(Path(path).absolute())))
     if filesystem is None:
         filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
