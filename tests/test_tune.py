@@ -80,8 +80,7 @@ class TestSchedulers:
         made = tune_arguments(experiment(metric="m", scheduler={"type": "asha", "max_t": 5}))
         assert isinstance(made["scheduler"], ASHAScheduler) and made["mode"] == "max" and made["metric"] == "m"
         mutations = {"lr": {"loguniform": [1e-4, 1e-2]}, "num_futures": [1, 2], "replay_buffer_config": {"alpha": [0.1, 0.9]}}
-        own = {"replay_buffer_config": {"alpha": 0.1}}
-        made = tune_arguments(experiment(config=own, metric="m", scheduler={"type": "pbt", "hyperparam_mutations": mutations}))
+        made = tune_arguments(experiment(metric="m", scheduler={"type": "pbt", "hyperparam_mutations": mutations}))
         assert isinstance(made["scheduler"], PopulationBasedTraining)
         made = tune_arguments(experiment(metric="m", search_alg={"type": "optuna", "seed": 0}))
         assert type(made["search_alg"]).__name__ == "OptunaSearch"

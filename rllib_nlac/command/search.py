@@ -154,7 +154,7 @@ def _within(given: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_mutated(given: Any, config: Mapping[str, Any], where: str) -> None:
-    """Looks whether what PBT shall change within a mapping is there: Tune fills in whole keys alone.
+    """Looks whether what PBT shall change within a mapping of the configuration is there: Tune fills in whole keys alone.
 
     Raises:
         ExperimentError: An entry of a mapping is missing.
@@ -162,13 +162,14 @@ def check_mutated(given: Any, config: Mapping[str, Any], where: str) -> None:
 
     def look(mutations: Mapping[str, Any], own: Any, path: str) -> None:
         for key, value in mutations.items():
-            if path and key not in (own if isinstance(own, Mapping) else {}):
+            is_there = isinstance(own, Mapping) and key in own
+            if path and not is_there:
                 raise ExperimentError(
                     f"{where}, scheduler: hyperparam_mutations changes {path}{key}, which config does not set: give it a first "
                     "value there"
                 )
-            if isinstance(value, Mapping) and space_of(value) is None:
-                look(value, own.get(key), f"{path}{key}/")
+            if is_there and isinstance(value, Mapping) and space_of(value) is None:
+                look(value, own[key], f"{path}{key}/")
 
     mutations = given.get("hyperparam_mutations") if isinstance(given, Mapping) else None
     look(mutations if isinstance(mutations, Mapping) else {}, config, "")
