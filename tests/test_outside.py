@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +49,20 @@ def test_the_command_takes_it(outside):
     (outside / "mine.yaml").write_text(yaml.safe_dump({"mine": {**entry, "run": "my_rloo:RLOO"}}))
     result = CliRunner().invoke(app, ["train", "file", "mine.yaml", "--dry-run"])
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.process
+def test_the_installed_command_finds_what_lies_in_the_current_folder(tmp_path):
+    """As callbacks, or what a checkpoint names. Fails where the folder is looked through for ``run`` and ``env`` alone."""
+    (tmp_path / "my_callbacks.py").write_text(
+        "from ray.rllib.callbacks.callbacks import RLlibCallback\nclass Mine(RLlibCallback): pass\n"
+    )
+    entry = {"run": "NLAC", "env": "TwentyQuestions", "config": {"callbacks": "my_callbacks.Mine", "language_model": "tiny"}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"mine": entry}))
+    command = [str(Path(sys.executable).parent / "rllib"), "train", "file", "mine.yaml", "--dry-run"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "my_callbacks" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
