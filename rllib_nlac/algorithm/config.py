@@ -21,7 +21,6 @@ from rllib_nlac.learner.rl_module import CausalLMModule, LearnerModel
 from rllib_nlac.types import Weights
 
 # Keys of DeepSpeed's that would change what a gradient step is, or be ignored, and ours that do what they say.
-ALL_PLAYED = "an iteration learns from all that it played (episodes_per_iteration)"
 DEEPSPEED_KEYS_OF_OURS = {
     "train_batch_size": "minibatch_size",
     "train_micro_batch_size_per_gpu": "max_tokens_per_micro_batch",
@@ -38,8 +37,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
     runs_waves = False  # whether an iteration asks its critic in waves, so that they can run ahead
     stage_staleness = 0  # a key of those
     serves_target = True  # whether an engine ever answers with the target weights, where there are any
-    draws_batches = False  # whether an iteration learns from so many transitions, and not from all that it played
-    discounts = False  # whether ``gamma`` counts
+    discounts = False  # whether ``gamma`` is read
     trains_by_imitation = False  # whether sequences are learned as they stand, so that rehearsed ones can stand beside them
     RANGES = {
         "minibatch_size": ranges.COUNT,
@@ -232,8 +230,8 @@ class LanguageAlgorithmConfig(LanguageConfig):
             self.train_batch_size == usual.train_batch_size,
             "train_batch_size",
             "has no effect here: set train_batch_size_per_learner"
-            if self.draws_batches
-            else f"has no effect here: {ALL_PLAYED}",
+            if self.learns_from_logs
+            else "has no effect here: an iteration learns from all that it played (episodes_per_iteration)",
         )
         self._check(
             self.tau is None or usual.tau is not None,

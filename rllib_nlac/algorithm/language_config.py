@@ -57,7 +57,7 @@ class LanguageConfig(AlgorithmConfig):
 
     truncation_ends = False  # whether a truncated episode counts as ended, where an algorithm would bootstrap from its end
     episodes_per_task = 1  # played one after the other, as groups that a policy gradient compares
-    learns_from_logs = False  # whether ``offline_data`` means anything
+    learns_from_logs = False  # whether there is a replay buffer, which logged dialogues can fill
     criticises_in_words = False  # whether there are ``stage_settings``
     trains = True  # whether a learner holds the model
     # What numeric keys and flags may hold; a class adds its own and overrides those of its bases.

@@ -55,7 +55,6 @@ class ReplayConfig(LanguageAlgorithmConfig):
     """Off-policy learning from prioritised replay. A mixin, like ``LanguageConfig``."""
 
     learns_from_logs = True
-    draws_batches = True
     RANGES = {
         "n_step": ranges.COUNT,
         "offline_iterations": ranges.Range(0, whole=True, optional=True),

@@ -70,7 +70,7 @@ def written_at_once(path: str | os.PathLike) -> Iterator[Path]:
     Args:
         path: A local folder, existing or not, or the URI of a remote file system.
     """
-    remote = "://" in str(path)
+    remote = _is_address(str(path))
     final = Path(tempfile.mkdtemp() if remote else path).absolute()
     final.parent.mkdir(parents=True, exist_ok=True)
     put_right(final.parent)

@@ -109,7 +109,7 @@ function episodesView(app) {
   const iterations = [...new Set(run.episodes.map((each) => each.iteration))].sort((a, b) => b - a), place = h("div", null);
   const select = h("select", { "aria-label": "Evaluation", id: "episodes-of", onchange: () => draw() }, iterations.map((each) => h("option", { value: String(each) }, `after iteration ${number(each)}`)));
   const ending = h("select", { "aria-label": "Outcome", id: "episodes-outcome", onchange: () => draw() }, [["", "any outcome"], ["1", "✓ success"], ["0", "✗ failure"]].map(([value, text]) => h("option", { value }, text)));
-  const draw = () => replace(place, run.episodes.filter((each) => String(each.iteration) === select.value && (ending.value === "" || each.success === (ending.value === "1"))).map((each) => h("details", { class: "card episode", "data-key": `episode, ${each.iteration}, ${run.episodes.filter((other) => other.iteration === each.iteration).indexOf(each)}` },
+  const draw = () => replace(place, run.episodes.filter((each) => String(each.iteration) === select.value).map((each, at) => ending.value !== "" && each.success !== (ending.value === "1") ? null : h("details", { class: "card episode", "data-key": `episode, ${each.iteration}, ${at}` },
     h("summary", null, outcome(each.success), ` task ${number(each.task)} · ${number(each.rewards.length)} turns · return ${number(each.rewards.reduce((a, b) => a + b, 0))} · `, inline(run.at(each.ended), 60)), dialogueView(run.messages(each.messages)))));
   put(page, null, [h("p", { class: "line" }, select, ending), place]);
   draw();
