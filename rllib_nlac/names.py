@@ -1,4 +1,4 @@
-"""Names: which one was probably meant, and what ``my_module:MyClass`` names."""
+"""Names: which one was probably meant, what ``my_module:MyClass`` names, and which path is an address."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def look_in_this_folder() -> None:
     """Has modules of the current folder found, as ``python -m`` does and an installed command does not."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+def is_address(path: str) -> bool:
+    """Whether a path is an address, which begins with its scheme, as s3://bucket/results."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
 
 
 def names_attribute(name: str) -> bool:

@@ -25,6 +25,7 @@ from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
 from rllib_nlac.checkpoints.scratch import ScratchFolder
 from rllib_nlac.checkpoints.storage import cannot_write
 from rllib_nlac.envs import registry
+from rllib_nlac.names import is_address
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class CheckedCheckpoints(Algorithm):
 
     def _restore_component(self, path: Any, component: str, filesystem: pyarrow.fs.FileSystem | None, **kwargs: Any) -> None:
         """A part of a whole checkpoint is verified with it; what stands alone, as RLlib's modules write it, cannot be."""
-        whole = checkpoint.holder(path) if "://" not in str(path) else None
+        whole = checkpoint.holder(path) if not is_address(str(path)) else None
         if whole is None:
             logger.warning("%s belongs to no checkpoint with checksums, and is read unchecked", path)
             super().restore_from_path(path, component=component, filesystem=filesystem, **kwargs)

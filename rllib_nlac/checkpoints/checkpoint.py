@@ -38,6 +38,7 @@ from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.lora import merged
 from rllib_nlac.learner.adapter import add_adapter
 from rllib_nlac.learner.rl_module import load_own_entries, own_entries, served_state
+from rllib_nlac.names import is_address
 
 __all__ = [
     "FORMAT",
@@ -70,7 +71,7 @@ def written_at_once(path: str | os.PathLike) -> Iterator[Path]:
     Args:
         path: A local folder, existing or not, or the URI of a remote file system.
     """
-    remote = _is_address(str(path))
+    remote = is_address(str(path))
     final = Path(tempfile.mkdtemp() if remote else path).absolute()
     final.parent.mkdir(parents=True, exist_ok=True)
     put_right(final.parent)
@@ -161,7 +162,7 @@ def opened(path: str | os.PathLike, filesystem: pyarrow.fs.FileSystem | None = N
     """
     if filesystem is not None and isinstance(handler := getattr(filesystem, "handler", None), VerifiedFileSystem):
         yield handler.verified
-    elif _is_address(str(path)) or not (filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)):
+    elif is_address(str(path)) or not (filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)):
         scratch = ScratchFolder("rllib_nlac_download_")
         try:
             source = str(path)
@@ -177,13 +178,9 @@ def opened(path: str | os.PathLike, filesystem: pyarrow.fs.FileSystem | None = N
         yield verify(_local(path), str(path))
 
 
-def _is_address(path: str) -> bool:
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
-
-
 def is_ours(path: str, filesystem: pyarrow.fs.FileSystem | None = None) -> bool:
     """Whether there is a checkpoint of this package at ``path``, whole or not."""
-    if filesystem is None and not _is_address(path):
+    if filesystem is None and not is_address(path):
         return any((folder / MANIFEST).exists() for folder in (Path(path).absolute(), _former(Path(path).absolute())))
     if filesystem is None:
         filesystem, path = pyarrow.fs.FileSystem.from_uri(path)

@@ -32,7 +32,7 @@ from rllib_nlac.command.tune_keys import check_metrics, check_stop, check_tune_k
 from rllib_nlac.engine.places import Node
 from rllib_nlac.envs import registry
 from rllib_nlac.inputs import plain_yaml
-from rllib_nlac.names import unknown_key
+from rllib_nlac.names import is_address, unknown_key
 
 rllib_nlac.load()  # registers NLAC and the environments
 
@@ -364,7 +364,7 @@ def tune_arguments(experiment: Experiment) -> dict[str, Any]:
     search.check_mutated(given.get("scheduler"), experiment.config, where)
     mode = given.get("mode", "max" if given.get("metric") else None)
     storage = given.get("storage_path")
-    if storage and "://" not in storage:
+    if storage and not is_address(storage):
         storage = str(Path(storage).expanduser().absolute())
     plain = {key: given[key] for key in PLAIN_TUNE_KEYS if key in given}
     return {

@@ -17,6 +17,7 @@ from rllib_nlac.checkpoints.checkpoint import CheckpointError, DamagedCheckpoint
 from rllib_nlac.command.experiment import Experiment, ExperimentError, checkpoint_config, trainable_of
 from rllib_nlac.command.interrupts import command_to_resume
 from rllib_nlac.command.search import varied
+from rllib_nlac.names import is_address
 
 STATE = "experiment_state-"  # begins the name of what Tune knows of an experiment
 
@@ -161,7 +162,7 @@ def _put_right(where: Path, recorded: Path | None) -> list[str]:
 
 def is_remote(experiment: Experiment) -> bool:
     """Whether an experiment is kept where only Ray reads and writes, such as s3://bucket/results."""
-    return "://" in (experiment.tune.get("storage_path") or "")
+    return is_address(experiment.tune.get("storage_path") or "")
 
 
 def place_of(experiment: Experiment) -> str:
