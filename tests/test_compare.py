@@ -89,10 +89,14 @@ def test_a_run_that_is_named_longer_is_and_nothing_else(plan):
     assert longer.pop("stop")[key] == 4 * usual.pop("stop")[key] and longer == usual
 
 
-@pytest.mark.parametrize("method", ["ERL", "RLTF-SD"])
-def test_the_last_weights_are_evaluated_however_many_episodes_an_iteration_has(plan, method):
-    """Their second attempts are as many as first ones were lost. Fails where the table tells of weights before the last."""
-    assert plan.cell("ablations", method, 0).experiment["config"]["evaluation_interval"] == 1
+@pytest.mark.parametrize("world", ["ablations", "house_4"])
+def test_the_last_weights_are_evaluated_however_many_episodes_an_iteration_has(plan, world):
+    """An iteration may end after so many turns, or with as many second attempts as first ones were lost.
+
+    Fails where the table tells of weights before the last.
+    """
+    for method in ("ERL", "RLTF-SD", "PPO (RLlib)", "PPO with a reward for progress"):
+        assert plan.cell(world, method, 0).experiment["config"]["evaluation_interval"] == 1, method
 
 
 def test_the_main_cells_have_five_seeds_and_no_cell_has_less_than_three(plan):
