@@ -1,7 +1,4 @@
-"""Writes what each method reached, from the rows that the comparison keeps, for the algorithms' pages to include.
-
-``python docs/results_tables.py`` draws the README's picture from the same rows.
-"""
+"""Writes what each method reached, from the rows that the comparison keeps, for the algorithms' pages to include."""
 
 from __future__ import annotations
 
@@ -49,36 +46,3 @@ def write(folder: Path) -> None:
         path, text = folder / f"results_{name}.md", results(rows, plan, methods)
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-
-
-def draw(path: Path) -> None:
-    """The front page's picture: one world, success in evaluation against episodes, mean and range over runs."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"font.size": 13, "svg.hashsalt": "rllib_nlac", "svg.fonttype": "none"})
-    from matplotlib import pyplot
-
-    rows = read_rows(HERE / "text_house.csv")
-    figure, axes = pyplot.subplots(figsize=(7.5, 3.6), layout="constrained")
-    colours = {
-        "NLAC": "#1f77b4",
-        "NLAC, critic frozen": "#e6842a",
-        "RFT": "#2ca02c",
-        "GRPO": "#9467bd",
-    }
-    for method, colour in colours.items():
-        curves = evaluations(rows, "house_4_depth_3", method).values()
-        points = list(zip(*curves, strict=False))
-        episodes = [statistics.mean(row["episodes"] for row in point) for point in points]
-        values = [[row["evaluation"] for row in point] for point in points]
-        axes.plot(episodes, [statistics.mean(v) for v in values], "o-", color=colour, label=method)
-        axes.fill_between(episodes, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
-    axes.set(xlabel="training episodes", ylabel="success", ylim=(-0.03, 1.03), title="Text house 4, three locks deep")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", fontsize=11)
-    figure.savefig(path, metadata={"Date": None})
-
-
-if __name__ == "__main__":
-    draw(HERE / "text_house_front.svg")
