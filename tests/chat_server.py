@@ -27,11 +27,12 @@ BODIES = {
 class ChatServer(ThreadingHTTPServer):
     """Answers request after request with the next behaviour, then properly for ever.
 
-    A behaviour is a status code, one with its message, "stall", "hang up", "empty", or a key of ``BODIES``.
+    A behaviour is a status code, one with its message, "stall", "hang up", "empty", "cut" (by the limit of tokens), or a key of
+    ``BODIES``. It keeps what was asked, and with which keys.
     """
 
     def __init__(self, behaviours=(), say: str | Callable[[list[dict[str, str]]], str] = "Is it big?") -> None:
-        self.behaviours, self.say, self.asked = list(behaviours), say, []
+        self.behaviours, self.say, self.asked, self.keys = list(behaviours), say, [], []
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -44,6 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
+        self.server.keys.append(self.headers["Authorization"])
         behaviour = self.server.behaviours.pop(0) if self.server.behaviours else 200
         behaviour, complaint = behaviour if isinstance(behaviour, tuple) else (behaviour, "not now")
         if behaviour == "stall":
@@ -60,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
             "created": 0,
             "model": body["model"],
             "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13},
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "choices": [{"index": 0, "message": message, "finish_reason": "length" if behaviour == "cut" else "stop"}],
         }
         failed = isinstance(behaviour, int) and behaviour != 200
         data = BODIES.get(behaviour) or json.dumps({"error": {"message": complaint}} if failed else answer)

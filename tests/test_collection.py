@@ -16,9 +16,10 @@ import torch
 from countdown import Countdown, runner_of
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
-from scripted_engine import ScriptedEngine
+from scripted_engine import ScriptedEngine, last_message
+from scripted_roles import script
 
-from rllib_nlac.ablations import PermutedFutures
+from rllib_nlac.ablations import FrozenCritic, PermutedFutures
 from rllib_nlac.baselines import stock_runner
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
@@ -325,6 +326,18 @@ def test_spaces_are_those_of_the_environment(make):
     spaces = make(num_envs_per_env_runner=1).get_spaces()
     assert spaces.keys() == {"__env__", "default_policy", "default_agent"}
     assert all(own == (Countdown.observation_space, Countdown.action_space) for own in spaces.values())
+
+
+def test_a_turn_is_refined_as_the_algorithm_has_it(chat):
+    """Fails where the critic of ``NLAC_FrozenCritic`` predicts by other weights in evaluation than in training."""
+    game = {"num_objects": 16, "num_attributes": 8, "max_turns": 1}
+    config = FrozenCritic.get_default_config().environment("TwentyQuestions", env_config=game).language(language_model="tiny")
+    config.num_envs_per_env_runner = 1
+    runner = TextEnvRunner(config=config, worker_index=0)
+    runner.attach(ScriptedEngine(chat, script()))
+    runner.sample_tasks([0], refined=True)
+    asked = {weights for weights, request in runner.engine.requests if last_message(runner.engine.text(request)) == "Predict."}
+    assert asked == {Weights.INITIAL}
 
 
 def test_a_policy_without_a_critic_in_words_cannot_be_refined(chat):

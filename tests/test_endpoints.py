@@ -16,7 +16,7 @@ from rllib_nlac.envs.service_desk.store import make_store
 from rllib_nlac.envs.service_desk.tasks import make_tasks
 from rllib_nlac.envs.service_desk.users import STOP, ScriptedUser
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
-from rllib_nlac.inputs.endpoint import Endpoint, EndpointError
+from rllib_nlac.inputs.endpoint import Endpoint, EndpointError, endpoint_from
 from rllib_nlac.replay.buffer import TextReplayBuffer
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
@@ -88,10 +88,32 @@ def test_the_key_comes_from_the_environment_and_is_shown_nowhere(monkeypatch, se
     with pytest.raises(EndpointError, match="set the environment variable OPENAI_API_KEY"):
         Endpoint("https://api.openai.com/v1", "m")
     monkeypatch.setenv("MY_KEY", "hush")
-    endpoint = Endpoint(serve().url, "m", api_key_env="MY_KEY")
+    server = serve()
+    endpoint = Endpoint(server.url, "m", api_key_env="MY_KEY")
     endpoint.ask(QUESTION)
-    assert "hush" not in repr(endpoint) and b"hush" not in pickle.dumps(endpoint)
+    assert server.keys == ["Bearer hush"] and "hush" not in repr(endpoint) and b"hush" not in pickle.dumps(endpoint)
     assert pickle.loads(pickle.dumps(endpoint)).ask(QUESTION).text == "Yes."
+
+
+def test_every_key_of_the_configuration_arrives():
+    given = {"base_url": "http://x/v1", "model": "m", "api_key_env": "K", "timeout_s": 9.0}
+    given |= {"max_retries": 1, "temperature": 0.3, "max_tokens": 7}
+    assert endpoint_from(given, "oracle") == Endpoint(**given)
+
+
+def test_its_own_limit_and_temperature_are_asked_for(serve):
+    server = serve()
+    Endpoint(server.url, "m", temperature=0.3, max_tokens=7).ask(QUESTION)
+    assert (server.asked[0]["max_tokens"], server.asked[0]["temperature"]) == (7, 0.3)
+
+
+def test_it_waits_longer_before_each_try(serve, monkeypatch):
+    """Fails where a server that is down is asked again without a pause."""
+    pauses: list[float] = []
+    monkeypatch.setattr(rllib_nlac.inputs.endpoint, "FIRST_PAUSE_S", 0.5)
+    monkeypatch.setattr(rllib_nlac.inputs.endpoint.time, "sleep", pauses.append)
+    assert Endpoint(serve("empty", "empty", "empty").url, "m").ask(QUESTION).text == "Yes."
+    assert pauses == [0.5, 1.0, 2.0]
 
 
 class TestOracle:

@@ -305,6 +305,18 @@ def test_a_dialogue_that_outgrows_the_context_is_truncated(make):
     assert reasons and set(reasons) == {"context_limit"}
 
 
+def test_a_dialogue_that_outgrows_the_context_is_no_success_whatever_it_was_paid(make):
+    class Pays(Faulty):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return (observation, 1.0, *rest)
+
+    runner = make(lambda *_: "x", env_creator=lambda context: Pays(fails=10**9, observation="word " * 100))
+    Faulty.steps = 1
+    cut_off = [e for e in runner.sample(num_episodes=2) if e.get_infos(-1).get("stop_reason") == "context_limit"]
+    assert cut_off and all(episode.get_infos(-1)["success"] is False for episode in cut_off)
+
+
 def test_a_configuration_whose_first_prompts_never_fit_is_an_error(make):
     with pytest.raises(RuntimeError, match=r"lost \d+ episodes in a row \(context_limit\).*exceeds the context of 512"):
         make(max_action_tokens=511).sample(num_episodes=1)

@@ -156,6 +156,14 @@ def test_what_is_internalised_is_trained_under_prompts_without_the_note(algorith
         assert s.answer_ids == answer_ids and s.origin.split(",")[0].endswith("/again")
 
 
+def test_a_reflection_is_sampled_as_an_action(algorithm):
+    """Fails where it is sampled at temperature 1 whatever the configuration says."""
+    a = algorithm()
+    a.config.language(action_temperature=0.5, action_top_p=0.9)
+    a.reflect([episode for episode in a.first if not episode_success(episode)])
+    assert {(request.temperature, request.top_p) for _, request in a.engine.requests} == {(0.5, 0.9)}
+
+
 @pytest.fixture()
 def attempts():
     """Task 5 was lost, won and lost, task 6 lost. What was lost was tried again: of task 5 one was won, and that of task 6."""

@@ -17,6 +17,7 @@ from scripted_engine import ScriptedEngine
 from scripted_roles import SETTINGS, script, transition
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rllib_nlac.algorithm import examined
 from rllib_nlac.algorithm.examination import Examiner, calibration, compared, examine, forks_of, log, predictions
 from rllib_nlac.algorithm.trends import UNPARSED, Trends
 from rllib_nlac.episode import TASK, TASK_SEED
@@ -351,6 +352,15 @@ def evaluation(success: float, auc: float, predicted: float, pass_at_4: float, s
         },
         "repeated": {"pass_at_2": pass_at_4, "pass_at_4": pass_at_4, "num_tasks": 200},
     }
+
+
+def test_the_states_of_every_evaluation_are_part_of_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(examined.LanguageAlgorithm, "own_state", lambda self: {})
+    monkeypatch.setattr(examined.LanguageAlgorithm, "set_own_state", lambda self, state: None)
+    one, two = (examined.ExaminedAlgorithm.__new__(examined.ExaminedAlgorithm) for _ in range(2))
+    one._fixed = (transition(4),)
+    two.set_own_state(one.own_state())
+    assert two._fixed == one._fixed
 
 
 class TestTrends:

@@ -462,7 +462,7 @@ def test_a_real_model_by_the_command(tmp_path, commands):
         json.loads(line) for path in (tmp_path / "dialogues").glob("*.jsonl") for line in path.read_text().splitlines()
     ]
     assert len(dialogues) == results[1]["env_runners"]["num_episodes_lifetime"]
-    assert len({row["id"] for row in dialogues if "id" in row}) in (0, len(dialogues))
+    assert len({(row["task_id"], str(row["messages"])) for row in dialogues}) > 1
     (checkpoint,) = tmp_path.glob("small/*/checkpoint_*")
     played = commands.run("evaluate", checkpoint, "--episodes", "4", cwd=tmp_path)
     assert played.returncode == 0 and "GEPA on TwentyQuestions" in played.stdout, played.stderr[-2000:]

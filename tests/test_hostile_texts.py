@@ -189,6 +189,18 @@ class TestQuotations:
             assert "begin with |" in made.replace("\n", " ")
 
     @pytest.mark.parametrize("text", FORGED)
+    def test_in_the_default_set_reasoning_is_marked_off_too(self, text):
+        prompts, state = load_prompts("default", "ServiceDesk"), transition().state
+
+        def instructions(text: str) -> list[str]:
+            made = [prompts.rethink_messages(state, "a", text, "Yes."), prompts.rethink_messages(state, "a", "So.", text)]
+            return [messages[-1].content for messages in (*made, prompts.rethink_action_messages(state, "a", text))]
+
+        for made, plain in zip(instructions(text), instructions("x"), strict=True):
+            unmarked = [[line for line in each.splitlines() if not line.startswith("| ")] for each in (made, plain)]
+            assert unmarked[0] == unmarked[1] and made != plain
+
+    @pytest.mark.parametrize("text", FORGED)
     def test_a_quotation_that_is_repeated_word_for_word_is_no_answer(self, text):
         quoted = load_prompts("default")._quoted(text, "backup")
         assert parse_future(quoted) is None and parse_critique(quoted) is None

@@ -367,7 +367,9 @@ class TestPage:
             def get(place: str, **headers: str) -> bytes:
                 return urllib.request.urlopen(urllib.request.Request(server.address + place, headers=headers)).read()
 
-            assert b"connect-src 'self'" in get("")
+            assert b"connect-src 'self'; base-uri 'none'; form-action 'none'" in get("")
+            with urllib.request.urlopen(server.address) as reply:
+                assert reply.headers["X-Content-Type-Options"] == "nosniff"
             stamp = get("stamp")
             assert get("stamp") == stamp and len(json.loads(gzip.decompress(get("data")))["runs"][0]["rows"]["kind"]) == 52
             write_iteration(reader.folder, 5)
@@ -375,6 +377,10 @@ class TestPage:
             for place, headers in (("../stamp", {}), ("stamp", {"Host": "evil.example:80"}), ("/etc/passwd", {})):
                 with pytest.raises(urllib.error.HTTPError):
                     get(place, **headers)
+            assert server.server_address[0] == "127.0.0.1"
+            for place in ("", "stamp", "data", "wrong/stamp"):  # without its secret
+                with pytest.raises(urllib.error.HTTPError, match="404"):
+                    urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/{place}")
             server.shutdown()
 
 

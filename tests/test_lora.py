@@ -15,8 +15,9 @@ from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.lora import LoRASettings, adapter_name, as_served, merged, pairs
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
+from rllib_nlac.learner import learner as learner_module
 from rllib_nlac.learner.adapter import add_adapter, as_base, check_targets, has_adapter, with_dropout
-from rllib_nlac.learner.batch import TrainingSequence, to_multi_agent_batch
+from rllib_nlac.learner.batch import POLICY, TrainingSequence, to_multi_agent_batch
 from rllib_nlac.learner.rl_module import load_own_entries, own_entries, served_state
 from rllib_nlac.types import Generation, Message, Request, Weights
 
@@ -528,6 +529,18 @@ class TestLearner:
         assert torch.equal(before, torch.get_rng_state())  # nobody else draws other numbers for it
         # Another learner leaves out something else, and so does another step; what goes on from a checkpoint the same.
         assert not any(torch.equal(losses[0], each) for each in losses[1:3]) and torch.equal(losses[0], losses[3])
+
+    def test_every_step_and_every_learner_leaves_out_its_own(self, make_learner, monkeypatch):
+        """Fails where the draws are those of the run, the same in each step or on each learner."""
+        draws: list[tuple] = []
+        monkeypatch.setattr(
+            learner_module, "with_dropout", lambda lm, draw: draws.append(tuple(draw)) or with_dropout(lm, draw)
+        )
+        learner = make_learner(lora={"rank": 4, "dropout": 0.5})
+        batch = to_multi_agent_batch([TrainingSequence((3,), (20, 1), POLICY, i, i, 1.0) for i in range(2)], 2)
+        for learner._learner_index in (0, 1):
+            learner.update(batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0})
+        assert draws == [(0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 1, 3)]
 
     def test_a_learner_that_is_restored_says_the_same_without_a_step(self, make_learner):
         """Fails where dropout is at work until the first gradient step has turned it off."""

@@ -13,10 +13,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from faulty import Faulty
+from numbered_episodes import episode as numbered_episode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.activity import EPISODES, activity
+from rllib_nlac.algorithm import evaluation
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import _TaskRounds, _tasks
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
@@ -24,7 +26,7 @@ from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import step_outputs, task_of
 from rllib_nlac.learner.group import LearnerLost
-from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Collector, check_age
+from rllib_nlac.sampling.collector import MAX_LOSSES, Answer, CollectionError, Collector, Round, check_age
 from rllib_nlac.sampling.env_runner import NEXT_EPISODE, TextEnvRunner
 from rllib_nlac.types import Generation, Weights
 
@@ -247,6 +249,39 @@ def test_episodes_of_weights_too_old_are_refused(make, chat, engine):
     check_age(episodes, version=5, max_staleness=1)
     with pytest.raises(EngineError, match=r"was played with version 4 of the weights, and at version 6 it may be 1 syncs old"):
         check_age(episodes, version=6, max_staleness=1)
+
+
+def test_what_is_collected_is_not_too_old_either():
+    """Fails where their age is left to whoever collects."""
+    run = SimpleNamespace(
+        config=SimpleNamespace(episodes_per_iteration=1),
+        collector=None,
+        weight_version=5,
+        metrics=SimpleNamespace(log_value=lambda *_, **__: None, aggregate=lambda *_, **__: None),
+        env_runner=SimpleNamespace(sample=lambda: [numbered_episode(4)], get_metrics=dict),
+    )
+    with pytest.raises(EngineError, match="was played with version 4"):
+        LanguageAlgorithm.collect(run)
+
+
+def test_what_is_delivered_is_in_the_order_of_the_requests():
+    """Fails where the faster runner's episodes come first, so that a run depends on who was faster."""
+    tags = ["000000000001", "000000000002"]
+    found = Round([], delivered={tag: Answer(tag, [tag], {"of": tag}, {}, 0, 1) for tag in reversed(tags)})
+    assert found.results() == tags and [metrics["of"] for metrics in found.metrics()] == tags
+
+
+def test_an_evaluations_episodes_are_in_the_order_of_its_tasks(monkeypatch):
+    class Rounds:
+        def __init__(self, *_):
+            pass
+
+        def play(self, shares):
+            return [numbered_episode(2), numbered_episode(1)], []
+
+    monkeypatch.setattr(evaluation, "_TaskRounds", Rounds)
+    episodes, _ = evaluation.on_runners(None, SimpleNamespace(num_remote_env_runners=lambda: 2), [1, 2], None)
+    assert [episode.id_ for episode in episodes] == ["episode-1", "episode-2"]
 
 
 def test_a_turn_that_the_initial_weights_have_refined_is_not_too_old():

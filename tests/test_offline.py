@@ -31,6 +31,11 @@ def row(**fields) -> Row:
     return Row("log.jsonl, line 3", {"messages": messages, "rewards": [0.5, 1.0], **fields})
 
 
+def say(*lines: str) -> list[dict[str, str]]:
+    """Messages, each as "role: content"."""
+    return [dict(zip(("role", "content"), line.split(": ", 1), strict=True)) for line in lines]
+
+
 words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 
 
@@ -49,6 +54,11 @@ class TestRows:
         episode.add_env_reset("o0", {})
         episode.add_env_step("o1", "a0", 1.0, {"success": True}, terminated=True, truncated=True)
         assert parse_dialogue(Row("", as_row(episode))).terminated
+
+    def test_a_later_system_message_is_no_system_prompt(self):
+        lines = say("system: s", "user: o", "system: later", "assistant: a")
+        dialogue = parse_dialogue(row(messages=lines, rewards=[1.0]))
+        assert (dialogue.system_prompt, dialogue.observations) == ("s", ("o\nlater", ""))
 
     def test_one_reward_is_paid_at_the_end(self):
         fields = {key: value for key, value in row().fields.items() if key != "rewards"}
@@ -140,6 +150,42 @@ class TestEpisodes:
                 assert (a.episode_success, a.returns_to_go) == (b.episode_success, b.returns_to_go)
                 assert (a.generation.prompt_ids, a.generation.token_ids) == (b.generation.prompt_ids, b.generation.token_ids)
                 assert np.isnan(b.generation.logprobs).all()
+
+    @pytest.mark.parametrize("changes", [{"history_turns": 1}, {"action_format": "react"}])
+    def test_they_are_read_as_the_configuration_has_them_played(self, config, chat, compact, changes):
+        """Fails where a window of turns, or the format of actions, holds for what is played alone."""
+        for key, value in changes.items():
+            setattr(config, key, value)
+        runner = TextEnvRunner(config=config, worker_index=0)
+        runner.attach(ScriptedEngine(chat, lambda prompt, weights: "Thought: t\nAction: Is it a dog?"))
+        played = next(episode for episode in runner.sample(num_episodes=6) if len(episode) > 3)
+        data = DialogueData(config)
+        data.dialogues = lambda: [parse_dialogue(Row("", as_row(played)))]
+        (logged,) = data.episodes(chat, compact)
+        for t in range(len(played)):
+            a, b = transition_at("E", played, t), transition_at("E", logged, t)
+            assert (a.state, a.next_state, a.generation.prompt_ids) == (b.state, b.next_state, b.generation.prompt_ids)
+
+    def test_a_dialogue_that_leaves_no_room_for_an_answer_is_left_out(self, config, chat, compact):
+        config.max_action_tokens = 500
+        data = DialogueData(config)
+        data.dialogues = lambda: [parse_dialogue(row(messages=say("user: " + "word " * 40, "assistant: a"), rewards=[1.0]))]
+        with pytest.raises(ValueError, match="none of 1 dialogues fits"):
+            data.episodes(chat, compact)
+
+    def test_the_fingerprint_is_of_all_that_a_dialogue_says(self, config, chat, compact):
+        """Fails where a checkpoint goes on with the same actions and other rewards."""
+
+        def fingerprint(**changes) -> str:
+            data = DialogueData(config)
+            fields = {"messages": say("user: o", "assistant: a", "user: e"), "rewards": [1.0], **changes}
+            data.dialogues = lambda: [parse_dialogue(row(**fields))]
+            data.episodes(chat, compact)
+            return data.fingerprint
+
+        others = [{"rewards": [0.0]}, {"truncated": True}, {"success": False}]
+        others.append({"messages": say("user: x", "assistant: a", "user: e")})
+        assert fingerprint() == fingerprint() and len({fingerprint(), *(fingerprint(**each) for each in others)}) == 5
 
     @pytest.mark.parametrize("trial", ["default", "ab12_00000"])
     def test_each_run_writes_files_of_its_own(self, tmp_path, trial):

@@ -16,6 +16,7 @@ from scripted_engine import ScriptedEngine
 from scripted_roles import SETTINGS, role_of, script, transition
 
 from rllib_nlac import NLACConfig
+from rllib_nlac.algorithm import algorithm
 from rllib_nlac.algorithm.rehearsal import (
     BaseAnswer,
     BaseAnswers,
@@ -78,6 +79,30 @@ class TestShare:
             assert [len(part) for part in parts] == [one, other]
         else:
             assert len(parts[0]) == pytest.approx(count * one / (one + other), abs=1)
+
+
+def test_every_iteration_rehearses_others_and_a_repeated_one_the_same(monkeypatch):
+    """Fails where the first few of the answers are rehearsed in every iteration, and the rest never."""
+    run = algorithm.LanguageAlgorithm.__new__(algorithm.LanguageAlgorithm)
+    run.config = SimpleNamespace(rehearsal_settings=RehearsalSettings(fraction=0.5), seed=0, num_learners=0)
+    run.base_answers = BaseAnswers(rehearsal=tuple(BaseAnswer((i,), (1,), 0.0) for i in range(64)))
+    run.learner_group = SimpleNamespace(is_local=True)
+    run.metrics = SimpleNamespace(log_value=lambda *_, **__: None)
+    run._with_learners = lambda work, **_: work()
+    rehearsed: list[frozenset] = []
+
+    class Enough(Exception):
+        pass
+
+    def stop(shares, env_steps):
+        rehearsed.append(frozenset(s.prompt_ids for s in shares if s.role == REHEARSAL))
+        raise Enough
+
+    monkeypatch.setattr(algorithm, "to_multi_agent_batch", stop)
+    for run.weight_version in (1, 2, 1):
+        with pytest.raises(Enough):
+            run.learn([TrainingSequence((9,), (9,), POLICY, i, 0, 1.0) for i in range(8)])
+    assert rehearsed[0] == rehearsed[2] != rehearsed[1] and len(rehearsed[0]) == 8
 
 
 class TestLoss:

@@ -115,6 +115,27 @@ def test_weights_that_are_announced_while_requests_run_make_no_error(monkeypatch
         engines.generate(asking(1))  # it was asked for after that
 
 
+class TestAgreement:
+    """Of engines that say what they hold, without processes of their own."""
+
+    def engines(self, count: int, weights: Weights) -> RemoteEngines:
+        engines = RemoteEngines([SimpleNamespace()] * count, timeout_s=1.0)
+        engines._announced[weights] = SimpleNamespace(number=1, version=3, state=())
+        return engines
+
+    def test_engines_that_hold_different_weights_are_an_error(self):
+        """Fails where the learner's checksum is compared with the first engine's alone."""
+        engines = self.engines(2, Weights.POLICY)
+        assert engines._agreed(Weights.POLICY, [7, 7]) == 7
+        with pytest.raises(EngineError, match="the engines disagree about version 3"):
+            engines._agreed(Weights.POLICY, [7, 8])
+
+    def test_an_answer_of_another_set_of_weights_is_an_error(self):
+        answer = Generation((1,), (2,), np.zeros(1, np.float32), True, 3, Weights.POLICY)
+        with pytest.raises(EngineError, match="version 3 of the policy weights, and version 3 of the target weights"):
+            self.engines(1, Weights.TARGET)._checked([answer], [Request((1,), 1, weights=Weights.TARGET)])
+
+
 class TestPatience:
     """With a clock of its own, in place of Ray's."""
 

@@ -13,11 +13,18 @@ import numpy as np
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_nlac.episode import GENERATION, MESSAGES
+from rllib_nlac.episode import ENVIRONMENT, GENERATION, MESSAGES
 from rllib_nlac.replay import storage
-from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, TextReplayBuffer, size_of
+from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, TextReplayBuffer, size_of, transition_at
 from rllib_nlac.replay.storage import EPISODES_PER_FILE, EpisodeFiles
 from rllib_nlac.types import Generation, Message, Weights
+
+
+def test_a_transition_names_the_environment_that_was_really_played():
+    """As a task set's rows do. Fails where all have the prompts of the one that is configured."""
+    of_a_set, other = episode(1), episode(2)
+    of_a_set.get_infos(0)[ENVIRONMENT] = "TextHouse"
+    assert [transition_at("Tasks", each, 1).env for each in (of_a_set, other)] == ["TextHouse", "Tasks"]
 
 
 def episode(number: int, length: int = 3) -> SingleAgentEpisode:

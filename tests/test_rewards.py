@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -304,6 +305,23 @@ class TestVerifier:
     def test_what_may_be_retried_is_retried(self, service):
         service.answers = [(500, ""), (200, "rubbish"), (200, '{"reward": true}'), (200, '{"reward": 0.5}')]
         assert reward("verifier_service", "a", None, url=service.url) == 0.5 and len(service.asked) == 4
+
+    @pytest.mark.parametrize("first", [(429, ""), (200, '{"reward": NaN}'), (200, '{"reward": 1e999}')])
+    def test_one_that_is_busy_or_pays_no_number_is_asked_again(self, service, first):
+        service.answers = [first]
+        assert reward("verifier_service", "a", None, url=service.url) == 1.0 and len(service.asked) == 2
+
+    def test_one_that_never_answers_is_waited_for_as_long_as_it_is_told(self, monkeypatch):
+        given: list[float | None] = []
+
+        def stall(request, timeout=None):
+            given.append(timeout)
+            raise TimeoutError("timed out")
+
+        monkeypatch.setattr(urllib.request, "urlopen", stall)
+        with pytest.raises(EndpointError, match="timed out"):
+            reward("verifier_service", "a", None, url="http://127.0.0.1:9/", timeout_s=0.2, max_retries=0)
+        assert given == [0.2]
 
     def test_what_is_no_http_is_retried_too(self, service):
         cut_off = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{"

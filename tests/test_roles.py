@@ -18,7 +18,7 @@ from scripted_roles import FRESH, NO, REFINED, role_of, script, transition
 from scripted_roles import thinking as answers
 
 from rllib_nlac import NLAC, NLACConfig
-from rllib_nlac.ablations import ABLATIONS, NOTHING_KNOWN, Constant, FrozenCritic, Permuted
+from rllib_nlac.ablations import ABLATIONS, NOTHING_KNOWN, Constant, FreshActions, FrozenCritic, Permuted
 from rllib_nlac.algorithm.examination import Examiner
 from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig
 from rllib_nlac.baselines.nlrl import NLRLConfig
@@ -264,6 +264,16 @@ class TestRefiningPolicy:
         judged = [p for _, ps in engine.calls for p in ps if role_of(p) in ("d", "critique", "a_r")]
         assert all(f"<|assistant|>{FRESH}<|end|>" in p for p in judged)
         assert policy.poll() == []
+
+    def test_it_is_criticised_where_training_judges_fresh_actions(self, chat, compact):
+        """Fails where another action is judged at test time, and the one that is played is not."""
+        engine = ScriptedEngine(chat, answers)
+        settings = NLACConfig().roles(max_reasoning_tokens=64).stage_settings
+        policy = RefiningPolicy(engine, chat, lambda env: compact, settings, FreshActions.variant)
+        self.ask(policy, chat, [1])
+        policy.poll()
+        asked = [role_of(prompt) for _, prompts in engine.calls for prompt in prompts]
+        assert asked == ["a'", "d", "critique", "a_r", "rethink"]
 
     @pytest.mark.parametrize(
         "wrong", [{"predict": "no label"}, {"evaluate": "Optimal: hm"}, {"refine": ""}, {"evaluate": "Optimal: Yes"}]

@@ -163,6 +163,12 @@ class TestSequences:
             played([0.0], task=6, success=False, name="alone"),
         ]
 
+    def test_the_teacher_judges_the_turns_that_were_said_with_room_for_each(self):
+        """Fails where a turn without a token counts, so that the teacher reads another turn than it judges."""
+        a, _, seen, _ = self.algorithm()
+        SDPO.training_sequences(a, [played([0.0, 0.0, 1.0], lengths=[0, 3, 2], success=True)])
+        assert [(wanted.messages[-2].content, wanted.room) for wanted in seen] == [("turn 1", 3), ("turn 2", 2)]
+
     def test_the_teacher_reads_what_the_policy_did_not_know_and_no_other_tasks_success(self):
         """Fails where the teacher has no feedback, where a lost game's end is told as won, and where any success will do."""
         a, asked, seen, logged = self.algorithm()

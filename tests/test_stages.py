@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from scripted_engine import CutOff, Raw, ScriptedEngine, last_message
 from scripted_roles import NO, SETTINGS, YES, script, transition
 
 from rllib_nlac.ablations import Constant, Fresh, Frozen, Permuted, WhatCame
+from rllib_nlac.language.backup_stage import _with_prompts
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
-from rllib_nlac.types import Message, Weights
+from rllib_nlac.types import BellmanTarget, Generation, Message, Weights
 
 
 @pytest.fixture()
@@ -199,6 +203,23 @@ def test_an_answer_that_goes_on_as_somebody_else_says_nothing(make, role, answer
         assert bool(report.unparsed[booked]) is bool(lost)
         assert (target.generation is None) is (bool(lost) and role in ("backup", "predict"))
         assert (refinement.generation is None) is (bool(lost) and role != "backup")
+
+
+def test_what_did_not_parse_is_shown_under_its_own_transition():
+    """Two answers for each of two transitions. Fails where they are dealt out in turn."""
+    answer, report = Generation((1,), (2,), np.zeros(0, np.float32), True, 0), StageReport()
+    report.note("future", [(answer, text) for text in "abcd"], [1, None, None, 1], [7, 8])
+    assert report.raw == {7: [("future", "b")], 8: [("future", "c")]}
+
+
+@pytest.mark.parametrize(("beyond", "kept"), [(0, True), (1, False)])
+def test_a_target_that_exceeds_the_context_with_its_prompt_is_not_trained_on(chat, compact, beyond, kept):
+    own = transition()
+    own = replace(own, generation=replace(own.generation, prompt_ids=(), token_ids=()))
+    room = chat.max_context - len(chat.prompt_ids(compact.predict_messages(own.state, own.action)))
+    said = Generation((3,), (5,) * (room + beyond), np.zeros(0, np.float32), True, 0)
+    (made,) = _with_prompts([compact], [BellmanTarget(own, said, None, None, None)], chat, StageReport())
+    assert (made.generation is not None) is kept
 
 
 class TestWhatThePolicyLearns:
@@ -473,6 +494,23 @@ def test_of_several_next_actions_the_backup_follows_the_first_that_is_approved_o
     assert target.next_action == f"Next {good or 0}?" and f"Next {good or 0}?" in target.next_future
     (backup,) = [p for _, prompts in engine.calls for p in prompts if last_message(p).startswith("Backup.")]
     assert f"Next {good or 0}?" in last_message(backup)
+
+
+def test_a_next_action_whose_future_does_not_parse_is_not_taken_where_another_has_one(make):
+    """Fails where the first one is taken though nothing is foreseen of it, and the target is lost."""
+    drawn = itertools.count()
+
+    def answer(prompt: str, weights: Weights) -> str | None:
+        role = prompt.rsplit("<|user|>", 1)[-1]
+        action = prompt.rsplit("<|assistant|>", 2)[-2].split("<|end|>")[0]
+        if role.startswith("Predict.") and action.startswith("Next"):
+            return "no label" if action == "Next 0?" else f"Future: {action}. FAILURE"
+        if role.startswith("Evaluate."):
+            return NO
+        return script()(prompt, weights) if role.startswith(("Predict.", "Refine.", "Backup.")) else f"Next {next(drawn)}?"
+
+    (target,), _, _ = make(answer, num_next_actions=2)[1].run([transition()])
+    assert target.next_action == "Next 1?" and target.generation is not None
 
 
 @pytest.mark.parametrize(("fraction", "judged"), [(1.0, range(10)), (0.25, (0, 4, 8)), (0.01, (0,))])

@@ -207,6 +207,31 @@ class TestPriorities:
         rows = [[0, CRITIC, 0, 1.5, 1.0], [0, CRITIC, 1, 7.0, np.inf], [1, CRITIC, 1, 2.5, np.nan], [2, CRITIC, 1, NAN, NAN]]
         assert last_losses([np.array(rows)], 3)[CRITIC].tolist() == [1.5, np.inf, np.inf]
 
+    def test_without_a_trained_critic_a_turn_that_was_not_judged_keeps_its_own(self, make):
+        """Fails where it counts as learned, so that it is hardly drawn again."""
+        (one, other), _, _ = items(2)
+        algorithm, found = make(judged_fraction=0.5), []
+        algorithm.variant = Frozen()
+        refinements = [
+            Refinement(one, (), None, None, generation(1), False, "refined"),
+            Refinement(other, (), None, None, None, False, "not_judged"),
+        ]
+        algorithm.sequences_of, algorithm.heed_lessons = lambda *_: ["s"], lambda sequences: None
+        algorithm.learn = lambda sequences, count: {CRITIC: np.array([NAN, NAN]), POLICY: np.array([2.0, NAN])}
+
+        class Enough(Exception):
+            pass
+
+        def prioritise(sample, new):
+            found.extend(new)
+            raise Enough
+
+        algorithm.prioritise = prioritise
+        batch = SimpleNamespace(sample=SimpleNamespace(transitions=[one, other]), refinements=refinements, targets=[])
+        with pytest.raises(Enough):
+            algorithm.learn_from(batch)
+        assert np.isfinite(found[0]) and np.isnan(found[1])
+
 
 class TestStep:
     """Who is called with what, in which order."""
