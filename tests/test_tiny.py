@@ -341,7 +341,8 @@ class TestBuild:
         loss = build_module.train(model, iter(batches), len(batches), 0.001)
         assert first.pop("loss").item() == pytest.approx(loss, rel=1e-5)
         for name, tensor in model.state_dict().items():
-            assert torch.allclose(first[name], tensor, atol=1e-5), name
+            if not name.endswith("k_proj.bias"):  # its gradient is nearly 0: Adam makes steps of rounding
+                assert torch.allclose(first[name], tensor, atol=1e-5), name
             assert not torch.allclose(first[name], before[name], atol=1e-5), name
 
     def test_a_world_that_goes_on_from_another_ones_model_begins_with_it(self, tmp_path, monkeypatch):
