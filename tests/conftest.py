@@ -198,6 +198,21 @@ def ray_session():
     ray.shutdown()
 
 
+@pytest.fixture()
+def serve():
+    """Starts servers with an OpenAI-compatible endpoint that behave as they are told, and ends them."""
+    from chat_server import ChatServer
+
+    with contextlib.ExitStack() as servers:
+
+        def serve(*behaviours, **settings) -> ChatServer:
+            server = servers.enter_context(ChatServer(behaviours, **settings))
+            servers.callback(server.shutdown)
+            return server
+
+        yield serve
+
+
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory):
     """Runs the ``rllib`` command, in processes of its own that need not import everything again."""

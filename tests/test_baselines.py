@@ -9,7 +9,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from chat_server import ChatServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_episodes import episode
@@ -271,20 +270,6 @@ class TestScalarCritic:
     def test_zero_3_is_refused(self):
         with pytest.raises(ValueError, match=r"zero_optimization\.stage below 3"):
             small(ScalarCriticConfig()).deepspeed(deepspeed_config={"zero_optimization": {"stage": 3}}).validate()
-
-
-@pytest.fixture()
-def serve():
-    servers = []
-
-    def serve(*behaviours) -> ChatServer:
-        servers.append(ChatServer(behaviours))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 class TestReAct:

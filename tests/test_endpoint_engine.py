@@ -6,24 +6,9 @@ import threading
 import time
 
 import pytest
-from chat_server import ChatServer
 
 from rllib_nlac.engine.endpoint_engine import EndpointEngine
 from rllib_nlac.types import Message, Request
-
-
-@pytest.fixture()
-def serve():
-    servers = []
-
-    def serve(*behaviours, say="Yes.") -> ChatServer:
-        servers.append(ChatServer(behaviours, say))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def asking(text: str = "Go.") -> Request:

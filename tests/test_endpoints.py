@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 
 import pytest
-from chat_server import BODIES, ChatServer, vllm_server
+from chat_server import BODIES, vllm_server
 from scripted_engine import ScriptedEngine
 
 import rllib_nlac.inputs.endpoint
@@ -29,17 +30,8 @@ def no_pauses(monkeypatch):
 
 
 @pytest.fixture()
-def serve():
-    servers = []
-
-    def serve(*behaviours, say="Yes.") -> ChatServer:
-        servers.append(ChatServer(behaviours, say))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+def serve(serve):
+    return functools.partial(serve, say="Yes.")
 
 
 @pytest.mark.parametrize("behaviour", [429, 500, 503, "hang up", "empty", *BODIES])

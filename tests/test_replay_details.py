@@ -20,13 +20,6 @@ from rllib_nlac.replay.storage import EPISODES_PER_FILE, EpisodeFiles
 from rllib_nlac.types import Generation, Message, Weights
 
 
-def test_a_transition_names_the_environment_that_was_really_played():
-    """As a task set's rows do. Fails where all have the prompts of the one that is configured."""
-    of_a_set, other = episode(1), episode(2)
-    of_a_set.get_infos(0)[ENVIRONMENT] = "TextHouse"
-    assert [transition_at("Tasks", each, 1).env for each in (of_a_set, other)] == ["TextHouse", "Tasks"]
-
-
 def episode(number: int, length: int = 3) -> SingleAgentEpisode:
     made = SingleAgentEpisode(id_=f"e{number}")
     made.add_env_reset("Go.", {})
@@ -35,6 +28,13 @@ def episode(number: int, length: int = 3) -> SingleAgentEpisode:
         outputs = {GENERATION: generation, MESSAGES: (Message("user", "Go."),)}
         made.add_env_step(f"o{t}", f"a{number}.{t}", 0.0, {}, terminated=t == length - 1, extra_model_outputs=outputs)
     return made
+
+
+def test_a_transition_names_the_environment_that_was_really_played():
+    """As a task set's rows do. Fails where all have the prompts of the one that is configured."""
+    of_a_set, other = episode(1), episode(2)
+    of_a_set.get_infos(0)[ENVIRONMENT] = "TextHouse"
+    assert [transition_at("Tasks", each, 1).env for each in (of_a_set, other)] == ["TextHouse", "Tasks"]
 
 
 def filled(episodes: int = 4, **settings) -> TextReplayBuffer:
