@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,66 @@ def reserved() -> Any:
         "no folder": _refusal(lambda: _build(keys | {"language_model": _folder_of_the_driver_alone()})),
         "placed": trial(),
     }
+
+
+class Worker:
+    """A process with a part of a GPU, or none, on a machine where torch sees GPUs."""
+
+    def has_gpu(self) -> bool:
+        from rllib_nlac.engine import places
+
+        places.torch.cuda.is_available = lambda: True
+        return places.has_gpu()
+
+    def gpus(self) -> list[Any]:
+        return ray.get_gpu_ids()
+
+    def sees(self) -> str | None:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def start_engine(self) -> tuple[float, float]:
+        """When it began and ended."""
+        from rllib_nlac.engine.places import alone_on_shared_gpu
+
+        with alone_on_shared_gpu():
+            began = time.monotonic()
+            time.sleep(1)
+            return began, time.monotonic()
+
+
+def gpus() -> Any:
+    """Who may use which of two GPUs, under the ``rllib`` command."""
+    import rllib_nlac.command.cli  # noqa: F401
+
+    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    from rllib_nlac.algorithm.placement import Kind, hold_own_gpu
+    from rllib_nlac.baselines.stock import TextPPOConfig
+    from rllib_nlac.engine.places import has_gpu
+
+    def start(num_gpus: float) -> Any:
+        return ray.remote(num_cpus=0, num_gpus=num_gpus)(Worker).remote()
+
+    def hold(**keys: Any) -> Any:
+        config = TextPPOConfig().update_from_dict({"num_gpus_per_learner": 1, **keys})
+        return hold_own_gpu(config, [Kind("engine", {"GPU": 1}, keys.get("num_env_runners", 1), "num_gpus_per_engine")])
+
+    none, halves = start(0), [start(0.5), start(0.5)]
+    has = ray.get([worker.has_gpu.remote() for worker in (none, halves[0])])
+    starts = ray.get([worker.start_engine.remote() for worker in halves])
+    on = ray.get([worker.gpus.remote() for worker in halves])
+    answer = {"has": has, "starts": starts, "on": on, "elsewhere": _refusal(hold)}
+    # In the place of the two comes who holds the first one.
+    for worker in halves:
+        ray.kill(worker)
+    while ray.available_resources().get("GPU") != 2:
+        time.sleep(0.1)
+    held = hold()
+    engine = start(1)
+    answer |= {"held": ray.get(held.gpu.remote()), "engine": ray.get(engine.gpus.remote())}
+    answer["too many"] = _refusal(lambda: hold(num_env_runners=2))
+    answer["nothing to hold"] = [hold(num_learners=1), hold(num_gpus_per_learner=0)]
+    answer |= {"in the driver": has_gpu(), "hidden": ray.get(none.sees.remote())}
+    return answer
 
 
 def _build(keys: dict[str, Any]) -> None:

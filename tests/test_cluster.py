@@ -161,6 +161,21 @@ class TestRoom:
         assert shown({**self.LARGE.resources, "player": 2.0}) == "16 CPUs, 4 GPUs, 2 player" and shown({}) == "nothing"
 
 
+@pytest.mark.process
+def test_whose_a_gpu_is():
+    """Ray gives an actor the first GPU that is free, also if a learner in the driver is on it."""
+    seen = cluster_drivers.run("gpus")
+    assert seen["has"] == [False, True] and seen["hidden"] == ""  # were it not hidden, torch would see two in both
+    (first, second), ids = sorted(seen["starts"]), seen["on"]
+    assert ids[0] == ids[1] and first[1] <= second[0]
+    assert re.match(
+        r"PlacementError: Ray gives GPU 1 to the learner.*would take number 0: set local_gpu_idx to 1", seen["elsewhere"]
+    )
+    assert seen["held"] == "0" and [str(gpu) for gpu in seen["engine"]] == ["1"]
+    assert re.match(r"PlacementError: one trial takes 1 x learner in this process \(1 GPU\), 2 x engine", seen["too many"])
+    assert seen["nothing to hold"] == [None, None] and seen["in the driver"] is False
+
+
 @pytest.fixture(scope="module")
 def seen():
     """A trial with two learners that take a GPU each, and an engine that takes two; two machines have two each."""

@@ -144,6 +144,31 @@ def test_an_engine_needs_a_gpu_for_each_of_its_parts(config):
         config.engines(num_gpus_per_engine=1, engine_config={"tensor_parallel_size": 4}).validate()
 
 
+def test_an_engine_is_not_left_without_a_gpu(config):
+    """Learners apart have the GPUs, and the trial's own process none."""
+    config.learners(num_gpus_per_learner=1).validate()
+    config.learners(num_learners=1)
+    with pytest.raises(ValueError, match=r"num_engines is 0 and must be at least 1, with num_gpus_per_engine, where learners"):
+        config.validate()
+    config.engines(num_engines=1, num_gpus_per_engine=1).validate()
+
+
+def test_an_engine_in_the_learners_process_has_its_gpu_alone(config):
+    config.engines(engine_config={"tensor_parallel_size": 2}).validate()  # on CPUs
+    with pytest.raises(ValueError, match=r"tensor_parallel_size of 2, and the engine has the 1 GPU of its process"):
+        config.learners(num_gpus_per_learner=1).validate()
+
+
+def test_an_optimizer_on_the_host_is_given_cores(config):
+    """Ray would let it compute with one thread."""
+    config.deepspeed(deepspeed_config={"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
+    config.learners(num_learners=1).validate()
+    config.learners(num_gpus_per_learner=1).engines(num_engines=1, num_gpus_per_engine=1)
+    with pytest.raises(ValueError, match=r"num_cpus_per_learner is 'auto' and gives a learner with a GPU one thread"):
+        config.validate()
+    config.learners(num_cpus_per_learner=4).validate()
+
+
 def test_only_training_is_played_ahead_and_needs_remote_runners_for_it(config):
     config.env_runners(num_env_runners=1, max_staleness=1).engines(num_engines=1)
     config.evaluation(evaluation_interval=1, evaluation_num_env_runners=0).validate()

@@ -145,6 +145,22 @@ class TestLearner:
         parts = learner_parts(SHAPE, LearnerPlan("bfloat16", 64, 64, deepspeed=settings, on_gpu=True))
         assert {part.what for part in parts if part.on_host} == {"optimizer"}
 
+    def test_on_a_gpu_adamw_lists_all_its_steps(self):
+        """By when activations and logits are gone."""
+        zero = {"zero_optimization": {"stage": 3, "sub_group_size": 1000}}
+        few, many = LearnerPlan("float32", 1, 1, on_gpu=True), LearnerPlan("float32", 4096, 4096, on_gpu=True)
+        gone = sum(size(learner_parts(SHAPE, few), what) for what in ("activations", "logits"))
+        for plan, steps in (
+            (few, 4 * P - gone),
+            (many, 0),
+            (replace(few, on_gpu=False), 0),
+            (replace(few, deepspeed={"zero_optimization": {"stage": 2}}, num_learners=2), 4 * P / 2 - gone),
+            (replace(few, deepspeed=zero), 0),
+        ):
+            has_master = bool(plan.deepspeed)
+            moments = (12 if has_master else 8) * P / plan.num_learners
+            assert size(learner_parts(SHAPE, plan), "optimizer") == pytest.approx(moments + steps)
+
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("lora", [None, LoRASettings(rank=4)])
     def test_activations_are_what_the_backward_pass_keeps(self, dtype, lora):
@@ -203,7 +219,18 @@ class TestEngine:
             plan = EnginePlan("bfloat16", 4096, 64, ("policy", "target"), tensor_parallel=split, gpu_share=0.85)
             parts, _ = engine_parts(shape, plan, 80 * GIB)
             assert size(parts, "weights") == 2 * shape.parameters / split
-            assert size(parts, "weight sets") == 2 * 2 * shape.parameters
+            assert size(parts, "weight sets") == size(
+                engine_parts(shape, replace(plan, tensor_parallel=1), 80 * GIB)[0], "weight sets"
+            )
+
+    def test_beside_a_gpu_each_tensor_of_a_kept_set_takes_a_power_of_two(self):
+        """31.5, 24.5, 259 and 129.5 MiB in each of 28 layers: queries, keys and values; output; gate and up; down."""
+        plan = EnginePlan("bfloat16", 4096, 64, ("policy",), gpu_share=0.85)
+        taken = (28 * (32 + 32 + 512 + 256) + 2 * 2048) * 2**20
+        for gpu_bytes, kept in ((80 * GIB, taken), (None, taken), (0, 2 * shape_of("Qwen/Qwen2.5-7B").parameters)):
+            assert size(engine_parts(shape_of("Qwen/Qwen2.5-7B"), plan, gpu_bytes)[0], "weight sets") == kept
+        tied = shape_of("Qwen/Qwen2.5-0.5B")  # one embedding
+        assert size(engine_parts(tied, plan, 80 * GIB)[0], "weight sets") / GIB == pytest.approx(1.72, abs=0.005)
 
 
 class TestTrials:

@@ -199,6 +199,26 @@ class TestModule:
         torch.testing.assert_close(inputs[0, :, 0], torch.tensor([*expected, 0.0]), atol=tolerance, rtol=tolerance)
         assert out[Columns.EMBEDDINGS].dtype is torch.float32  # the values
 
+    def test_an_adapter_over_a_base_in_bfloat16_is_trained_in_float32(self, ppo_config):
+        """In bfloat16 a step of 1e-6 changes next to none of its numbers."""
+        spec = ppo_config.language(lora={"rank": 4}, learner_model={"dtype": "bfloat16"}).get_default_rl_module_spec()
+        spec.observation_space = spec.action_space = TextSpace()
+        ppo_config.validate()
+        module = spec.build()
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        assert {parameter.dtype for parameter in trained} == {torch.float32}
+        assert {parameter.dtype for parameter in module.parameters() if not parameter.requires_grad} == {torch.bfloat16}
+        optimizer = torch.optim.Adam(trained, lr=1e-6)
+        before = [parameter.detach().clone() for parameter in trained]
+        for _ in range(2):  # B is 0 at first, and A has no gradient then
+            out = module.forward_train(
+                {Columns.OBS: torch.tensor([[3, 10, 11]]), Columns.ACTIONS: torch.tensor([[20, 1, PAD]])}
+            )
+            (out[Columns.ACTION_DIST_INPUTS][..., 0].sum() + out[Columns.EMBEDDINGS].sum()).backward()
+            optimizer.step()
+        of_adapter = [(old != new).float().mean() for old, new in zip(before, trained, strict=True) if old.ndim == 2]
+        assert min(of_adapter) > 0.9
+
     def test_for_inference_the_state_is_a_plain_language_model(self, ppo):
         module = ppo.learner_group._learner.module["default_policy"]
         assert set(module.get_state(inference_only=True)) == {name for name, _ in module.lm.named_parameters()}
@@ -400,12 +420,16 @@ def test_the_documents_ppo_runs_as_it_stands(ray_session, lent_local_engine, cap
         ("engine_config", {"weight_transfer": "collective"}, "get weights by RLlib's own sync"),
         ("output", "logs", "is not written under RLlib's own algorithms"),
         ("learner_model", {"packing": "always"}, "RLlib's own losses take padded turns"),
+        ("learner_model", {"dtype": "bfloat16"}, "in which RLlib's own learners would round most of their steps away"),
+        ("num_gpus_per_env_runner", 1, "must be at least engine_config's tensor_parallel_size, 2"),
         ("lora", {"rank": 8, "dropout": 0.1}, "has dropout, and RLlib's own losses are computed without"),
         ("language_model", "./missing", "does not exist"),
     ],
 )
 def test_a_wrong_value_names_key_and_fix(ppo_config, key, value, complaint):
     ppo_config.validate()
+    if key == "num_gpus_per_env_runner":
+        ppo_config.engine_config = {"tensor_parallel_size": 2}
     setattr(ppo_config, key, value)
     with pytest.raises((ValueError, FileNotFoundError), match=complaint):
         ppo_config.validate()

@@ -101,7 +101,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
     @override(Algorithm)
     def setup(self, config: LanguageAlgorithmConfig) -> None:
-        check_cluster(super().default_resource_request, self.config)
+        self._own_gpu = check_cluster(super().default_resource_request, self.config)  # held as long as this refers to it
         self.stopped = StoppedSteps()
         super().setup(config)
         if self.config.output:

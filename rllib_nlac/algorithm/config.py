@@ -285,6 +285,32 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "evaluation_num_env_runners",
             "must be 0 where num_engines is 0: remote EnvRunners cannot reach an engine inside another process",
         )
+        self._check_gpus()
+
+    def _check_gpus(self) -> None:
+        """Who runs on a GPU must have been given one, and work on the host some cores."""
+        apart = self.num_learners > 0 and self.num_gpus_per_learner > 0
+        self._check(
+            self.num_engines > 0 or not apart or bool(self.engine_spec.endpoint),
+            "num_engines",
+            "must be at least 1, with num_gpus_per_engine, where learners with GPUs are apart (num_learners > 0): an engine in "
+            "the trial's own process would have no GPU",
+        )
+        parts = self.engine_config.get("tensor_parallel_size", 1)
+        self._check(
+            self.num_engines > 0 or not self.num_gpus_per_learner or parts <= max(self.num_gpus_per_learner, 1),
+            "engine_config",
+            f"has a tensor_parallel_size of {parts}, and the engine has the {self.num_gpus_per_learner:g} GPU of its process "
+            "(num_gpus_per_learner): set num_engines to 1 and num_gpus_per_engine to as many",
+        )
+        zero = self.deepspeed_settings.get("zero_optimization", {})
+        offloads = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+        self._check(
+            not (offloads and apart and self.num_cpus_per_learner == "auto"),
+            "num_cpus_per_learner",
+            "gives a learner with a GPU one thread, and DeepSpeed's optimizer is in the host's memory "
+            "(deepspeed_config: offload_optimizer): say how many cores it may use, such as 8",
+        )
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

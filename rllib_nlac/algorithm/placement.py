@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rllib_nlac.engine.places import Bundle, Node, fit_together, fits, nodes_of_cluster, reserved, shown
+from rllib_nlac.engine.places import Bundle, Node, fit_together, fits, is_of_ray, nodes_of_cluster, reserved, shown
 from rllib_nlac.learner.placed import learners_in
 
 CHECK_S = 120.0  # for a node to look at a folder; one that takes longer is not waited for
+FREE_GPU_S = 60.0  # until Ray has one
 OWN = "trial's own process"
 HOW = {
     "STRICT_PACK": ", all on one node (placement_strategy)",
@@ -77,18 +79,71 @@ def trial_request(request: PlacementGroupFactory, config: Any) -> PlacementGroup
     return whole
 
 
-def check_cluster(rllibs_request: Callable[[Any], PlacementGroupFactory], config: Any) -> None:
+class Holder:
+    """Takes a GPU from Ray for a process that Ray did not start."""
+
+    def gpu(self) -> str:
+        """Which one it is."""
+        return str(ray.get_gpu_ids()[0])
+
+
+def hold_own_gpu(config: Any, others: Sequence[Kind]) -> Any:
+    """Takes the GPU of a learner that is in this process, so that Ray gives it to no other one.
+
+    In a trial of Tune Ray knows of it. In a script, or under ``rllib evaluate``, it does not: RLlib's learner takes the device
+    ``local_gpu_idx``, and the first actor that asked for a GPU would be given the same.
+
+    Args:
+        config: The algorithm's configuration.
+        others: The processes that it will start.
+
+    Returns:
+        What holds it as long as somebody refers to it; None where there is nothing to hold.
+
+    Raises:
+        PlacementError: There is no GPU for it, or Ray has another one for it than RLlib.
+    """
+    share = config.num_gpus_per_learner
+    if is_of_ray() or not share or config.num_learners or not any(kind.bundle.get("GPU") for kind in others):
+        return None
+    if not ray.is_initialized():
+        ray.init()  # as the first process would
+    here = Kind("learner in this process", {"GPU": share}, 1, "num_gpus_per_learner")
+    check_room([here, *others], nodes_of_cluster())
+    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    holder = ray.remote(num_cpus=0, num_gpus=share, scheduling_strategy=node)(Holder).remote()
+    try:
+        given = ray.get(holder.gpu.remote(), timeout=FREE_GPU_S)
+    except RayError as error:
+        raise PlacementError(
+            f"Ray has no free GPU on this machine for the learner in this process ({type(error).__name__}): end what has them, "
+            "or set num_learners to 1, and Ray finds a place for it"
+        ) from error
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count() or int(given) + 1)]
+    if given in names and names.index(given) != config.local_gpu_idx:
+        raise PlacementError(
+            f"Ray gives GPU {given} to the learner in this process, which would take number {config.local_gpu_idx}: set "
+            f"local_gpu_idx to {names.index(given)}, or num_learners to 1"
+        )
+    return holder
+
+
+def check_cluster(rllibs_request: Callable[[Any], PlacementGroupFactory], config: Any) -> Any:
     """Looks at the cluster before an algorithm starts its first process; one without any others needs no look.
 
     Args:
         rllibs_request: Gives RLlib's part of what Tune would reserve.
         config: The algorithm's configuration.
 
+    Returns:
+        As ``hold_own_gpu``.
+
     Raises:
         PlacementError: A process finds no place, or not the model's folder where it is put.
     """
     if not (config.num_env_runners or config.num_learners or config.num_engines or config.evaluation_num_env_runners):
-        return
+        return None
     if not ray.is_initialized():
         ray.init()  # as the first process would
     try:
@@ -100,6 +155,7 @@ def check_cluster(rllibs_request: Callable[[Any], PlacementGroupFactory], config
         check_room(others, nodes_of_cluster())  # a trial of Tune has its room
     if Path(config.model_path).is_dir():  # and no hub's name
         check_model_folder(config.model_path, others)
+    return hold_own_gpu(config, others)
 
 
 def kinds_of(request: PlacementGroupFactory, config: AlgorithmConfig) -> list[Kind]:

@@ -23,6 +23,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_MODULE_STEPS_TRAINED
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
+from rllib_nlac.algorithm.placement import Kind, hold_own_gpu
 from rllib_nlac.algorithm.told import figure
 from rllib_nlac.algorithm.transfer import AUTO
 from rllib_nlac.algorithm.watch import Watched
@@ -115,6 +116,18 @@ class StockConfig(LanguageConfig):
             "lora",
             "has dropout, and RLlib's own losses are computed without, as the engine plays without: leave it out",
         )
+        self._check(
+            self.lora is not None or self.learner_model.get("dtype", "float32") == "float32",
+            "learner_model",
+            "has dtype: bfloat16, in which RLlib's own learners would round most of their steps away, for they keep no float32 "
+            "weights beside: leave it out, or train an adapter (lora), which is kept in float32",
+        )
+        parts = self.engine_config.get("tensor_parallel_size", 1)
+        self._check(
+            not self.num_gpus_per_env_runner or parts <= max(self.num_gpus_per_env_runner, 1),
+            "num_gpus_per_env_runner",
+            f"must be at least engine_config's tensor_parallel_size, {parts}",
+        )
 
 
 class TextPPOConfig(StockConfig, PPOConfig):
@@ -149,6 +162,14 @@ class StockOnText(Watched, CheckedCheckpoints):
         self._broken_losses = 0
         self._next_episodes: dict[int, int] = {}  # by the index of each remote runner there ever was, as last heard or told
         super().__init__(*args, **kwargs)
+
+    @override(Algorithm)
+    def setup(self, config: Any) -> None:
+        own = self.config
+        number = own.num_env_runners + own.evaluation_num_env_runners
+        runners = Kind("EnvRunner", {"GPU": own.num_gpus_per_env_runner}, number, "num_gpus_per_env_runner")
+        self._own_gpu = hold_own_gpu(own, [runners] if number else [])
+        super().setup(config)
 
     @override(Algorithm)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
     def setup(self) -> None:
         super().setup()
         self.action_dist_cls = TokenSequence
+        # RLlib's optimizers step on these very numbers, and in bfloat16 most steps of a small learning rate are rounded away.
+        for parameter in self.parameters():
+            if parameter.requires_grad and self.model_config.get("lora") is not None:
+                parameter.data = parameter.data.float()
 
     @override(ValueHeadModule)
     def get_state(

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 # Quiet libraries, loud trials: what matters is printed by this command. Set before anything imports Ray.
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_SYNCER", "1")
+# A process that asked Ray for no GPU sees none.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
 # Ctrl+C and a trial that fails are answered by this command, in its own words.
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
 os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")

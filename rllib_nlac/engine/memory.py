@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,9 @@ from rllib_nlac.engine.shapes import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 ADAPTER_SETS = 2  # policy and target; the initial weights are the base
-BATCHED_TOKENS = 8192  # of prompts that vLLM reads together, on a GPU its default
+BATCHED_TOKENS = 8192  # of prompts that vLLM reads together at least
+# What vLLM puts into one tensor.
+FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
 SAMPLER_COPIES = 4  # of the logits, in float32, while vLLM samples
 UNMEASURED = "an estimate, vLLM measures it"
 
@@ -125,7 +129,11 @@ def engine_parts(shape: ModelShape, plan: EnginePlan, gpu_bytes: float | None) -
         numbers = slots * shape.adapter_parameters(plan.lora) * plan.lora.served_rank // plan.lora.rank
         parts.append(Part("adapters", numbers * size / split, f"room for {slots} of rank {plan.lora.served_rank}"))
     for name in plan.whole_sets:  # whole, however many workers share it: each keeps its own part
-        parts.append(Part("weight sets", weights, f"the {name} weights, kept", on_host=True))
+        if gpu_bytes == 0:
+            parts.append(Part("weight sets", weights, f"the {name} weights, kept", on_host=True))
+        else:
+            note = f"the {name} weights, kept in pinned memory, each tensor in a power of two"
+            parts.append(Part("weight sets", pinned_bytes(shape, size, split), note, on_host=True))
     if plan.merges:
         in_files = shape.parameters * shape.bytes_in_files
         parts.append(Part("weight sets", in_files, "the base that adapters are merged with", on_host=True))
@@ -140,6 +148,22 @@ def engine_parts(shape: ModelShape, plan: EnginePlan, gpu_bytes: float | None) -
     cache = Cache(plan.gpu_share * gpu_bytes - taken if gpu_bytes else plan.cache_bytes, sequence)
     note = f"{cache.sequences} sequences of {plan.max_context:,} tokens"
     return [*parts, Part("KV cache", max(cache.num_bytes, 0), note)], cache
+
+
+def pinned_bytes(shape: ModelShape, size: int, workers: int) -> float:
+    """What all tensors of a model take in pinned memory, of which torch gives powers of two.
+
+    Args:
+        shape: The model's.
+        size: Bytes of a number.
+        workers: Among which each tensor is divided.
+    """
+    numbers = Counter[str]()
+    for name, (rows, columns) in shape.linears.items():
+        layer, _, last = name.rpartition(".")
+        numbers[f"{layer}.{FUSED.get(last, last)}"] += rows * columns
+    embeddings = [shape.vocab * shape.hidden] * (1 if shape.tied else 2)
+    return workers * sum(2.0 ** math.ceil(math.log2(each * size / workers)) for each in [*numbers.values(), *embeddings])
 
 
 def working_bytes(shape: ModelShape, plan: EnginePlan) -> float:

@@ -1,4 +1,4 @@
-"""Bundles of resources: which fit the nodes of a cluster, and which of a trial's a process is to take.
+"""Bundles of resources: which fit the nodes of a cluster, which of a trial's a process is to take, and whose a GPU is.
 
 Tune reserves for a trial a group of bundles, one for each of its processes: its own, EnvRunners, evaluation EnvRunners,
 learners and engines, in this order. A process that names none of them takes what it needs from any, also from one that was
@@ -7,10 +7,16 @@ reserved for another, which then waits for ever.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import ray
+import torch
 from ray.util.placement_group import placement_group_table
 
 Bundle = Mapping[str, float]  # amounts by resource
@@ -32,6 +38,35 @@ class Node:
     name: str
     resources: Bundle
     id: str = field(default="", compare=False)
+
+
+def is_of_ray() -> bool:
+    """Whether Ray started this process, for an actor or a task: a script is none, nor is the ``rllib`` command."""
+    return ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+
+
+def has_gpu() -> bool:
+    """Whether this process may use a GPU: there is one, and if Ray started it, Ray gave it one.
+
+    Ray lets a process that asked for none see all of them, unless RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO is 1.
+    """
+    return torch.cuda.is_available() and (not is_of_ray() or bool(ray.get_gpu_ids()))
+
+
+@contextmanager
+def alone_on_shared_gpu() -> Iterator[None]:
+    """Where Ray gave this process a part of a GPU, waits until no other is in here on the same GPU and machine.
+
+    vLLM measures what it takes by how much memory is free before and after, whoever took it.
+    """
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0) if is_of_ray() else 0
+    if not 0 < share < 1:
+        yield
+        return
+    (gpu,) = ray.get_gpu_ids()
+    with Path(tempfile.gettempdir(), f"rllib_nlac_{os.getuid()}_gpu_{gpu}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def nodes_of_cluster() -> list[Node]:

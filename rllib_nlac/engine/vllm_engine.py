@@ -20,6 +20,8 @@ from rllib_nlac.engine.buckets import Plan
 from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.lora import LoRASettings, as_served, merged
+from rllib_nlac.engine.memory import BATCHED_TOKENS
+from rllib_nlac.engine.places import alone_on_shared_gpu, has_gpu
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.engine.tally import Tally
@@ -88,7 +90,7 @@ class VLLMEngine:
     ) -> None:
         check_model_path(model)
         settings = settings or VLLMSettings()
-        on_gpu = torch.cuda.is_available()
+        self._on_gpu = on_gpu = has_gpu()
         # One process: with two cores, and for small models on any machine, vLLM's own worker process costs more than it
         # brings, and weights could not be handed over by reference.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -102,7 +104,7 @@ class VLLMEngine:
             extra.setdefault("kv_cache_memory_bytes", int(settings.cpu_kv_cache_gib * 2**30))
             # A seeded request whose prefill is cut in two makes vLLM rewind its generator, which a CPU's cannot.
             extra.setdefault("enable_chunked_prefill", False)
-            extra.setdefault("max_num_batched_tokens", max(8192, max_context))
+        extra.setdefault("max_num_batched_tokens", max(BATCHED_TOKENS, max_context))  # built this way vLLM reads 2,048
         self._lora = lora
         if merges_lora is None:
             merges_lora = not on_gpu
@@ -118,8 +120,9 @@ class VLLMEngine:
 
         if not on_gpu and not current_platform.is_cpu():
             raise EngineError(
-                "vLLM's build here is not for a CPU, and this process has no GPU: give it one (num_gpus_per_learner: 1; with "
-                "num_engines num_gpus_per_engine: 1, under PPO num_gpus_per_env_runner: 1), or install the extra cpu, not gpu"
+                "vLLM's build here is not for a CPU, and this process has no GPU: ask for one (num_gpus_per_learner: 1; with "
+                "num_engines num_gpus_per_engine: 1; under PPO num_gpus_per_learner: 1 and num_env_runners: 0, or "
+                "num_gpus_per_env_runner: 1), or install the extra cpu, not gpu"
             )
         _keep_process_groups()
         threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
@@ -139,7 +142,8 @@ class VLLMEngine:
             seed=seed,
             **extra,
         )
-        self._llm: Any = LLMEngine.from_engine_args(arguments)
+        with alone_on_shared_gpu():
+            self._llm: Any = LLMEngine.from_engine_args(arguments)
         # The CPU worker replaces torch.set_num_threads by a function that does nothing.
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
@@ -237,7 +241,7 @@ class VLLMEngine:
     @property
     def borrows(self) -> bool:
         """Whether weights that are lent for as long as ``set_weights`` runs will do: this engine keeps its own copies."""
-        return self._lora is None and torch.cuda.is_available()
+        return self._lora is None and self._on_gpu
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these very ones."""

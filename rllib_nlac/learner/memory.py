@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from rllib_nlac.engine.shapes import ModelShape
 from rllib_nlac.learner.deepspeed import LARGEST_BUCKET
 
 LOGIT_COPIES = 4  # in float32, at the backward pass's start: the logits themselves, and what their gradient is made of
+SUB_GROUP = 1_000_000_000  # numbers that ZeRO's stage 3 steps on together, DeepSpeed's default
 KL_COPIES = 6  # more, with the base's logits and both distributions
 
 
@@ -80,10 +82,16 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
         bucket = min(int(zero.get("reduce_bucket_size", LARGEST_BUCKET)), numbers)
         parts.append(Part("buckets", bucket * size * (2 if zero.get("overlap_comm") else 1), "reduce_bucket_size"))
     parts += working_parts(shape, plan)
+    stepping = 0.0
+    if plan.on_gpu and not off_optimizer:
+        at_once = min(numbers / share, float(zero.get("sub_group_size", SUB_GROUP)) if stage == 3 else math.inf)
+        stepping = max(4 * at_once - sum(part.num_bytes for part in parts if part.what in ("activations", "logits")), 0)
+        if stepping:  # by when those are gone
+            parts.append(Part("optimizer", stepping, "more while AdamW lists all its steps, in float32"))
     # θ̄ alone is made in the model's precision where the learner's own tensors are lent.
     copies: float = (plan.has_target if plan.lends else plan.exported_sets) * numbers * size
     if plan.lends or not plan.on_gpu:  # they stand in the place of what a gradient step takes
-        copies -= sum(part.num_bytes for part in parts if part.what in ("gradients", "activations", "logits"))
+        copies -= stepping + sum(part.num_bytes for part in parts if part.what in ("gradients", "activations", "logits"))
     if copies > 0:
         who = ", by the first learner" if plan.num_learners > 1 else ""
         what = f"weight sets while they are handed over{who}"

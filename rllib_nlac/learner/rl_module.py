@@ -23,7 +23,8 @@ class LearnerModel:
     """How the learner holds the model; each field is a key of ``learner_model``.
 
     Attributes:
-        dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights.
+        dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights. Under RLlib's own algorithms,
+            which have no DeepSpeed, "bfloat16" is for the base of an adapter, and the adapter is float32.
         attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
         packing: "always" lays the sequences of a micro-batch end to end, without padding, and computes once what several begin
             with; where the model's attention does not allow it they are padded, and the log says why. "never" pads. "auto"
