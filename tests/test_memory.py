@@ -193,6 +193,7 @@ class TestLearner:
 
 class TestEngine:
     PLAN = EnginePlan("float32", 512, 32, ("policy", "target"), cache_bytes=2.0**30)
+    PINNED = (28 * (32 + 32 + 512 + 256) + 2 * 2048) * 2**20  # of 7B in bfloat16
 
     def test_whole_sets_and_the_cache(self):
         parts, cache = engine_parts(SHAPE, self.PLAN, 0)
@@ -219,15 +220,12 @@ class TestEngine:
             plan = EnginePlan("bfloat16", 4096, 64, ("policy", "target"), tensor_parallel=split, gpu_share=0.85)
             parts, _ = engine_parts(shape, plan, 80 * GIB)
             assert size(parts, "weights") == 2 * shape.parameters / split
-            assert size(parts, "weight sets") == size(
-                engine_parts(shape, replace(plan, tensor_parallel=1), 80 * GIB)[0], "weight sets"
-            )
+            assert size(parts, "weight sets") == 2 * self.PINNED
 
     def test_beside_a_gpu_each_tensor_of_a_kept_set_takes_a_power_of_two(self):
         """31.5, 24.5, 259 and 129.5 MiB in each of 28 layers: queries, keys and values; output; gate and up; down."""
         plan = EnginePlan("bfloat16", 4096, 64, ("policy",), gpu_share=0.85)
-        taken = (28 * (32 + 32 + 512 + 256) + 2 * 2048) * 2**20
-        for gpu_bytes, kept in ((80 * GIB, taken), (None, taken), (0, 2 * shape_of("Qwen/Qwen2.5-7B").parameters)):
+        for gpu_bytes, kept in ((80 * GIB, self.PINNED), (None, self.PINNED), (0, 2 * shape_of("Qwen/Qwen2.5-7B").parameters)):
             assert size(engine_parts(shape_of("Qwen/Qwen2.5-7B"), plan, gpu_bytes)[0], "weight sets") == kept
         tied = shape_of("Qwen/Qwen2.5-0.5B")  # one embedding
         assert size(engine_parts(tied, plan, 80 * GIB)[0], "weight sets") / GIB == pytest.approx(1.72, abs=0.005)

@@ -421,15 +421,20 @@ def test_the_documents_ppo_runs_as_it_stands(ray_session, lent_local_engine, cap
         ("output", "logs", "is not written under RLlib's own algorithms"),
         ("learner_model", {"packing": "always"}, "RLlib's own losses take padded turns"),
         ("learner_model", {"dtype": "bfloat16"}, "in which RLlib's own learners would round most of their steps away"),
-        ("num_gpus_per_env_runner", 1, "must be at least engine_config's tensor_parallel_size, 2"),
         ("lora", {"rank": 8, "dropout": 0.1}, "has dropout, and RLlib's own losses are computed without"),
         ("language_model", "./missing", "does not exist"),
     ],
 )
 def test_a_wrong_value_names_key_and_fix(ppo_config, key, value, complaint):
     ppo_config.validate()
-    if key == "num_gpus_per_env_runner":
-        ppo_config.engine_config = {"tensor_parallel_size": 2}
     setattr(ppo_config, key, value)
     with pytest.raises((ValueError, FileNotFoundError), match=complaint):
         ppo_config.validate()
+
+
+def test_an_env_runners_engine_needs_a_gpu_for_each_of_its_parts(ppo_config):
+    ppo_config.engines(engine_config={"tensor_parallel_size": 2}).env_runners(num_gpus_per_env_runner=2).validate()
+    with pytest.raises(
+        ValueError, match="num_gpus_per_env_runner is 1 and must be at least engine_config's tensor_parallel_size, 2"
+    ):
+        ppo_config.env_runners(num_gpus_per_env_runner=1).validate()

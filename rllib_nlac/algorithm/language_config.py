@@ -405,12 +405,7 @@ class LanguageConfig(AlgorithmConfig):
         if kind not in ENGINES:
             raise ValueError(f"config.engine_config['engine']: {unknown_key(kind, ENGINES)}")
         self._check_keys("engine_config", {field.name for field in (*fields(EngineKeys), *fields(ENGINES[kind].Settings))})
-        gpus, parts = self.num_gpus_per_engine, self.engine_config.get("tensor_parallel_size", 1)
-        self._check(
-            not gpus or parts <= max(gpus, 1),
-            "num_gpus_per_engine",
-            f"must be at least engine_config's tensor_parallel_size, {parts}",
-        )
+        self._check_parts("num_gpus_per_engine")
         self.prompts_for(self.env if isinstance(self.env, str) else None)
         check_model_path(self.model_path)
         if (lora := self.lora_settings) is not None:
@@ -419,6 +414,11 @@ class LanguageConfig(AlgorithmConfig):
             self._check_room(self.make_chat().max_context)
             if not self.engine_spec.endpoint:  # behind an endpoint are weights of their own
                 check_weights(Path(self.model_path))
+
+    def _check_parts(self, key: str) -> None:
+        """Holds the parts of an engine against the GPUs that its process has."""
+        gpus, parts = getattr(self, key), self.engine_config.get("tensor_parallel_size", 1)
+        self._check(not gpus or parts <= max(gpus, 1), key, f"must be at least engine_config's tensor_parallel_size, {parts}")
 
     def _check_room(self, context: int) -> None:
         for key in ("max_action_tokens", *(("max_future_tokens", "max_critique_tokens") if self.criticises_in_words else ())):

@@ -122,12 +122,7 @@ class StockConfig(LanguageConfig):
             "has dtype: bfloat16, in which RLlib's own learners would round most of their steps away, for they keep no float32 "
             "weights beside: leave it out, or train an adapter (lora), which is kept in float32",
         )
-        parts = self.engine_config.get("tensor_parallel_size", 1)
-        self._check(
-            not self.num_gpus_per_env_runner or parts <= max(self.num_gpus_per_env_runner, 1),
-            "num_gpus_per_env_runner",
-            f"must be at least engine_config's tensor_parallel_size, {parts}",
-        )
+        self._check_parts("num_gpus_per_env_runner")
 
 
 class TextPPOConfig(StockConfig, PPOConfig):
@@ -168,7 +163,7 @@ class StockOnText(Watched, CheckedCheckpoints):
         own = self.config
         number = own.num_env_runners + own.evaluation_num_env_runners
         runners = Kind("EnvRunner", {"GPU": own.num_gpus_per_env_runner}, number, "num_gpus_per_env_runner")
-        self._own_gpu = hold_own_gpu(own, [runners] if number else [])
+        self._own_gpu = hold_own_gpu(own, [runners] if number else [])  # held as long as this refers to it
         super().setup(config)
 
     @override(Algorithm)

@@ -22,6 +22,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.episode import generation_at, generations_of, messages_at
+from rllib_nlac.learner.adapter import has_adapter
 from rllib_nlac.learner.batch import micro_batches
 from rllib_nlac.learner.rl_module import copied, load_own_entries, own_entries, served_state
 from rllib_nlac.learner.value_head import ValueHeadModel, ValueHeadModule
@@ -91,10 +92,11 @@ class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
     def setup(self) -> None:
         super().setup()
         self.action_dist_cls = TokenSequence
-        # RLlib's optimizers step on these very numbers, and in bfloat16 most steps of a small learning rate are rounded away.
-        for parameter in self.parameters():
-            if parameter.requires_grad and self.model_config.get("lora") is not None:
-                parameter.data = parameter.data.float()
+        if has_adapter(self.lm):
+            # RLlib steps on these very numbers, and in bfloat16 most steps of a small learning rate are rounded away.
+            for parameter in self.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.float()
 
     @override(ValueHeadModule)
     def get_state(
