@@ -120,7 +120,7 @@ class VLLMEngine:
 
         if not on_gpu and not current_platform.is_cpu():
             raise EngineError(
-                "vLLM's build here is not for a CPU, and this process has no GPU: ask for one (num_gpus_per_learner: 1; with "
+                "vLLM's build here is not for a CPU, and this process has no GPU: give it one (num_gpus_per_learner: 1; with "
                 "num_engines num_gpus_per_engine: 1; under PPO num_gpus_per_learner: 1 and num_env_runners: 0, or "
                 "num_gpus_per_env_runner: 1), or install the extra cpu, not gpu"
             )
