@@ -314,6 +314,20 @@ def on_gpu(**language) -> NLACConfig:
     return config.language(**{"language_model": "Qwen/Qwen2.5-1.5B", "max_context": 1024, **language})
 
 
+def test_under_ppo_an_adapter_is_in_float32_and_no_engine_is_apart():
+    """Fails where it is counted in the base's precision, or num_engines is advised, which PPO refuses."""
+    config = TextPPOConfig().environment("TwentyQuestions").env_runners(num_env_runners=0).learners(num_gpus_per_learner=1)
+    half = {"lora": {"rank": 16}, "learner_model": {"dtype": "bfloat16"}}
+    config.language(language_model="Qwen/Qwen2.5-1.5B", max_context=1024, **half)
+    found = estimate(config, 8 * GIB)
+    (driver,) = found.processes
+    numbers = shape_of("Qwen/Qwen2.5-1.5B").adapter_parameters(LoRASettings(rank=16))
+    own = next(part for part in driver.parts if part.what == "adapters")
+    assert own.num_bytes == size(driver.parts, "gradients") == found.sync_bytes == 4 * numbers and "in float32" in own.note
+    lines = advice(found, config, 8 * GIB, None)
+    assert lines and not any("num_engines" in line for line in lines)
+
+
 class TestSync:
     def test_a_gpu_that_engine_and_learner_share_needs_no_copies_in_the_hosts_memory(self):
         shared, apart = (estimate(on_gpu().learners(num_learners=n)).processes for n in (0, 1))
@@ -416,6 +430,9 @@ class TestCommand:
         assert "# fits: this machine" in dry_run("twenty_questions_nlac_qwen2.5_0.5b_laptop")
         monkeypatch.setattr(fit, "host_bytes", lambda: 6 * GIB)
         assert "# does not fit: this machine: " in dry_run("twenty_questions_nlac_qwen2.5_0.5b_laptop")
+
+    def test_the_size_of_a_gpu_that_nobody_asks_for(self):
+        assert "# no process asks for a GPU (num_gpus_per_learner" in dry_run("twenty_questions_nlac", "--gpu-memory-gib", "24")
 
     def test_a_name_that_nobody_knows(self, tmp_path):
         entry = {"run": "NLAC", "env": "TwentyQuestions", "config": {"language_model": "nobody/nothing"}}

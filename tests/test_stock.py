@@ -438,3 +438,29 @@ def test_an_env_runners_engine_needs_a_gpu_for_each_of_its_parts(ppo_config):
         ValueError, match="num_gpus_per_env_runner is 1 and must be at least engine_config's tensor_parallel_size, 2"
     ):
         ppo_config.env_runners(num_gpus_per_env_runner=1).validate()
+
+
+def test_where_learners_have_gpus_every_engine_has_one(ppo_config):
+    """Fails where a process without a GPU is to build an engine: each EnvRunner, and the trial's own where it plays."""
+
+    def check(learners=0, runners=0, gpus=0, evaluators=0, of_evaluators=None, interval=None):
+        config = ppo_config.copy(copy_frozen=False).learners(num_learners=learners, num_gpus_per_learner=1)
+        config.env_runners(num_env_runners=runners, num_gpus_per_env_runner=gpus)
+        own = {} if of_evaluators is None else {"num_gpus_per_env_runner": of_evaluators}
+        config.evaluation(evaluation_interval=interval, evaluation_num_env_runners=evaluators, evaluation_config=own)
+        config.validate()
+
+    check()
+    check(interval=1)
+    check(runners=2, gpus=0.5, interval=1)
+    check(learners=1, runners=2, gpus=1)
+    check(learners=1, runners=2, gpus=1, evaluators=1, interval=1)
+    for wrong in ({"runners": 1}, {"learners": 1, "runners": 2}):
+        with pytest.raises(ValueError, match="num_gpus_per_env_runner is 0 and must be above 0"):
+            check(**wrong)
+    for wrong in ({"evaluators": 1}, {"runners": 1, "gpus": 1, "evaluators": 1, "of_evaluators": 0}):
+        with pytest.raises(ValueError, match=r"evaluation_config is {.* and must have a num_gpus_per_env_runner above 0"):
+            check(interval=1, **wrong)
+    for wrong in ({"learners": 1}, {"learners": 1, "runners": 2, "gpus": 1, "interval": 1}):
+        with pytest.raises(ValueError, match="num_learners is 1 and must be 0"):
+            check(**wrong)

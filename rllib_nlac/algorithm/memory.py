@@ -106,7 +106,8 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
     context = config.max_context or shape.context
     numbers = trained_parameters(shape, config.lora_settings)
     sets = _sets(config)
-    sync = (sum(name in ("policy", "target") for name in sets) if is_ours else 1) * numbers * BYTES[_model(config).dtype]
+    handed_over = sum(name in ("policy", "target") for name in sets) if is_ours else 1
+    sync = handed_over * numbers * BYTES[_model(config).dtype if is_ours else "float32"]
     of_learner = learner_parts(shape, _learner_plan(config, shape, context)) if config.trains else []
     if not config.trains:
         sync = 0
@@ -230,7 +231,7 @@ def _for_weights(process: Process, config: LanguageConfig) -> list[str]:
     keys = []
     if process.gpus and process.name == "engine":
         keys.append("tensor_parallel_size with num_gpus_per_engine")
-    elif process.gpus and process.name == "driver" and not config.num_engines:
+    elif process.gpus and process.name == "driver" and not config.num_engines and isinstance(config, LanguageAlgorithmConfig):
         keys.append("num_engines: 1 with num_gpus_per_engine: 1")
     elif process.gpus and isinstance(config, LanguageAlgorithmConfig) and config.lora is None:
         keys.append("num_learners with deepspeed_config: {zero_optimization: {stage: 3}}")

@@ -123,6 +123,33 @@ class StockConfig(LanguageConfig):
             "weights beside: leave it out, or train an adapter (lora), which is kept in float32",
         )
         self._check_parts("num_gpus_per_env_runner")
+        self._check_gpus()
+
+    def _check_gpus(self) -> None:
+        """vLLM's build for GPUs does not run without one, and each process that plays has an engine."""
+        if not self.num_gpus_per_learner:
+            return
+        remote = self.evaluation_interval and self.evaluation_num_env_runners
+        own = self.get_evaluation_config_object() if remote else None
+        together = "On one GPU for all set num_env_runners, evaluation_num_env_runners and num_learners to 0"
+        self._check(
+            not self.num_env_runners or self.num_gpus_per_env_runner > 0,
+            "num_gpus_per_env_runner",
+            f"must be above 0 where learners have GPUs, for each EnvRunner has an engine. {together}",
+        )
+        self._check(
+            own is None or own.num_gpus_per_env_runner > 0,
+            "evaluation_config",
+            "must have a num_gpus_per_env_runner above 0 where learners have GPUs, for each EnvRunner of evaluations has an "
+            f"engine. {together}",
+        )
+        plays_here = not self.num_env_runners or (self.evaluation_interval and not remote)
+        self._check(
+            not (self.num_learners and plays_here),
+            "num_learners",
+            "must be 0 where learners have GPUs and the trial's own process plays, which has the learner's GPU then: it plays "
+            "with num_env_runners: 0, and evaluates without evaluation_num_env_runners",
+        )
 
 
 class TextPPOConfig(StockConfig, PPOConfig):

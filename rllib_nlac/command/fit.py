@@ -47,6 +47,9 @@ def memory_lines(config: AlgorithmConfig, gpu_gib: float | None = None) -> Itera
         yield f"a sync of weights carries {found.sync_bytes / GIB:.3f} GiB{way}"
     host = host_bytes()
     yield f"in the host's memory {found.host_bytes / GIB:.2f} of all processes; this machine has {host / GIB:.1f}"
+    if gpu_gib is not None and not found.uses_gpus:
+        key = "num_gpus_per_learner, and num_gpus_per_engine with num_engines"
+        yield f"no process asks for a GPU ({key}), so --gpu-memory-gib changes nothing"
     if found.uses_gpus and gpu_bytes is None:
         yield "whether it fits on the GPUs is not known without one here: --gpu-memory-gib says how large they are"
         return

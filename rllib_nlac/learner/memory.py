@@ -30,7 +30,7 @@ class LearnerPlan:
         with_kl: Whether KL to the base is part of the loss.
         keeps_base: Whether a copy of all weights is kept.
         gradient_checkpointing: Whether a layer's inside is computed again.
-        deepspeed: DeepSpeed's configuration; empty without DeepSpeed.
+        deepspeed: DeepSpeed's configuration; empty without DeepSpeed, and then what is trained is in float32.
         num_learners: Learners that share what ZeRO divides.
         on_gpu: Whether it has a GPU.
         exported_sets: Weight sets that are copied into the host's memory to be handed over.
@@ -64,12 +64,14 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
     has_master = bool(plan.deepspeed) and (stage > 0 or size == 2)
     share = plan.num_learners if stage > 0 else 1  # without ZeRO each learner has all of the optimizer
     numbers = trained_parameters(shape, plan.lora)
+    trained = size if plan.deepspeed else BYTES["float32"]  # of a number that is trained
     off_weights, off_optimizer = (
         (zero.get(key) or {}).get("device", "none") != "none" for key in ("offload_param", "offload_optimizer")
     )
     parts = [_weights(shape, plan, stage, zero, off_weights)]
     if plan.lora is not None:
-        parts.append(Part("adapters", numbers * size, f"{numbers:,} numbers of rank {plan.lora.rank} in {plan.dtype}"))
+        dtype = plan.dtype if plan.deepspeed else "float32"
+        parts.append(Part("adapters", numbers * trained, f"{numbers:,} numbers of rank {plan.lora.rank} in {dtype}"))
     if plan.keeps_base:
         parts.append(Part("initial weights", shape.parameters * size, "for kl_to_base_coeff"))
     if plan.has_target:
@@ -77,7 +79,7 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
     optimizer = (12 if has_master else 8) * numbers / share
     what = "AdamW's two moments" + (" and the master weights" if has_master else "")
     parts.append(Part("optimizer", optimizer, f"{what}, in float32{_over(share)}", on_host=off_optimizer))
-    parts.append(Part("gradients", *_gradients(numbers, size, stage, share, has_master)))
+    parts.append(Part("gradients", *_gradients(numbers, trained, stage, share, has_master)))
     if stage > 0:
         bucket = min(int(zero.get("reduce_bucket_size", LARGEST_BUCKET)), numbers)
         parts.append(Part("buckets", bucket * size * (2 if zero.get("overlap_comm") else 1), "reduce_bucket_size"))
@@ -89,7 +91,7 @@ def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
         if stepping:  # by when those are gone
             parts.append(Part("optimizer", stepping, "more while AdamW lists all its steps, in float32"))
     # θ̄ alone is made in the model's precision where the learner's own tensors are lent.
-    copies: float = (plan.has_target if plan.lends else plan.exported_sets) * numbers * size
+    copies: float = (plan.has_target if plan.lends else plan.exported_sets) * numbers * trained
     if plan.lends or not plan.on_gpu:  # they stand in the place of what a gradient step takes
         copies -= stepping + sum(part.num_bytes for part in parts if part.what in ("gradients", "activations", "logits"))
     if copies > 0:
