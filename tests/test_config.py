@@ -336,6 +336,7 @@ class TestExperimentFiles:
             ({"run": "GRPO", "config": {"episodes_per_iteration": 60}}, "must be a multiple of episodes_per_task, 8"),
             ({"config": {"n_step": 0}}, "n_step is 0 and must be at least 1"),
             ({"config": {"num_futurs": 2}}, "did you mean 'num_futures'"),
+            ({"config": {"num_futurs": 2, "taau": 0.1}}, "did you mean 'num_futures'.*'taau'; did you mean 'tau'"),
             ({"config": {"num_workers": 2}}, "'num_env_runners' now"),
             ({"run": "NLCA"}, "did you mean 'NLAC'"),
             ({"confg": {}}, "did you mean 'config'"),

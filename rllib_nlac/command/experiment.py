@@ -212,9 +212,8 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
     for variant in in_turn:
         config = trainable.get_default_config()
         known = config_keys(config) | {"lambda", "callbacks", "framework"}
-        for key in variant:
-            if key not in known:
-                raise ExperimentError(f"{where}, config: {_unknown(key, known, of_config=True)}")
+        if unknown := [_unknown(key, known, of_config=True) for key in variant if key not in known]:
+            raise ExperimentError(f"{where}, config: {'; '.join(unknown)}")
         if "env_config" in variant and variant["env_config"] is None:
             raise ExperimentError(
                 f"{where}: env_config is empty and must be a mapping; leave it out if there is nothing to say"
@@ -223,9 +222,8 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
             if not isinstance(variant.get(key) or {}, Mapping):
                 raise ExperimentError(f"{where}: {key} is {variant[key]!r} and must be a mapping")
         evaluation = variant.get("evaluation_config") or {}
-        for key in evaluation:
-            if key not in known:
-                raise ExperimentError(f"{where}, evaluation_config: {_unknown(key, known)}")
+        if unknown := [_unknown(key, known) for key in evaluation if key not in known]:
+            raise ExperimentError(f"{where}, evaluation_config: {'; '.join(unknown)}")
         env = variant.get("env")
         if env is None and not variant.get("input_"):
             raise ExperimentError(f"{where}: 'env' is missing; name an environment, as in 'env: TwentyQuestions'")
