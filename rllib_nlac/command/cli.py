@@ -38,7 +38,7 @@ from rllib_nlac.command.env import app as env_app
 from rllib_nlac.command.errors import Commands, clear_errors, mapping
 from rllib_nlac.command.terminal import terminal
 from rllib_nlac.command.waiting import Waiting
-from rllib_nlac.names import is_address, look_in_this_folder
+from rllib_nlac.names import look_in_this_folder
 
 look_in_this_folder()  # for what a checkpoint or a configuration names by its module
 
@@ -210,8 +210,6 @@ def _train(
             "--resume goes on with as many samples as the run was begun with: leave out --num-samples; or leave out --resume "
             "to begin another run, with another --storage-path"
         )
-    if storage_path and not is_address(storage_path):
-        storage_path = str(Path(storage_path).expanduser().absolute())
     overrides = {"stop": mapping(stop, "--stop") if stop else None, "storage_path": storage_path, "num_samples": num_samples}
     experiments = [experiment.override(**overrides) for experiment in experiments]
     for experiment in experiments:

@@ -107,6 +107,12 @@ class Experiment:
         return replace(self, stop={**self.stop, **(stop or {})}, tune=tune)
 
     @property
+    def storage(self) -> str | None:
+        """Where its folder is made: an address such as s3://bucket/results, or an absolute path; None is Ray's default."""
+        path = self.tune.get("storage_path")
+        return str(Path(path).expanduser().absolute()) if path and not is_address(path) else path
+
+    @property
     def metrics(self) -> list[tuple[str, str]]:
         """What a run of it must report: pairs of the key that names a metric, and its path in the results."""
         score = (self.tune.get("checkpoint_config") or {}).get("checkpoint_score_attribute")
@@ -361,15 +367,12 @@ def tune_arguments(experiment: Experiment) -> dict[str, Any]:
         raise ExperimentError(f"{where}: {' and '.join(sorted(searches))} need 'metric', as in 'metric: {EXAMPLE_METRIC}'")
     search.check_mutated(given.get("scheduler"), experiment.config, where)
     mode = given.get("mode", "max" if given.get("metric") else None)
-    storage = given.get("storage_path")
-    if storage and not is_address(storage):
-        storage = str(Path(storage).expanduser().absolute())
     plain = {key: given[key] for key in PLAIN_TUNE_KEYS if key in given}
     return {
         **plain,
         "config": search.domain(experiment.config, where),
         "stop": experiment.stop or None,
-        "storage_path": storage,
+        "storage_path": experiment.storage,
         "mode": mode,
         "checkpoint_config": checkpoint_config(experiment),
         "scheduler": search.scheduler(given.get("scheduler"), where),
@@ -403,6 +406,7 @@ def describe(experiment: Experiment) -> str:
         "run": experiment.run,
         "stop": experiment.stop,
         **experiment.tune,
+        **({"storage_path": experiment.storage} if experiment.storage else {}),
         "config (set)": changed,
         "config (defaults)": rest,
     }

@@ -162,20 +162,19 @@ def _put_right(where: Path, recorded: Path | None) -> list[str]:
 
 def is_remote(experiment: Experiment) -> bool:
     """Whether an experiment is kept where only Ray reads and writes, such as s3://bucket/results."""
-    return is_address(experiment.tune.get("storage_path") or "")
+    return is_address(experiment.storage or "")
 
 
 def place_of(experiment: Experiment) -> str:
     """Where an experiment is kept, for a person."""
     if is_remote(experiment):
-        return f"{experiment.tune['storage_path'].rstrip('/')}/{experiment.name}"
+        return f"{str(experiment.storage).rstrip('/')}/{experiment.name}"
     return str(folder_of(experiment))
 
 
 def folder_of(experiment: Experiment) -> Path:
     """Where an experiment's trials are, on this machine."""
-    storage = experiment.tune.get("storage_path")
-    return (Path(storage).expanduser().absolute() if storage else Path.home() / "ray_results") / experiment.name
+    return (Path(experiment.storage) if experiment.storage else Path.home() / "ray_results") / experiment.name
 
 
 def how_to_go_on(experiment: Experiment, since: float = 0.0) -> list[str]:
