@@ -448,6 +448,8 @@ class TestCommand:
             (("train", "--dry-run", "file", "missing.yaml"), "put --dry-run behind it"),
             (("train", "--storage-path", "here", "file", "missing.yaml"), "put --storage-path behind it"),
             (("evaluate", "missing"), "is no checkpoint"),
+            (("train", "--algo", "NLAC", "--env", "Crossing", "--restore", "s3://a/b"), "s3://a/b is an address: copy"),
+            (("inspect", "run", "s3://a/b"), "s3://a/b is an address: copy"),
         ],
     )
     def test_mistakes_are_one_line_and_exit_2(self, arguments, complaint):

@@ -38,7 +38,7 @@ from rllib_nlac.command.env import app as env_app
 from rllib_nlac.command.errors import Commands, clear_errors, mapping
 from rllib_nlac.command.terminal import terminal
 from rllib_nlac.command.waiting import Waiting
-from rllib_nlac.names import look_in_this_folder
+from rllib_nlac.names import is_address, look_in_this_folder
 
 look_in_this_folder()  # for what a checkpoint or a configuration names by its module
 
@@ -47,10 +47,23 @@ train_app = typer.Typer(help="Train an algorithm, from a file or from options.",
 app.add_typer(train_app, name="train")
 app.add_typer(env_app, name="env")
 
+
+def _on_this_machine(path: str) -> Path:
+    """A path that an option or argument names. A ``Path`` made of an address names a folder that nobody meant."""
+    if is_address(path):
+        raise typer.BadParameter(f"{path} is an address: copy the folder to this machine and name the copy")
+    return Path(path)
+
+
 Stop = Annotated[str | None, typer.Option(help="Stop criteria as YAML or JSON, added to the file's.")]
 StoragePath = Annotated[str | None, typer.Option(help="Where results and checkpoints go.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the experiment of this name in the storage path.")]
-Restore = Annotated[Path | None, typer.Option(help="Begin with the state of this checkpoint, as to train on for longer.")]
+Restore = Annotated[
+    Path | None,
+    typer.Option(
+        parser=_on_this_machine, metavar="PATH", help="Begin with the state of this checkpoint, as to train on for longer."
+    ),
+]
 NumSamples = Annotated[int | None, typer.Option(help="How often every point of a search is run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and the memory it needs, and stop.")]
 GpuMemory = Annotated[
@@ -171,8 +184,10 @@ def export(
 
 @app.command()
 def inspect(
-    run: Annotated[Path, typer.Argument(help="A trial's folder, or a checkpoint, whose replay buffer is shown.")],
-    other: Annotated[Path | None, typer.Argument(help="Another one, to compare.")] = None,
+    run: Annotated[
+        Path, typer.Argument(parser=_on_this_machine, help="A trial's folder, or a checkpoint, whose replay buffer is shown.")
+    ],
+    other: Annotated[Path | None, typer.Argument(parser=_on_this_machine, help="Another one, to compare.")] = None,
     output: Annotated[Path | None, typer.Option(help="The file, or for other formats the folder, to write.")] = None,
     kind: Annotated[str, typer.Option("--format", help="html, atif (ATIF v1.7) or inspect (Inspect AI).")] = "html",
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
