@@ -60,9 +60,7 @@ StoragePath = Annotated[str | None, typer.Option(help="Where results and checkpo
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the experiment of this name in the storage path.")]
 Restore = Annotated[
     Path | None,
-    typer.Option(
-        parser=_on_this_machine, metavar="PATH", help="Begin with the state of this checkpoint, as to train on for longer."
-    ),
+    typer.Option(parser=_on_this_machine, help="Begin with the state of this checkpoint, as to train on for longer."),
 ]
 NumSamples = Annotated[int | None, typer.Option(help="How often every point of a search is run.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and the memory it needs, and stop.")]
