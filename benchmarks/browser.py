@@ -59,7 +59,7 @@ def speed(num_browsers: int, episodes: int) -> tuple[float, str]:
     close_all()
     return rate, (
         f"{rate:6.1f} steps/s and {cost:4.0f} ms of processor time a step, resets among them "
-        f"({episodes} episodes, {steps} steps, {started_now} browsers, {memory:.0f} MiB)"
+        f"({episodes // THREADS * THREADS} episodes, {steps} steps, {started_now} browsers, {memory:.0f} MiB)"
     )
 
 
@@ -147,7 +147,10 @@ def options() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Prints all of it."""
-    arguments = options().parse_args()
+    parser = options()
+    arguments = parser.parse_args()
+    if arguments.episodes < THREADS:
+        parser.error(f"--episodes is {arguments.episodes} and must be at least {THREADS}, one for each thread")
     print(f"{THREADS} threads on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     for num_browsers, what, goal in ((4, "four browsers", BROWSER_STEPS), (1, "one browser, four windows", ())):
         rate, line = speed(num_browsers, arguments.episodes)

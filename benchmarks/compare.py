@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,11 +29,15 @@ from typing import Any
 
 import yaml
 
+import rllib_nlac
 from benchmarks.compare_plan import HERE, Cell, Plan, asked_for
 from benchmarks.compare_tables import COLUMNS, PASS, Row, markdown, picture, plot, read_rows
 from benchmarks.rows import generated_tokens
+from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
 from rllib_nlac.names import unknown_key
 from rllib_nlac.reporting.results import Results, evaluated, lookup, read_results
+
+BASE_MODEL = "base model"
 
 
 def build(plan: Plan, world: str) -> None:
@@ -49,7 +55,8 @@ def run(cell: Cell, folder: Path) -> None:
     if is_done(cell, folder):
         return
     file = folder / f"{cell.name}.yaml"
-    file.write_text(yaml.safe_dump({cell.name: cell.experiment}, sort_keys=False), encoding="utf-8")
+    plan = yaml.safe_dump({cell.name: cell.experiment}, sort_keys=False)
+    file.write_text(f"# {BASE_MODEL} {weights_of(cell)}\n{plan}", encoding="utf-8")
     command = [sys.executable, "-m", "rllib_nlac.command", "train", "file", str(file), "--storage-path", str(folder)]
     if list((folder / cell.name).glob("*/checkpoint_*")):
         command.append("--resume")
@@ -65,6 +72,15 @@ def run(cell: Cell, folder: Path) -> None:
     )
 
 
+def weights_of(cell: Cell) -> str:
+    """A checksum of the weights that a cell begins with: those of a shipped model change with the package."""
+    name = cell.experiment["config"].get("language_model", "")
+    shipped = SHIPPED_MODELS.get(name)
+    folder = Path(rllib_nlac.__file__).parent / "tiny" / shipped.folder if shipped and shipped.folder else Path(name)
+    weights = folder / "model.safetensors"
+    return hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else "unknown"
+
+
 def is_done(cell: Cell, folder: Path) -> bool:
     """Whether the run has reached its end, by its own experiment file."""
     file, results = folder / f"{cell.name}.yaml", results_of(cell, folder)
@@ -72,6 +88,11 @@ def is_done(cell: Cell, folder: Path) -> bool:
         return False
     if yaml.safe_load(file.read_text()) != {cell.name: json.loads(json.dumps(cell.experiment))}:
         raise SystemExit(f"{file} is of another plan: remove it and {folder / cell.name}, or choose another --out")
+    began_with = re.match(rf"# {BASE_MODEL} (\w+)", file.read_text())
+    if began_with and began_with[1] != weights_of(cell):
+        raise SystemExit(
+            f"{file} is of other weights of the base model: remove it and {folder / cell.name}, or choose another --out"
+        )
     return any((lookup(results[-1], key) or 0) >= limit for key, limit in cell.experiment["stop"].items())
 
 
@@ -121,7 +142,12 @@ def positive(text: str) -> int:
 
 def report(cells: Sequence[Cell], plan: Plan, folder: Path) -> None:
     """CSV, pictures and tables of all that has been run."""
-    rows = [row for cell in cells for row in rows_of(cell, folder)]
+    ended = [cell for cell in cells if is_done(cell, folder)]
+    if left_out := sum(bool(rows_of(cell, folder)) for cell in cells) - len(ended):
+        print(f"Left out: {left_out} runs that have not come to their end.")
+    rows = [row for cell in ended for row in rows_of(cell, folder)]
+    if not rows:
+        raise SystemExit(f"no run has come to its end yet below {folder}")
     with (folder / "compare.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, (*COLUMNS, PASS))
         writer.writeheader()

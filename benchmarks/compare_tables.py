@@ -56,10 +56,17 @@ def summary(rows: Sequence[Row], plan: Plan) -> str:
         spread = f" ({min(ends):.3f} to {max(ends):.3f})" if ends[1:] else ""
         return f"{statistics.mean(ends):.3f}{spread}" if ends else ""
 
+    def episodes(world: str) -> str:
+        planned = int(plan.worlds[world]["episodes"])
+        ends = {curve[-1]["episodes"] for method in methods for curve in evaluations(rows, world, method).values()}
+        if not ends or max(ends) >= planned:
+            return str(planned)
+        return " to ".join(map(str, sorted({min(ends), max(ends)})))  # of a shorter comparison, or of a search
+
     methods = [method for method in plan.summary if any(row["method"] == method for row in rows)]
     lines = [f"| world | episodes | {' | '.join(methods)} |", "|---" * (len(methods) + 2) + "|"]
     for world in dict.fromkeys(row["world"] for row in rows):
-        fields = [plan.worlds[world]["title"], str(plan.worlds[world]["episodes"])]
+        fields = [plan.worlds[world]["title"], episodes(world)]
         lines.append(f"| {' | '.join([*fields, *(success(world, method) for method in methods)])} |")
     return "\n".join(lines)
 

@@ -21,6 +21,7 @@ import os
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 import argparse
+import contextlib
 import itertools
 import json
 import random
@@ -180,7 +181,8 @@ def strike(pids: Sequence[int], which: signal.Signals, stopped_s: float) -> None
     if which == signal.SIGSTOP:
         time.sleep(stopped_s)
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # what did not answer may have been replaced meanwhile
+                os.kill(pid, signal.SIGCONT)
 
 
 class Attack:

@@ -7,6 +7,7 @@ after the other; rank 0 trains all weights. With ``--record`` runs that have fin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import statistics
@@ -28,7 +29,10 @@ def main() -> None:
     parser.add_argument("--serving", default="auto", help="lora_serving of engine_config")
     parser.add_argument("--record", type=Path, help="JSON lines, one a run")
     arguments = parser.parse_args()
-    ways = list(zip(arguments.ranks, [*arguments.lr, *[None] * len(arguments.ranks)], strict=False))
+    if len(arguments.lr) > len(arguments.ranks):
+        parser.error(f"{len(arguments.lr)} of --lr for {len(arguments.ranks)} of --ranks: give each rank one")
+    rates = [*arguments.lr, *[None] * (len(arguments.ranks) - len(arguments.lr))]
+    ways = list(dict.fromkeys(zip(arguments.ranks, rates, strict=True)))
     common = {"example": arguments.example, "episodes": arguments.episodes, "serving": arguments.serving}
     done: dict[tuple[int, float | None], list[dict[str, Any]]] = {way: [] for way in ways}
     for seed in arguments.seeds:  # the ways in turn, so that whatever else the machine does meets all of them
@@ -42,8 +46,9 @@ def finished(record: Path | None, asked: dict[str, Any]) -> dict[str, Any]:
     """What a run came to, from the record where it is there."""
     if record is not None and record.exists():
         for line in record.read_text().splitlines():
-            if (known := json.loads(line)).items() >= asked.items():
-                return known
+            with contextlib.suppress(ValueError):  # of half a line, which is left by a command that was killed
+                if (known := json.loads(line)).items() >= asked.items():
+                    return known
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         result = asked | pool.apply(run, (asked,))
     if record is not None:

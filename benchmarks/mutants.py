@@ -345,13 +345,15 @@ def judge(module: str, args: argparse.Namespace, runs: dict[str, Any]) -> list[t
             if not child.has_ended():
                 continue
             del running[place]
-            result = child.result() or {"code": -1, "error": "the process ended"}
+            result = child.result() or {"code": -1, "error": ""}
             if child.timed_out:
                 judged[place] = mutant, "timeout", ""
             elif result["code"] == 5:
                 raise RuntimeError(f"no test was run for {mutant.was!r}")
             elif result["code"] == 0:
                 judged[place] = mutant, "survived", ""
+            elif not result["error"]:  # neither a test nor a module that imports the mutant: the process died, or pytest did
+                judged[place] = mutant, "no result", ""
             elif not (result["error"].startswith("TypeError") and INVALID.search(result["error"])):
                 judged[place] = mutant, "killed", result["error"]
             if args.verbose and place in judged:
@@ -376,7 +378,7 @@ def main() -> None:
     runs = clean_runs(list(dict.fromkeys(file for part in args.part for file in PARTS[part])), args.jobs)
     total: Counter[str] = Counter()
     survivors: list[str] = []
-    columns = ("drawn", "killed", "timeout", "survived", "not covered", "equivalent")
+    columns = ("drawn", "killed", "timeout", "survived", "not covered", "no result", "equivalent")
     print(f"{'part':30}" + "".join(f"{column:>13}" for column in columns), flush=True)
     for part in args.part:
         count: Counter[str] = Counter()

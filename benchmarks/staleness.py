@@ -129,7 +129,7 @@ def complete(path: Path, wanted: Sequence[Row], play: Callable[[Row], Row] = run
         known.append({**asked, **play(asked)})
         write(path, KINDS, known)
         print(table(known[-1:]).splitlines()[-1], flush=True)
-    return known
+    return [row for row in known if any(row.items() >= asked.items() for asked in wanted)]  # not those of other episodes
 
 
 def table(rows: Sequence[Row]) -> str:

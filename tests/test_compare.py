@@ -194,6 +194,11 @@ def test_rows_hold_fresh_evaluations_only_and_a_resumed_iteration_once(tmp_path)
     assert not is_done(cell, tmp_path)
     write(tmp_path, cell, [result(4, 128, 0.6)])
     assert is_done(cell, tmp_path)
+    file = tmp_path / f"{cell.name}.yaml"
+    file.write_text(f"# base model {'0' * 64}\n{file.read_text()}")
+    with pytest.raises(SystemExit, match="is of other weights of the base model"):
+        is_done(cell, tmp_path)
+    write(tmp_path, cell, [result(4, 128, 0.6)])
     with pytest.raises(SystemExit, match="is of another plan"):
         is_done(Cell("house_1", "NLAC", 0, {**EXPERIMENT, "stop": {"training_iteration": 9}}), tmp_path)
 
@@ -271,9 +276,12 @@ def test_the_table_of_all_worlds_holds_the_main_methods_and_the_range_of_their_s
     expected = """\
 | world | episodes | NLAC | RFT |
 |---|---|---|---|
-| Text house 1, two locks deep | 512 | 0.600 (0.400 to 0.800) | 0.500 |
-| Text house 2, two locks deep | 512 | 0.600 |  |"""
+| Text house 1, two locks deep | 128 | 0.600 (0.400 to 0.800) | 0.500 |
+| Text house 2, two locks deep | 128 | 0.600 |  |"""
     assert summary(rows, plan) == expected and expected in (tmp_path / "compare.md").read_text()
+    of = {row["world"]: row for row in rows if row["evaluation"] is not None and row["method"] == "NLAC"}
+    longer = [*rows, {**of["house_2"], "episodes": 256, "seed": 1}, {**of["house_1"], "episodes": 560, "method": "RFT"}]
+    assert [line.split(" | ")[1] for line in summary(longer, plan).splitlines()[2:]] == ["512", "128 to 256"]
 
 
 def test_the_documents_tables_are_those_of_the_rows_that_are_kept():
