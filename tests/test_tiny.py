@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import statistics
 from collections import Counter
 from dataclasses import replace
@@ -22,7 +23,7 @@ from rllib_nlac.envs.twenty_questions import candidates_after
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.tiny import build as build_module
 from rllib_nlac.tiny.build import build
-from rllib_nlac.tiny.card import HELD_OUT_SEED, Player, measure_roles
+from rllib_nlac.tiny.card import OTHER_SEED, Player, card, measure_roles
 from rllib_nlac.tiny.text_house import HORIZON, SENSE, HousesByHeart, TextHouseCorpus, distance, head, one_later, progress_of
 from rllib_nlac.tiny.twenty_questions import State, TwentyQuestionsCorpus
 from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS, WORLDS
@@ -357,8 +358,18 @@ def test_words_of_the_world_are_single_tokens(chat):
         assert len(chat.tokenizer.encode(word, add_special_tokens=False)) == 1, word
 
 
+@pytest.mark.parametrize("world", [TWENTY_QUESTIONS, TEXT_HOUSE], ids=lambda world: world.name)
+def test_a_card_is_what_the_command_writes(world, tmp_path):
+    """Of another build it says nothing of how the shipped weights came about."""
+    shipped = (world.folder / "MODEL_CARD.md").read_text()
+    figures = {name: float(value) for name, value in re.findall(r"^\| (.+) \| (\d\.\d{3}) \|$", shipped, re.MULTILINE)}
+    assert len(figures) > 8 and card(world, str(world.folder), 512, figures) == shipped
+    shutil.copytree(world.folder, tmp_path / "model")
+    assert "came about" in shipped and "came about" not in card(world, str(tmp_path / "model"), 512, figures)
+
+
 def test_the_shipped_model_fits_its_card(engine, chat, model_path):
-    player = Player(TWENTY_QUESTIONS, engine, chat, HELD_OUT_SEED)
+    player = Player(TWENTY_QUESTIONS, engine, chat, OTHER_SEED)
     figures = measure_roles(player, examples=1500)
     assert figures["backup: exact"] >= 0.9 and figures["refine: exact"] >= 0.9
     assert min(value for name, value in figures.items() if name.endswith("parses")) >= 0.95
@@ -372,7 +383,7 @@ def test_the_shipped_house_model_fits_its_card():
     tokenizer = AutoTokenizer.from_pretrained(TEXT_HOUSE.folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(TEXT_HOUSE.folder, dtype=torch.float32)
     told: dict[str, list] = {"backup": [], "refine": [], "evaluate": []}
-    for example in itertools.islice(TEXT_HOUSE.corpus(HELD_OUT_SEED), 240):
+    for example in itertools.islice(TEXT_HOUSE.corpus(OTHER_SEED), 240):
         if example.role in told:
             told[example.role].append(example)
     exact = {}

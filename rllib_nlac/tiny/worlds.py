@@ -78,7 +78,7 @@ class World:
         return load_prompts("compact", self.env)
 
     def corpus(self, seed: int, lesson: Lesson | None = None) -> Corpus:
-        """The stream of examples that the model is trained on, or of one lesson; another seed gives held-out ones."""
+        """The stream of examples that the model is trained on, or of one lesson; another seed gives others, some the same."""
         make = (lesson and lesson.make_corpus) or self.make_corpus
         return make(self.make_env(**self.env_config), self.prompts, seed)
 
