@@ -129,7 +129,7 @@ def complete(path: Path, wanted: Sequence[Row], play: Callable[[Row], Row] = run
         known.append({**asked, **play(asked)})
         write(path, KINDS, known)
         print(table(known[-1:]).splitlines()[-1], flush=True)
-    return [row for row in known if any(row.items() >= asked.items() for asked in wanted)]  # not those of other episodes
+    return known
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -138,11 +138,13 @@ def table(rows: Sequence[Row]) -> str:
         f"| world | way | success | each seed | pass@{ATTEMPTS} | seconds | of an iteration | engine idle | learner idle |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for world, way in dict.fromkeys((row["world"], row["way"]) for row in rows):
-        own = [row for row in rows if (row["world"], row["way"]) == (world, way)]
+    lengths = {(row["world"], row["episodes"]) for row in rows}
+    has_several = len(lengths) > len({world for world, _ in lengths})
+    for world, way, episodes in dict.fromkeys((row["world"], row["way"], row["episodes"]) for row in rows):
+        own = [row for row in rows if (row["world"], row["way"], row["episodes"]) == (world, way, episodes)]
         mean = {name: statistics.fmean(row[name] for row in own) for name in FOUND}
         fields = [
-            world,
+            f"{world}, {episodes} episodes" if has_several else world,
             f"`{way}`",
             f"{mean['success']:.2f}",
             ", ".join(f"{row['success']:.2f}" for row in own),

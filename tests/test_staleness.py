@@ -48,6 +48,12 @@ def test_the_table_has_a_line_for_each_way_with_the_mean_of_its_seeds():
     lines = table(rows).splitlines()[2:]
     assert lines[0] == "| house | `max_staleness=0` | 0.50 | 0.25, 0.75 | 0.50 | 50 | 0.5 | 50% | 50% |"
     assert len(lines) == 2 and "`stage_staleness=1`" in lines[1]
+    longer = {**rows[0], **found(1.0), "episodes": 128}  # a look at shorter runs is not averaged into longer ones
+    assert [line.split(" | ")[0] for line in table([*rows, longer]).splitlines()[2:]] == [
+        "| house, 64 episodes",
+        "| house, 64 episodes",
+        "| house, 128 episodes",
+    ]
 
 
 def test_the_command_asks_for_the_whole_matrix_in_turn(tmp_path, monkeypatch, capsys):
