@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
 import json
 import math
 import os
@@ -29,12 +28,12 @@ from typing import Any
 
 import yaml
 
-import rllib_nlac
 from benchmarks.compare_plan import HERE, Cell, Plan, asked_for
 from benchmarks.compare_tables import COLUMNS, PASS, Row, markdown, picture, plot, read_rows
 from benchmarks.rows import generated_tokens
-from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
+from rllib_nlac.checkpoints.checkpoint import weights_digest
 from rllib_nlac.names import unknown_key
+from rllib_nlac.nlac import NLACConfig
 from rllib_nlac.reporting.results import Results, evaluated, lookup, read_results
 
 BASE_MODEL = "base model"
@@ -74,11 +73,8 @@ def run(cell: Cell, folder: Path) -> None:
 
 def weights_of(cell: Cell) -> str:
     """A checksum of the weights that a cell begins with: those of a shipped model change with the package."""
-    name = cell.experiment["config"].get("language_model", "")
-    shipped = SHIPPED_MODELS.get(name)
-    folder = Path(rllib_nlac.__file__).parent / "tiny" / shipped.folder if shipped and shipped.folder else Path(name)
-    weights = folder / "model.safetensors"
-    return hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else "unknown"
+    name = cell.experiment["config"].get("language_model", NLACConfig().language_model)
+    return weights_digest(NLACConfig().language(language_model=name).model_path)
 
 
 def is_done(cell: Cell, folder: Path) -> bool:
@@ -142,12 +138,14 @@ def positive(text: str) -> int:
 
 def report(cells: Sequence[Cell], plan: Plan, folder: Path) -> None:
     """CSV, pictures and tables of all that has been run."""
-    ended = [cell for cell in cells if is_done(cell, folder)]
-    if left_out := sum(bool(rows_of(cell, folder)) for cell in cells) - len(ended):
-        print(f"Left out: {left_out} runs that have not come to their end.")
-    rows = [row for cell in ended for row in rows_of(cell, folder)]
+    begun = [(is_done(cell, folder), found) for cell in cells if (found := rows_of(cell, folder))]
+    rows = [row for has_ended, found in begun for row in found if has_ended]
+    if left_out := sum(not has_ended for has_ended, _ in begun):
+        print(
+            f"Left out: {left_out} runs that have not come to their end; without --report the same command goes on with them."
+        )
     if not rows:
-        raise SystemExit(f"no run has come to its end yet below {folder}")
+        return
     with (folder / "compare.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, (*COLUMNS, PASS))
         writer.writeheader()

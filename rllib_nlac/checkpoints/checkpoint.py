@@ -321,11 +321,11 @@ def lora_facts(config: Any) -> dict[str, Any] | None:
         "alpha": settings.scale * settings.rank,
         "target_modules": targets if isinstance(targets, str) else sorted(targets),
         "model": config.language_model,
-        "base": _weights_digest(config.model_path),
+        "base": weights_digest(config.model_path),
     }
 
 
-def _weights_digest(model: str) -> str:
+def weights_digest(model: str) -> str:
     """Tells the weights of two folders from each other by their files' sizes, heads and tails; of a hub's name, the name."""
     parts: list[Any] = []
     for file in sorted(Path(model).glob("*.safetensors")):
