@@ -147,8 +147,8 @@ class StockConfig(LanguageConfig):
         self._check(
             not (self.num_learners and plays_here),
             "num_learners",
-            "must be 0 where learners have GPUs and the trial's own process plays, which has the learner's GPU then: it plays "
-            "with num_env_runners: 0, and evaluates without evaluation_num_env_runners",
+            "must be 0 where learners have GPUs and the trial's own process plays (num_env_runners: 0) or evaluates "
+            "(evaluation_num_env_runners: 0): with 0 that process has the learner's GPU, else its engine would have none",
         )
 
 
