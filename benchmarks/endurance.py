@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import Row, apart, generated_tokens, read, write
-from rllib_nlac.reporting.results import lookup
+from rllib_nlac.algorithm.told import lookup
 
 EXAMPLES = Path(__file__).parents[1] / "tuned_examples"
 METHODS = {"NLAC": "twenty_questions_nlac", "SDPO": "twenty_questions_sdpo", "RFT": "twenty_questions_rft"}

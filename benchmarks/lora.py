@@ -12,10 +12,10 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -26,6 +26,7 @@ from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.learner.adapter import add_adapter
+from rllib_nlac.learner.layout import shared_beginning
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights
 
@@ -133,17 +134,12 @@ class Comparison:
     of_peft: float
 
 
-def shared_beginning(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of tokens before the first that differs."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def compare(adapters: VLLMEngine, merged: VLLMEngine, model: torch.nn.Module, count: int) -> Comparison:
     """Has both engines and PEFT's model answer greedily under the same adapter."""
     asked = [Request((*range(5, 69), 5 + i % 400), 24, 0.0, seed=i) for i in range(count)]
     one, other = adapters.generate(asked), merged.generate(asked)
     # After a token that differs the answers are about different texts.
-    begun = [shared_beginning(a.token_ids, b.token_ids) for a, b in zip(one, other, strict=True)]
+    begun = [shared_beginning(np.array(a.token_ids), np.array(b.token_ids)) for a, b in zip(one, other, strict=True)]
     gaps = [abs(a.logprobs[:n] - b.logprobs[:n]).max() for a, b, n in zip(one, other, begun, strict=True) if n]
     of_peft = [abs(own - a.logprobs).max() for own, a in zip(logprobs_by(model, one[:PEFT_ANSWERS]), one, strict=False)]
     return Comparison(

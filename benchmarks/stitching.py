@@ -30,7 +30,7 @@ from benchmarks.rows import Row, read, write
 from rllib_nlac.ablations import FrozenCritic
 from rllib_nlac.baselines.rft import RFT, RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCritic
-from rllib_nlac.envs.crossing import DOORS, ENTRANCES, LOST, WON, Crossing, make_layout
+from rllib_nlac.envs.crossing import DOORS, ENTRANCES, Crossing, make_layout
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.replay.dialogues import DialogueData
@@ -124,28 +124,6 @@ def steps_of(row: Row) -> Iterator[Step]:
     said = [message["content"] for message in row["messages"]]
     for t in range(0, len(said) - 1, 2):
         yield "\n".join(said[max(t - 1, 0) : t + 1]), said[t + 1], said[t + 2]
-
-
-def best_by_backup(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
-    """Value of every logged action where each next one may be any that the log holds there: one-step backups to their end."""
-    known = {step: f"{step[1]}\n{step[2]}" for row in rows for step in steps_of(row)}
-    values = dict.fromkeys(((seen, action) for seen, action, _ in known), 0.0)
-    for _ in range(max(len(row["rewards"]) for row in rows)):
-        best: dict[str, float] = {}
-        for (seen, _), value in values.items():
-            best[seen] = max(best.get(seen, 0.0), value)
-        for (seen, action, reply), following in known.items():
-            values[seen, action] = float(reply == WON) if reply in (WON, LOST) else best.get(following, 0.0)
-    return values
-
-
-def best_by_return(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
-    """The best that ever came of every logged action."""
-    values: dict[tuple[str, str], float] = {}
-    for row in rows:
-        for seen, action, _ in steps_of(row):
-            values[seen, action] = max(values.get((seen, action), 0.0), sum(row["rewards"]))
-    return values
 
 
 # The runs.

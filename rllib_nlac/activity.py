@@ -1,7 +1,7 @@
 """What a process does at the moment and how far it has come, for the person who waits for it.
 
-A trial says it through Ray's key-value store, which every process of a cluster can reach: one small message a second at most,
-sent by a thread of its own, so that an iteration never waits for it. What cannot be sent is not worth a run.
+A trial says it through Ray's key-value store, which every process of a cluster can reach: one small message every half second
+at most, sent by a thread of its own, so that an iteration never waits for it. What cannot be sent is not worth a run.
 """
 
 from __future__ import annotations

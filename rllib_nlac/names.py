@@ -50,5 +50,5 @@ def attribute_of(name: str, what: str, example: str) -> Any:
     look_in_this_folder()
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{what} {name!r}: {error}; it must read as in {example!r}") from error

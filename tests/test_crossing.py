@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from benchmarks.stitching import (
     DIALOGUES,
-    best_by_backup,
-    best_by_return,
     complete,
     main,
     picture,
@@ -25,12 +23,34 @@ from benchmarks.stitching import (
     table,
     write_log,
 )
-from rllib_nlac.envs.crossing import CROSSING, CROWN, DEAD_END, DOORS, ENTRANCES, FAR, TRAP, Crossing, make_layout
+from rllib_nlac.envs.crossing import CROSSING, CROWN, DEAD_END, DOORS, ENTRANCES, FAR, LOST, TRAP, WON, Crossing, make_layout
 from rllib_nlac.language.parsing import parse_critique, parse_future
 from rllib_nlac.tiny.crossing import HORIZON, LEARNERS_LAYOUTS, NOTHING, CrossingCorpus, one_later
 from rllib_nlac.tiny.worlds import WORLDS
 
 seeds = st.integers(0, 10**6)
+
+
+def best_by_backup(rows: list[dict]) -> dict[tuple[str, str], float]:
+    """Value of every logged action where each next one may be any that the log holds there: one-step backups to their end."""
+    known = {step: f"{step[1]}\n{step[2]}" for row in rows for step in steps_of(row)}
+    values = dict.fromkeys(((seen, action) for seen, action, _ in known), 0.0)
+    for _ in range(max(len(row["rewards"]) for row in rows)):
+        best: dict[str, float] = {}
+        for (seen, _), value in values.items():
+            best[seen] = max(best.get(seen, 0.0), value)
+        for (seen, action, reply), following in known.items():
+            values[seen, action] = float(reply == WON) if reply in (WON, LOST) else best.get(following, 0.0)
+    return values
+
+
+def best_by_return(rows: list[dict]) -> dict[tuple[str, str], float]:
+    """The best that ever came of every logged action."""
+    values: dict[tuple[str, str], float] = {}
+    for row in rows:
+        for seen, action, _ in steps_of(row):
+            values[seen, action] = max(values.get((seen, action), 0.0), sum(row["rewards"]))
+    return values
 
 
 @given(seeds, st.sampled_from(list(ENTRANCES)))

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks import gpu, memory, roofline
 from benchmarks.gpu import FAILED, MEASURED, NOT_RUN, Outcome, fitting_shape, last_line_of, measure, outcome_of, plain, table
 from benchmarks.gpu_parts import PARTS, SPREAD, Task, against_estimate, config_of
-from benchmarks.lora import compare, shared_beginning
+from benchmarks.lora import compare
 from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm.memory import GIB
 from rllib_nlac.engine.shapes import shape_of
@@ -221,7 +221,6 @@ def test_answers_are_compared_up_to_the_first_token_that_differs(monkeypatch):
     one, other = Greedy([(1, 2, 3), (4, 5)], -1.0), Greedy([(1, 9, 3), (4, 5)], -1.5)
     found = compare(one, other, None, 2)
     assert (found.same, found.tokens, found.same_tokens, found.gap, found.of_peft) == (1, 5, 1 + 2, 1.0, 1.0)
-    assert shared_beginning((1, 2), (1, 2, 3)) == 2 and shared_beginning((), (1,)) == 0
     assert np.isnan(compare(Greedy([(1,)], -1.0), Greedy([(2,)], -1.0), None, 1).gap)
 
 

@@ -407,11 +407,7 @@ class TestRestarts:
 
     def run(self, losses: int, error: type[Exception] = LearnerLost, interval: int = 1) -> None:
         a, groups = LanguageAlgorithm.__new__(LanguageAlgorithm), []
-        a.config, a._recovery, a.num_learner_restarts = (
-            SimpleNamespace(learner_snapshot_interval=interval),
-            threading.RLock(),
-            0,
-        )
+        a.config, a.num_learner_restarts = SimpleNamespace(learner_snapshot_interval=interval), 0
         a.learner_group = SimpleNamespace(number=0, is_local=True)
         a.snapshots = SimpleNamespace(rebuild=lambda group: SimpleNamespace(number=group.number + 1, is_local=True))
 

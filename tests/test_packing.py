@@ -27,7 +27,7 @@ from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.learner import packed_attention
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
-from rllib_nlac.learner.layout import KEYS_SHARE, Layout, Pack, Packed, Padded, packs
+from rllib_nlac.learner.layout import KEYS_SHARE, Layout, Pack, Packed, Padded, packs, shared_beginning
 from rllib_nlac.learner.packed_attention import Segments, adopt
 from rllib_nlac.learner.packing import Packing
 
@@ -72,6 +72,13 @@ def columns(pairs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def arrays(pairs) -> list[np.ndarray]:
     return [np.array([*prompt, *answer]) for prompt, answer in pairs]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"), [([1, 2], [1, 2, 3], 2), ([], [1], 0), ([1, 2], [3, 2], 0), ([1, 2, 3], [1, 9, 3], 1)]
+)
+def test_the_shared_beginning_ends_where_two_sequences_differ(one, other, shared):
+    assert shared_beginning(np.array(one), np.array(other)) == shared_beginning(np.array(other), np.array(one)) == shared
 
 
 class TestPack:
@@ -365,13 +372,13 @@ class TestLearner:
             learner = packing_learner(ScalarCriticConfig, folder, packing, 30)
             torch.nn.init.constant_(learner.trained.head.weight, 0.3)
             whole = [(*prompt, *answer) for prompt, answer in zip(*texts, strict=True)]
-            own = [np.concatenate(learner.logprobs_of(*texts)), learner.answer_losses(*texts), learner.q_values(whole, False)]
+            own = [np.concatenate(learner.logprobs_of(*texts)), learner.q_values(whole, False)]
             lm = packing_learner(NLACConfig, folder, packing, 30)
             lm.target.state["lm_head.weight"] *= 2.0
             said.append([*own, *(np.concatenate(found) for found in lm.token_logprobs(*texts).values())])
         for packed, padded in zip(*said, strict=True):
             np.testing.assert_allclose(packed, padded, rtol=1e-3, atol=1e-4)
-        assert len(said[0]) == 5
+        assert len(said[0]) == 4
 
     def test_the_same_seed_gives_the_same_numbers(self, folder):
         learners = [build_learner(NLACConfig(), language_model=folder, lr=1e-2) for _ in range(2)]

@@ -136,12 +136,14 @@ class TestLoss:
             after.append(learner.export_weights()[Weights.POLICY])
         assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])
 
-    def test_losses_of_answers_in_batches_are_those_one_by_one(self, make_learner):
+    def test_texts_in_batches_are_as_likely_as_one_by_one(self, make_learner):
         """Fails where padding counts, or a row of a group takes another's place."""
         learner = make_learner(max_tokens_per_micro_batch=12)
         prompts, answers = [(3, 10, 11), (3,), (3, 12, 13, 14), (5, 6)], [(20, 1), (21, 22, 23, 1), (24, 1), (25, 26, 1)]
-        one_by_one = [-float(logprobs.sum()) for logprobs in learner.logprobs_of(prompts, answers)]
-        np.testing.assert_allclose(learner.answer_losses(prompts, answers), one_by_one, rtol=1e-5)
+        together = learner.logprobs_of(prompts, answers)
+        one_by_one = [learner.logprobs_of([prompt], [answer])[0] for prompt, answer in zip(prompts, answers, strict=True)]
+        assert [len(found) for found in together] == [len(answer) for answer in answers]
+        np.testing.assert_allclose(np.concatenate(together), np.concatenate(one_by_one), rtol=1e-5)
 
 
 class TestAnswers:
@@ -236,7 +238,7 @@ class TestAnswers:
 
 
 def test_the_figures_of_an_evaluation_are_per_token(monkeypatch):
-    learner = SimpleNamespace(answer_losses=lambda prompts, answers: np.array([3.0, 1.0]))
+    learner = SimpleNamespace(logprobs_of=lambda prompts, answers: [np.array([-0.5, -2.0, -0.5]), np.array([-1.0])])
     group = SimpleNamespace(is_local=True, _learner=learner)
     kept = [BaseAnswer((3,), (7, 8, 1), -1.5), BaseAnswer((4,), (1,), -0.5)]
     assert retention(group, kept) == {"loss": 1.0, "loss_of_base": 0.5, "num_tokens": 4.0}

@@ -28,7 +28,6 @@ from rllib_nlac.types import BellmanTarget, Future, Generation, Refinement
 class TestRolloutCritics:
     def algorithm(self, **config):
         a = fake(**{"policy_loss_coeff": 1.0, "rollouts_per_action": 3, "env": "E", **config})
-        a.stages = SimpleNamespace(predict_ids=lambda t: (9, len(t.state)))
         a._transition = lambda episode, t: RolloutCritic._transition(a, episode, t)
         a._sequences = lambda targets, refinements: RolloutCritic._sequences(a, targets, refinements)
         a.heed_stages = lambda report: None
@@ -38,7 +37,8 @@ class TestRolloutCritics:
         transitions = [transition_at("E", played([0.0, 0.0, 1.0]), t) for t in range(3)]
         answer = Generation((1,), (30, 31), np.zeros(2), True, 0)
         targets = [
-            BellmanTarget(t, answer if i else None, None, None, None) for i, t in enumerate((*transitions, *transitions))
+            BellmanTarget(t, answer if i else None, None, None, None, (9, len(t.state)))
+            for i, t in enumerate((*transitions, *transitions))
         ]
         refinements = [Refinement(t, (), None, None, answer if i else None, False, "x") for i, t in enumerate(transitions)]
         return targets, refinements
@@ -77,9 +77,8 @@ class TestRolloutCritics:
             seen.update(judged=judged, futures=futures)
 
         a.branch, a.describe = branch, describe
-        a.stages.improvement = improvement
         refinement = Refinement(transition_at("E", goes_on[0], 0), (), None, None, None, False, "not_refined")
-        a.stages.drive = lambda report, stage: ([refinement],)
+        a.stages = SimpleNamespace(improvement=improvement, drive=lambda report, stage: ([refinement],))
         monkeypatch.setattr("rllib_nlac.baselines.rollouts.log_stages", lambda *_: None)
         episodes = [played([0.0, 0.0, 0.0], success=True, name="a"), played([7.0], success=True, name="b")]
         assert RolloutCritic.training_sequences(a, episodes) == []
@@ -103,7 +102,7 @@ class TestRolloutCritics:
 
         a.branch = branch
         a.describe = lambda rollouts, report: [[] for _ in rollouts]
-        a.stages.improvement, a.stages.drive = (lambda *_: None), (lambda *_: ([],))
+        a.stages = SimpleNamespace(improvement=lambda *_: None, drive=lambda *_: ([],))
         monkeypatch.setattr("rllib_nlac.baselines.rollouts.log_stages", lambda *_: None)
         RolloutCritic.training_sequences(a, [played([0.0] * 4) for _ in range(200)])
         assert sum(picked.values()) == 200
@@ -163,8 +162,9 @@ class TestRolloutCritics:
             flat.extend(transitions)
             return transitions
 
-        a.stages.backup = backup
-        a.stages.drive = lambda report, transitions: ([f"y{i}" for i in range(len(transitions))],)
+        a.stages = SimpleNamespace(
+            backup=backup, drive=lambda report, transitions: ([f"y{i}" for i in range(len(transitions))],)
+        )
         groups = [[transition_at("E", played([0.0, 1.0]), t) for t in (0, 1)], [transition_at("E", played([0.0]), 0)]]
         assert NLRL.describe(a, groups, StageReport()) == [["y0", "y1"], ["y2"]] and flat == [*groups[0], *groups[1]]
 

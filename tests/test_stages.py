@@ -339,7 +339,9 @@ def test_a_target_knows_the_prompt_that_it_is_trained_under(make):
     _, stages = make(script())
     (target,), *_ = stages.run([transition()])
     prompt = stages.chat.decode(target.prompt_ids)
-    assert target.prompt_ids == stages.predict_ids(transition()) and "Backup." not in prompt
+    item, compact = transition(), stages.prompts_for(transition().env)
+    expected = stages.chat.prompt_ids(compact.predict_messages(item.state, item.action))
+    assert target.prompt_ids == expected and "Backup." not in prompt
     (dropped,), *_ = make(script(backup="no label"))[1].run([transition()])
     assert dropped.generation is None and dropped.prompt_ids == ()
 

@@ -126,7 +126,7 @@ class TestPrompts:
             drawn = buffer.sample_transitions(20, 0.4, own_config.n_step).transitions
             stages = kind(runner.engine, chat, lambda env: compact, own_config.stage_settings, variant=variant)
             targets, refinements, _ = stages.run(drawn)
-            trained = [chat.tokenizer.decode(stages.predict_ids(t.transition)) for t in targets]
+            trained = [chat.tokenizer.decode(t.prompt_ids) for t in targets]
             trained += [chat.tokenizer.decode(r.transition.generation.prompt_ids) for r in refinements]
             return prompts_of(runner.engine) + trained
 

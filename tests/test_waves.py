@@ -157,9 +157,9 @@ def test_waves_are_named_counted_and_timed(make, chat):
 def test_the_prompt_of_the_successor_model_is_the_one_it_was_asked_under(make, chat, compact):
     engine, stages = make(script())
     item = transition()
-    stages.run([item])
-    assert stages.predict_ids(item) in [r.prompt_ids for _, r in engine.requests]
-    assert stages.predict_ids(item) == chat.prompt_ids(compact.predict_messages(item.state, item.action))
+    (target,), *_ = stages.run([item])
+    assert target.prompt_ids in [r.prompt_ids for _, r in engine.requests]
+    assert target.prompt_ids == chat.prompt_ids(compact.predict_messages(item.state, item.action))
 
 
 def test_prompts_leave_room_for_their_answers(chat):

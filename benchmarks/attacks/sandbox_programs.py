@@ -18,7 +18,6 @@ LIMIT = "rlimit: memory, size of a file, open files; or the time limit, where th
 COUNTED = "the trainer counts files and threads, and ends it"
 OUTSIDE = "the right answers are never in its process: the trainer compares"
 EMPTY = "its environment has two variables, none of them the trainer's"
-NOBODY = "no_new_privs, and root's capabilities are dropped"
 
 SHOW = {"inputs": [""], "outputs": [OUT]}
 DOUBLE = {"fn_name": "f", "inputs": [[1], [7919]], "outputs": [2, 1600211939]}  # not twice: no program can guess the second

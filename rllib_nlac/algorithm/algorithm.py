@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +120,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
                 group.local_env_runner.attach(self.engine)
         self.collector = self._make_collector()
         self.snapshots = LearnerSnapshots()
-        self._recovery = threading.RLock()  # RLlib may evaluate beside the training, in another thread
         self.num_learner_restarts = self._updates_since_snapshot = 0
         self.weight_version = 0
         self._take_snapshot()
@@ -310,7 +308,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     def _with_learners(self, work: Callable[[], Result], changes_learners: bool = False) -> Result:
         """Does something with the learners; where one of them is lost or does not answer, from the last snapshot again."""
         for attempt in range(MAX_LEARNER_RESTARTS + 1):
-            group = self.learner_group
             try:
                 result = work()
                 if changes_learners:
@@ -319,13 +316,11 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             except Exception as error:
                 if attempt == MAX_LEARNER_RESTARTS or not self.config.learner_snapshot_interval:
                     raise
-                with self._recovery:
-                    if group is self.learner_group:  # or else another thread has found the loss before
-                        if not isinstance(error, LearnerLost) and not is_lost(group):
-                            raise
-                        logger.warning("a learner was lost; starting again from the last snapshot: %s", error)
-                        self.learner_group = self.snapshots.rebuild(group)
-                        self.num_learner_restarts += 1
+                if not isinstance(error, LearnerLost) and not is_lost(self.learner_group):
+                    raise
+                logger.warning("a learner was lost; starting again from the last snapshot: %s", error)
+                self.learner_group = self.snapshots.rebuild(self.learner_group)
+                self.num_learner_restarts += 1
         raise AssertionError("the last attempt returns or raises")
 
     def _take_snapshot(self) -> None:

@@ -93,11 +93,10 @@ def play_tasks(
     Raises:
         CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
     """
-    version = algorithm.weight_version  # beside the training a sync may come while they play
     work = partial(_tasks, attempts=attempts, refined=refined, instructions=algorithm.instructions)
     episodes, metrics = on_runners(algorithm, group, tasks, work)
-    if version is not None:
-        check_age(episodes, version, max_staleness=0)
+    if algorithm.weight_version is not None:
+        check_age(episodes, algorithm.weight_version, max_staleness=0)
     return episodes, metrics
 
 

@@ -26,7 +26,7 @@ class Examples:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept = _read(folder / EXAMPLES)
+        self._kept = {example["kind"]: example for example in read_examples(folder)}
 
     def keep(self, iteration: int, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]) -> None:
         """Takes those of a batch; a kind that it lacks stays as it was.
@@ -43,14 +43,14 @@ class Examples:
             beside.replace(file)
 
 
-def _read(file: Path) -> dict[str, dict[str, Any]]:
-    """What is kept there, by its kind; of a file that is missing or damaged nothing."""
+def read_examples(folder: Path) -> list[dict[str, Any]]:
+    """What a run keeps in its folder; of a file that is missing or damaged nothing."""
     try:
-        found = plain_json.loads(file.read_text(encoding="utf-8"))
+        found = plain_json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
+        return []
     rows = found if isinstance(found, list) else []
-    return {row["kind"]: row for row in rows if isinstance(row, dict) and row.get("kind") in KINDS}
+    return [row for row in rows if isinstance(row, dict) and row.get("kind") in KINDS]
 
 
 def chosen(refinements: Sequence[Refinement]) -> dict[str, int]:

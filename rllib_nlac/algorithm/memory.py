@@ -108,7 +108,7 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
     sets = _sets(config)
     handed_over = sum(name in ("policy", "target") for name in sets) if is_ours else 1
     sync = handed_over * numbers * BYTES[_model(config).dtype if is_ours else "float32"]
-    of_learner = learner_parts(shape, _learner_plan(config, shape, context)) if config.trains else []
+    of_learner = learner_parts(shape, _learner_plan(config, context)) if config.trains else []
     if not config.trains:
         sync = 0
 
@@ -242,7 +242,7 @@ def _model(config: LanguageConfig) -> LearnerModel:
     return LearnerModel(**config.learner_model)
 
 
-def _learner_plan(config: LanguageConfig, shape: ModelShape, context: int) -> LearnerPlan:
+def _learner_plan(config: LanguageConfig, context: int) -> LearnerPlan:
     coefficient = getattr(config, "kl_to_base_coeff", None)
     in_one_process = not (config.num_learners or config.num_engines)
     return LearnerPlan(

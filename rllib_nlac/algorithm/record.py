@@ -14,7 +14,6 @@ import contextlib
 import json
 import math
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,7 +99,6 @@ class Record:
         self.folder = folder / FOLDER
         self.settings = settings
         self._say = say
-        self._lock = threading.Lock()  # RLlib may evaluate beside the training
         self._sizes: dict[str, int] = {}
         with contextlib.suppress(OSError):
             self._sizes = {file.name: file.stat().st_size for file in self.folder.glob("*_[0-9]*.jsonl")}
@@ -119,10 +117,9 @@ class Record:
         """A file of its own for an iteration or an evaluation, in place of one of the same name, as after a restart."""
         name = f"{kind}_{iteration:08d}.jsonl"
         text = "".join(json.dumps(plain(line), separators=(",", ":")) + "\n" for line in lines)
-        with self._lock:
-            if self._put(name, text):
-                self._sizes[name] = len(text)
-                self._thin_out()
+        if self._put(name, text):
+            self._sizes[name] = len(text)
+            self._thin_out()
 
     def _put(self, name: str, text: str) -> bool:
         unfinished = self.folder / f".{name}.part"

@@ -285,7 +285,7 @@ def with_rehearsal(
 def retention(learner_group: LearnerGroup, kept: Sequence[BaseAnswer]) -> dict[str, float]:
     """The loss of the kept answers in nats a token, today's and the untrained model's."""
     prompts, answers = [each.prompt_ids for each in kept], [each.token_ids for each in kept]
-    now = on_every_learner(learner_group, lambda learner: learner.answer_losses(prompts, answers))[0]
+    now = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers))[0]
     tokens = sum(map(len, answers))
-    loss, of_base = float(np.sum(now)) / tokens, -sum(each.logprob for each in kept) / tokens
+    loss, of_base = -float(np.sum(np.concatenate(now))) / tokens, -sum(each.logprob for each in kept) / tokens
     return {"loss": loss, "loss_of_base": of_base, "num_tokens": float(tokens)}

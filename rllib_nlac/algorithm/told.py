@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 Result = TypeVar("Result", bound=Mapping[str, Any])
+RESULTS = "result.json"  # Tune's, in a trial's folder, a line an iteration
 #: What a person calls the critic's roles, and the key that limits each one's tokens.
 ROLES = {
     "future": ("critic's futures", "max_future_tokens"),
@@ -16,13 +17,18 @@ ROLES = {
 }
 
 
-def figure(results: Mapping[str, Any], path: str) -> float:
-    """A number of nested results by its path, NaN where there is none."""
+def lookup(results: Mapping[str, Any], path: str) -> Any:
+    """A value of nested results by its path, as in ``env_runners/success_rate``; None where there is none."""
     value: Any = results
     for part in path.split("/"):
         value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def figure(results: Mapping[str, Any], path: str) -> float:
+    """A number of nested results by its path, NaN where there is none."""
     try:
-        return float(value)
+        return float(lookup(results, path))
     except (TypeError, ValueError, OverflowError):
         return math.nan
 

@@ -118,7 +118,7 @@ class RolloutCritic(LanguageAlgorithm):
             weight = 1.0 / len(critic)
             sequences.append(
                 TrainingSequence(
-                    self.stages.predict_ids(target.transition),
+                    target.prompt_ids,
                     answer.token_ids,
                     CRITIC,
                     0,

@@ -20,7 +20,6 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.metrics import log_replay
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
-from rllib_nlac.baselines.grpo import PolicyGradientLearner
 from rllib_nlac.engine.chat import Prompt, PromptTooLong, Wanted
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 from rllib_nlac.learner.group import on_first_learner
@@ -97,7 +96,7 @@ class ScalarCriticConfig(ReplayConfig):
         )
 
 
-class ScalarCriticLearner(PolicyGradientLearner):
+class ScalarCriticLearner(LanguageLearner):
     """Squared error of Q on critic sequences, clipped policy gradient on policy sequences."""
 
     divides_target = False  # Q̄ is computed by each learner for itself

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -94,10 +95,11 @@ class SDPOLearner(LanguageLearner):
         teacher = rows["logprobs"][:, int(rows["prompt_length"].min()) : int(rows["length"].max())]
         return sampled_kl_loss(logprobs, teacher, mask), kl
 
-    @torch.no_grad()
     def teacher_logprobs(self, prompt_ids: Sequence[Sequence[int]], token_ids: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """What θ̄ says of each turn's tokens under other prompts than the turn was sampled from, shape (len(token_ids[i]),)."""
-        return self._by_text(prompt_ids, token_ids, self.target_weights(), self.config.action_temperature)
+        return self._by_text(
+            prompt_ids, token_ids, partial(self._logits_by, self.target_weights()), self.config.action_temperature
+        )
 
 
 class SDPO(LanguageAlgorithm):

@@ -10,9 +10,10 @@ from typing import Any
 from ray.tune import Callback
 
 from rllib_nlac.algorithm.notices import NOTICES
+from rllib_nlac.algorithm.told import lookup
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.command.waiting import Waiting
-from rllib_nlac.reporting.results import evaluated, lookup
+from rllib_nlac.reporting.results import evaluated
 
 COLUMNS = {
     "iter": 4,
@@ -27,6 +28,7 @@ COLUMNS = {
     "left": 6,
 }
 GOES_ON = ("PENDING", "RUNNING")  # a trial whose process starts is still pending
+LINES_UNDER_A_HEADER = 30  # then it is repeated
 
 
 class ProgressLines(Callback):
@@ -35,17 +37,13 @@ class ProgressLines(Callback):
     Args:
         terminal: Where to print.
         stop: The stop criteria, for the time left.
-        iterations_between_headers: The header is repeated that often.
         waiting: Says what goes on between the lines.
     """
 
-    def __init__(
-        self, terminal: Terminal, stop: Mapping[str, Any], iterations_between_headers: int = 30, waiting: Waiting | None = None
-    ) -> None:
+    def __init__(self, terminal: Terminal, stop: Mapping[str, Any], waiting: Waiting | None = None) -> None:
         self._terminal = terminal
         self._waiting = waiting
         self._stop = stop
-        self._every = iterations_between_headers
         self._lines = 0
         self._started: dict[str, tuple[float, float]] = {}
 
@@ -58,7 +56,7 @@ class ProgressLines(Callback):
         self._terminal.say(f"{trial} starts", "bold")
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
-        if self._lines % self._every == 0:
+        if self._lines % LINES_UNDER_A_HEADER == 0:
             self._terminal.say(_row({name: name for name in COLUMNS}), "bold")
         self._lines += 1
         values = read_result(result)

@@ -34,7 +34,7 @@ class Engine(Protocol):
         """Answers all requests, in their order, each under the weights that it names."""
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
-        """Queues requests for the policy's weights and returns their tickets."""
+        """Queues requests, each for the weights that it names, and returns their tickets."""
 
     def poll(self, patience_s: float | None = None) -> list[tuple[int, Generation]]:
         """Works on what is queued and returns the requests that have finished since the last call.

@@ -29,7 +29,7 @@ class Announced:
         number: Counts all sets that were ever announced, so that of two the newer is known, even after a restore, which gives
             old versions again.
         version: Version of the weights.
-        state: Where they are in Ray's object store, in a list, or Ray would fetch them wherever this record goes.
+        state: Where they are in Ray's object store, in a tuple, or Ray would fetch them wherever this record goes.
     """
 
     number: int

@@ -160,10 +160,10 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         options = options or {}
-        unknown = set(options) - {"task_id", "spec"}
+        unknown = set(options) - {"task_id"}
         if unknown:
-            raise ValueError(f"unknown reset option {sorted(unknown)[0]!r}; known are 'task_id' and 'spec'")
-        self._current = self.sample_task(options.get("task_id", options.get("spec")))
+            raise ValueError(f"unknown reset option {sorted(unknown)[0]!r}; known is 'task_id'")
+        self._current = self.sample_task(options.get("task_id"))
         self._turn, self._success, self._stop_reason, self.dialogue = 0, None, None, []
         try:
             return self.begin(self._current.task), self._info()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rllib_nlac.algorithm.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain
-from rllib_nlac.algorithm.told import one_branch
+from rllib_nlac.algorithm.told import RESULTS, one_branch
 
-RESULTS, PARAMETERS = "result.json", "params.json"
+PARAMETERS = "params.json"
 # Of the results only what a reader asks about; the rest are timers and the configuration once more.
 TOLD = (
     "env_runners",

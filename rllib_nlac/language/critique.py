@@ -12,11 +12,6 @@ from rllib_nlac.language.variant import Answer, Ask, Stage
 from rllib_nlac.types import Critique, Future, Message, Seen, Transition, Weights
 
 
-def future_prompt(prompts: PromptSet, state: Sequence[Message], action: str) -> tuple[Message, ...]:
-    """Prompt of d ~ M(.|s, a)."""
-    return prompts.predict_messages(state, action)
-
-
 def read_futures(answers: Sequence[Answer | None]) -> tuple[Future, ...]:
     """The futures that parse and were not cut off."""
     futures = (parse_future(text) for generation, text in filter(None, answers) if generation.finished)
@@ -64,7 +59,7 @@ def future_stage(
         about: The ids of the transitions, each with equally many actions in turn; see ``StageReport.note``.
     """
     asked = [
-        future_prompt(p, s, a) if a is not None else None
+        p.predict_messages(s, a) if a is not None else None
         for p, s, a in zip(prompts, states, actions, strict=True)
         for _ in range(k)
     ]

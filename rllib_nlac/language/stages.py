@@ -116,14 +116,6 @@ class LanguageStages:
         """Which weights answer each role."""
         return answered_by(self.settings, self.variant)
 
-    def predict_ids(self, transition: Transition) -> tuple[int, ...]:
-        """Prompt of M(.|s, a), under which the successor model is trained."""
-        messages = self.prompts_for(transition.env).predict_messages(transition.state, transition.action)
-        (prompt,) = self.chat.prompts([Wanted(messages, seen=transition.seen)])
-        if isinstance(prompt, PromptTooLong):
-            raise prompt
-        return prompt.ids
-
     def drive(self, report: StageReport, *stages: Stage, seeds: Sequence[int] | None = None) -> list[Any]:
         """Runs stages side by side to their ends: what they ask in the same wave goes to the engine together.
 

@@ -67,7 +67,7 @@ class DeepSpeedTrainer:
             optimizer.state.clear()
             self.take_over()
         # Without ZeRO, DeepSpeed clips in float32 without keeping the norm.
-        self._keeps_norm = self.zero_stage > 0 or self.engine.bfloat16_enabled() or self.engine.fp16_enabled()
+        self._keeps_norm = self.zero_stage > 0 or self.engine.bfloat16_enabled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The forward pass, through DeepSpeed's hooks."""

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,20 +211,19 @@ class LanguageLearner(TorchLearner):
         """Logits, and what a head says of each sequence's end where the module has one."""
         return self.trainer(**layout.arguments).logits, None
 
-    @torch.no_grad()
-    def logprobs_of(
-        self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]], temperature: float = 1.0
-    ) -> list[np.ndarray]:
-        """This learner's log-probabilities of sampled ids, to be compared with the engine's own."""
-        results = []
-        for prompt, answer in zip(prompt_ids, token_ids, strict=True):
-            ids = torch.tensor([[*prompt, *answer]], device=self._device)
-            start, end = torch.tensor([len(prompt)]), torch.tensor([ids.shape[1]])
-            logprobs = self._answers(ids, start.to(self._device), end.to(self._device), temperature).logprobs
-            results.append(logprobs[0].float().cpu().numpy())
-        return results
+    def _logits(self, layout: Layout) -> torch.Tensor:
+        return self._run_model(layout)[0]
 
-    @torch.no_grad()
+    def _logits_by(self, weights: Mapping[str, torch.Tensor], layout: Layout) -> torch.Tensor:
+        """With some of the weights replaced by others."""
+        return torch.func.functional_call(self.trained, dict(weights), kwargs=layout.arguments).logits
+
+    def logprobs_of(
+        self, prompt_ids: Sequence[Sequence[int]], token_ids: Sequence[Sequence[int]], temperature: float = 1.0
+    ) -> list[np.ndarray]:
+        """Log-probabilities of given texts' ids, shape (len(ids),) each; all learners must take part."""
+        return self._by_text(prompt_ids, token_ids, self._logits, temperature)
+
     def token_logprobs(
         self, prompt_ids: Sequence[Sequence[int]], token_ids: Sequence[Sequence[int]]
     ) -> dict[Weights, list[np.ndarray]]:
@@ -239,29 +238,26 @@ class LanguageLearner(TorchLearner):
             own precision: a copy of a large model in another one is not worth it. Under ZeRO 3 no weights can stand in
             for others.
         """
-        found = {Weights.POLICY: self._by_text(prompt_ids, token_ids)}
+        found = {Weights.POLICY: self.logprobs_of(prompt_ids, token_ids)}
         is_whole = self.target is not None and self.target.num_shares == 1 and self.trainer.zero_stage < 3
         target = self.target.state if self.target is not None and is_whole else {}
         own = dict(self.trained.named_parameters())
         if target and all(name in own and own[name].dtype == tensor.dtype for name, tensor in target.items()):
-            found[Weights.TARGET] = self._by_text(prompt_ids, token_ids, target)
+            found[Weights.TARGET] = self._by_text(prompt_ids, token_ids, functools.partial(self._logits_by, target))
         return found
 
+    @torch.no_grad()
     def _by_text(
         self,
         prompt_ids: Sequence[Sequence[int]],
         token_ids: Sequence[Sequence[int]],
-        weights: Mapping[str, torch.Tensor] | None = None,
+        logits_of: Callable[[Layout], torch.Tensor],
         temperature: float = 1.0,
     ) -> list[np.ndarray]:
-        """Log-probabilities of each text's ids, with some of the weights replaced by others."""
+        """Log-probabilities of each text's ids."""
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(token_ids)
         for group, layout in self._layouts(prompt_ids, token_ids):
-            if weights is None:
-                logits = self.trainer(**layout.arguments).logits
-            else:
-                logits = torch.func.functional_call(self.trained, dict(weights), kwargs=layout.arguments).logits
-            logprobs, mask = (table.cpu() for table in (layout.logprobs(logits, temperature).float(), layout.mask))
+            logprobs, mask = (table.cpu() for table in (layout.logprobs(logits_of(layout), temperature).float(), layout.mask))
             for row, item in enumerate(group):
                 found[item] = logprobs[row][mask[row]].numpy()
         return found
@@ -282,25 +278,11 @@ class LanguageLearner(TorchLearner):
         """Whether it can say what the model that the policy came from would have said."""
         return self._base is not None or has_adapter(self.lm)
 
-    @torch.no_grad()
     def base_logprobs_of(
-        self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]], temperature: float = 1.0
+        self, prompt_ids: Sequence[Sequence[int]], token_ids: Sequence[Sequence[int]], temperature: float = 1.0
     ) -> list[np.ndarray]:
         """As ``logprobs_of``, of the model that the policy came from."""
-        results = []
-        for prompt, answer in zip(prompt_ids, token_ids, strict=True):
-            ((_, layout),) = self._layouts([prompt], [answer])
-            results.append(layout.logprobs(self._base_logits(layout), temperature)[0].float().cpu().numpy())
-        return results
-
-    @torch.no_grad()
-    def answer_losses(self, prompt_ids: list[tuple[int, ...]], token_ids: list[tuple[int, ...]]) -> np.ndarray:
-        """-log p of each whole answer, shape (N,); all learners must take part."""
-        losses = np.zeros(len(token_ids), np.float32)
-        for group, layout in self._layouts(prompt_ids, token_ids):
-            logprobs = layout.logprobs(self._run_model(layout)[0])
-            losses[group] = -(logprobs * layout.mask).sum(-1).float().cpu().numpy()
-        return losses
+        return self._by_text(prompt_ids, token_ids, self._base_logits, temperature)
 
     def export_weights(
         self, copies: bool = True, on_device: bool = False, of: Collection[Weights] = (Weights.POLICY, Weights.TARGET)

@@ -15,12 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # below torch 2.10
-    varlen_attn = None
 
 logger = logging.getLogger(__name__)
 NAME = "packed"  # of the attention
@@ -140,8 +136,6 @@ def has_kernel(lm: torch.nn.Module) -> bool:
     """Whether torch's kernel does the attention of a model in its place and precision, forward and backward."""
     device, dtype, config = lm.device, lm.dtype, lm.config.get_text_config()
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return False
-    if varlen_attn is None or "window_size" not in _arguments(varlen_attn):  # torch 2.11 is the first
         return False
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

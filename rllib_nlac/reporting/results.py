@@ -10,24 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.examples import EXAMPLES
 from rllib_nlac.algorithm.notices import NOTICES
-from rllib_nlac.algorithm.told import figure, one_branch
+from rllib_nlac.algorithm.told import figure, lookup, one_branch
 
 Results = Mapping[str, Any]  # of an iteration, nested
-RESULTS = "result.json"  # Tune's, a line an iteration
 DERIVED = ("policies", "simple_optimizer")  # RLlib sets them itself
 RETURN, SUCCESS = "episode_return_mean", "success_rate"
-
-
-def lookup(result: Results, key: str) -> Any:
-    """A value of a nested result by its path, as in ``env_runners/success_rate``; None where there is none."""
-    value: Any = result
-    for part in key.split("/"):
-        if not isinstance(value, Mapping) or part not in value:
-            return None
-        value = value[part]
-    return value
 
 
 def evaluated(result: Results) -> float | None:
@@ -172,15 +160,6 @@ def read_results(file: Path) -> tuple[list[Results], int]:
 
 def _iteration(result: Results) -> float:
     return figure(result, "training_iteration")
-
-
-def read_examples(folder: Path) -> list[Mapping[str, Any]]:
-    """The transitions in words that a run keeps; none where it keeps none, or where they cannot be read."""
-    try:
-        found = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def differing(config: Results, defaults: Mapping[str, Any]) -> list[Setting]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rllib_nlac.algorithm.told import figure
-from rllib_nlac.reporting.results import Run, lookup
+from rllib_nlac.algorithm.told import figure, lookup
+from rllib_nlac.reporting.results import Run
+from rllib_nlac.reporting.words import EVALUATION
 
-EVALUATED = "evaluation/env_runners"
 WIDE = 0.2  # of an interval, from which on it tells little
 GAP, GAP_IN_FLOAT32 = 1.0, 1e-3  # of a log-probability: more than rounding makes, in bfloat16 and in float32
 
@@ -90,13 +90,13 @@ def fell_back(run: Run) -> str | None:
     """It was better before, beyond chance."""
     if not run.measures_success or len(run.evaluated) < 2:
         return None
-    best = max(run.evaluated, key=lambda r: figure(r, f"{EVALUATED}/success_rate"))
+    best = max(run.evaluated, key=lambda r: figure(r, f"{EVALUATION}/success_rate"))
     last = run.evaluated[-1]
-    if not figure(last, f"{EVALUATED}/success_high") < figure(best, f"{EVALUATED}/success_low"):
+    if not figure(last, f"{EVALUATION}/success_high") < figure(best, f"{EVALUATION}/success_low"):
         return None
     return (
-        f"Success fell from {figure(best, f'{EVALUATED}/success_rate'):.2f} (iteration "
-        f"{figure(best, 'training_iteration'):.0f}) to {figure(last, f'{EVALUATED}/success_rate'):.2f}: keep checkpoints by "
+        f"Success fell from {figure(best, f'{EVALUATION}/success_rate'):.2f} (iteration "
+        f"{figure(best, 'training_iteration'):.0f}) to {figure(last, f'{EVALUATION}/success_rate'):.2f}: keep checkpoints by "
         "score (checkpoint_score_attribute: evaluation/env_runners/success_rate), and try a lower lr."
     )
 
@@ -106,9 +106,9 @@ def still_rising(run: Run) -> str | None:
     if not run.measures_success or len(run.evaluated) < 2:
         return None
     before, last = run.evaluated[min(2 * len(run.evaluated) // 3, len(run.evaluated) - 2)], run.evaluated[-1]
-    if not figure(last, f"{EVALUATED}/success_low") > figure(before, f"{EVALUATED}/success_high"):
+    if not figure(last, f"{EVALUATION}/success_low") > figure(before, f"{EVALUATION}/success_high"):
         return None
-    rate = figure(last, f"{EVALUATED}/success_rate")
+    rate = figure(last, f"{EVALUATION}/success_rate")
     if rate > 0.95:
         return None
     return (
@@ -121,7 +121,7 @@ def wide_interval(run: Run) -> str | None:
     if not run.measures_success or not run.evaluated:
         return None
     last = run.evaluated[-1]
-    low, high = (figure(last, f"{EVALUATED}/success_{end}") for end in ("low", "high"))
+    low, high = (figure(last, f"{EVALUATION}/success_{end}") for end in ("low", "high"))
     if not high - low > WIDE:
         return None
     return (
@@ -143,7 +143,7 @@ def few_seeds(run: Run) -> str | None:
     if not run.measures_success or len(run.evaluated) < 2 or not run.learns or run.end != "done":
         return None
     first, last = run.evaluated[0], run.evaluated[-1]
-    if not figure(last, f"{EVALUATED}/success_low") > figure(first, f"{EVALUATED}/success_high"):
+    if not figure(last, f"{EVALUATION}/success_low") > figure(first, f"{EVALUATION}/success_high"):
         return None
     return (
         "Success rose beyond chance. Run two more seeds before you compare it with anything: runs differ by more than tasks do."

@@ -1,4 +1,4 @@
-"""The little worlds that this package ships a small base model for."""
+"""The little worlds that a small base model can be built for. The package ships two of these models."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ import numpy as np
 
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
 from rllib_nlac.inputs.endpoint import endpoint_from
+from rllib_nlac.names import attribute_of
 
 INSTALL = "pip install 'rllib_nlac[textarena]'"
 MAX_OPPONENT_MOVES = 1000  # between two turns of the agent
@@ -159,11 +159,7 @@ def make_opponent(config: Mapping[str, Any] | None) -> Callable[[str], str]:
     if kind == "endpoint":
         return _EndpointOpponent(endpoint_from(given, "env_config.opponents"))
     if kind == "function" and set(given) == {"function"}:
-        module, _, name = str(given["function"]).partition(":")
-        try:
-            return getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"env_config.opponents.function {given['function']!r}: {error}") from error
+        return attribute_of(str(given["function"]), "env_config.opponents.function", "my_module:my_function")
     raise ValueError(f"env_config.opponents is {config!r}; it must have kind: endpoint, or kind: function")
 
 
