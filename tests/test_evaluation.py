@@ -11,8 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numbered_episodes import episode
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from ray.train._internal.checkpoint_manager import _CheckpointManager
+from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint, CheckpointConfig
 from scripted_engine import ScriptedEngine
 
 from rllib_nlac.ablations import Hindsight, PermutedFutures
@@ -27,6 +31,7 @@ from rllib_nlac.algorithm.evaluation import (
 )
 from rllib_nlac.algorithm.replay import LOGGED
 from rllib_nlac.baselines.grpo import GRPO, GRPOConfig
+from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.command import evaluate
 from rllib_nlac.command.evaluate import evaluate_checkpoint, evaluation_runner, obstacle_to_refining, summary
 from rllib_nlac.command.terminal import Terminal
@@ -294,6 +299,27 @@ def test_what_cannot_be_evaluated_says_why(config):
         config.validate()
     with pytest.raises(ValueError, match=r"evaluate_refined .* needs an algorithm with a critic in words"):
         GRPOConfig().environment("TwentyQuestions").evaluation(evaluate_refined=True).validate()
+
+
+def test_tune_finds_the_score_that_a_checkpoint_is_kept_by(monkeypatch, tmp_path):
+    """Fails where it is left within nested results: Tune then keeps the latest, and deletes the best."""
+
+    def save(self, folder):
+        place = tmp_path / f"checkpoint_{len(scores)}"
+        place.mkdir()
+        found = {"evaluation": {"env_runners": {"success_rate": scores.pop(0)}}, "config": {"env_config": {"depth": 2}}}
+        return _TrainingResult(Checkpoint(str(place)), found)
+
+    scores, algorithm = [0.9, 0.5, 0.4, 0.3], CheckedCheckpoints.__new__(CheckedCheckpoints)
+    algorithm._storage = SimpleNamespace()
+    monkeypatch.setattr(Algorithm, "save", save)
+    keep = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="evaluation/env_runners/success_rate")
+    manager = _CheckpointManager(keep)
+    for _ in range(4):
+        manager.register_checkpoint(saved := algorithm.save())
+    assert sorted(path.name for path in tmp_path.glob("checkpoint_*")) == ["checkpoint_1", "checkpoint_4"]  # best and latest
+    assert manager.best_checkpoint_result.metrics["evaluation/env_runners/success_rate"] == 0.9
+    assert "config/env_config/depth" not in saved.metrics
 
 
 def test_the_best_checkpoint_is_kept_by_evaluations_that_happened():

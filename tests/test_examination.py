@@ -312,12 +312,15 @@ class TestExamine:
 
     def test_turns_of_the_evaluation_by_their_places_and_of_the_buffer_by_their_ages(self, make_examiner):
         replayed = [episode(9, 1), episode(8, 1), episode(2, 1), episode(12, 1)]  # each of the weights of its number
+        for each in replayed:
+            each.custom_data[TASK_SEED] = 0
+        replayed.append(episode(9, 1))  # of a log, and so of no age
         found, engine = self.figures(make_examiner, 0, replayed)
-        assert found["num_states"] == 5 and found["replayed"]["num_states"] == 4 and "refinement" not in found
+        assert found["num_states"] == 5 and found["replayed"]["num_states"] == 5 and "refinement" not in found
         assert found["by_turn"].keys() <= {"1", "2_to_3", "4_to_7"}  # the first turn is number 1
         ages = {name: part["num_states"] for name, part in found["replayed"]["by_age"].items()}
         assert ages == {"0": 2, "1": 1, "4_to_7": 1}  # weights of a later number are as new as can be
-        assert len(engine.requests) == 2 * (5 + 4)
+        assert len(engine.requests) == 2 * (5 + 5)
         assert "replayed" not in self.figures(make_examiner, 0, [])[0]
 
     def test_refined_actions_are_played_on(self, make_examiner):

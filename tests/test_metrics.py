@@ -83,8 +83,8 @@ class TestShares:
 
     def test_of_what_is_replayed(self):
         transitions = [
-            replace(transition(n), episode_success=n == 0, generation=replace(TURN, weight_version=version))
-            for n, version in enumerate((6, 1, 4, 5))
+            replace(transition(n), episode_success=n == 0, generation=replace(TURN, weight_version=version), task_seed=seed)
+            for n, (version, seed) in enumerate(((6, 3), (1, 0), (2, 7), (0, None)))  # of a log nobody knows the age
         ]
         buffer = SimpleNamespace(get_num_timesteps=lambda: 9, get_num_episodes=lambda: 2, num_bytes=70, mean_priority=0.5)
         sample = SimpleNamespace(transitions=transitions, weights=np.array([1.0, 0.5, 0.25, 0.25]))
@@ -97,7 +97,7 @@ class TestShares:
             "priority_mean": 0.5,
             "importance_weight_mean": 0.5,
             "success_rate": 1 / 4,
-            "staleness_mean": 2.0,
+            "staleness_mean": 3.0,
             "staleness_max": 5.0,
         }
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from ray.tune.experiment import Trial
 
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
@@ -175,8 +176,12 @@ class TestIterations:
         a.notices, a.evaluation_seconds, a.config, a._iteration = Notices(), {}, RFTConfig(), 0
         a.trends, a.spending = Trends(a.notices.heed), SimpleNamespace(since_last=dict)
 
+        a.metrics = root
+
         def step(self) -> dict:
-            next(todo)(root)
+            if callable(evaluated := next(todo)(root)):
+                monkeypatch.setattr(Algorithm, "evaluate", lambda self: evaluated(root) or {})
+                self.evaluate()
             return root.compile()
 
         monkeypatch.setattr(Algorithm, "step", step)
@@ -202,6 +207,29 @@ class TestIterations:
         first, second = self.stepped(monkeypatch, lambda root: self.played(root, ["x"]), lambda root: None)
         assert math.isnan(second["env_runners"]["action_parse_failures"])  # what RLlib makes of it
         assert NOTICES in first and NOTICES not in second
+
+    def test_an_evaluation_stands_in_the_result_of_its_own_iteration_alone(self, monkeypatch):
+        """Fails where RLlib's repeats and NaNs stay: Tune scores by the first, and forgets its best at the second. Fails, too,
+        where an evaluation is told what an earlier one counted."""
+
+        def log(**figures: float):
+            def log_all(root: MetricsLogger) -> None:
+                for name, value in figures.items():
+                    root.log_value(("evaluation", "env_runners", name), value, window=1)
+
+            return lambda root: log_all
+
+        nothing = lambda root: None  # noqa: E731
+        first, second = log(success_rate=0.9, lost=5), log(success_rate=0.5)
+        results = self.stepped(monkeypatch, nothing, first, nothing, nothing, second, nothing)
+        assert ["evaluation" in result for result in results] == [False, True, False, False, True, False]
+        assert results[1]["evaluation"]["env_runners"] == {"success_rate": 0.9, "lost": 5}
+        assert results[4]["evaluation"]["env_runners"] == {"success_rate": 0.5}
+        trial = Trial("PPO", stub=True)
+        for result in results:
+            trial.update_last_result(dict(result))
+        found = trial.metric_analysis["evaluation/env_runners/success_rate"]
+        assert (found["max"], found["last"]) == (0.9, 0.5)
 
     def test_parts_that_did_not_run_have_no_seconds_and_leave_no_share_open(self, monkeypatch):
         def log(**seconds: float):

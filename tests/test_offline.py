@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -123,6 +124,15 @@ class TestRows:
         again = as_row(to_episode(dialogue, "e", chat, compact, "plain", room=1))
         assert parse_dialogue(Row("", again)) == dialogue
 
+    def test_which_environment_a_task_set_played_is_written_and_read(self, chat, compact):
+        """Fails where a log is read as the task set's own: the critic would be asked by other prompts."""
+        fields = {"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "x"}], "reward": 1.0}
+        for name in ("TwentyQuestions", None):
+            dialogue = parse_dialogue(Row("", {**fields, "environment": name}))
+            episode = to_episode(dialogue, "e", chat, compact, "plain", room=1)
+            assert transition_at("TaskSet", episode, 0).env == (name or "TaskSet")
+            assert as_row(episode).get("environment") == name and parse_dialogue(Row("", as_row(episode))) == dialogue
+
     def test_a_long_task_id_is_written_so_that_it_can_be_read(self, chat, compact):
         fields = {"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "x"}], "reward": 1.0}
         ids = []
@@ -173,6 +183,15 @@ class TestEpisodes:
         with pytest.raises(ValueError, match="none of 1 dialogues fits"):
             data.episodes(chat, compact)
 
+    def test_a_logged_answer_that_exceeds_the_context_is_left_out(self, config, chat, compact):
+        """Fails where the room for an answer of today's is looked at alone: the learner would be given the whole of it."""
+        data = DialogueData(config)
+        answers = ["word", "word " * chat.max_context]
+        messages = [say("user: a", f"assistant: {answer}") for answer in answers]
+        data.dialogues = lambda: [parse_dialogue(row(messages=each, rewards=[1.0])) for each in messages]
+        (kept,) = data.episodes(chat, compact)
+        assert data.num_too_long == 1 and kept.get_actions() == [answers[0]]
+
     def test_the_fingerprint_is_of_all_that_a_dialogue_says(self, config, chat, compact):
         """Fails where a checkpoint goes on with the same actions and other rewards."""
 
@@ -183,9 +202,9 @@ class TestEpisodes:
             data.episodes(chat, compact)
             return data.fingerprint
 
-        others = [{"rewards": [0.0]}, {"truncated": True}, {"success": False}]
+        others = [{"rewards": [0.0]}, {"truncated": True}, {"success": False}, {"environment": "House"}]
         others.append({"messages": say("user: x", "assistant: a", "user: e")})
-        assert fingerprint() == fingerprint() and len({fingerprint(), *(fingerprint(**each) for each in others)}) == 5
+        assert fingerprint() == fingerprint() and len({fingerprint(), *(fingerprint(**each) for each in others)}) == 6
 
     @pytest.mark.parametrize("trial", ["default", "ab12_00000"])
     def test_each_run_writes_files_of_its_own(self, tmp_path, trial):
@@ -270,6 +289,12 @@ class TestFiles:
             config.copy(copy_frozen=False).offline_data(input_="/nowhere").validate()
         with pytest.raises(ValueError, match="offline_iterations is 3 and needs input_"):
             config.copy(copy_frozen=False).offline_data(offline_iterations=3).validate()
+        for names in (Path("/nowhere"), ["/nowhere"], (Path("/nowhere"),)):
+            with pytest.raises(FileNotFoundError, match="no JSONL or parquet file at '/nowhere'"):
+                config.copy(copy_frozen=False).offline_data(input_=names).validate()
+        for names in ([], [3], 3, None):  # fails where it is left out without a word, and the run is an online one
+            with pytest.raises(ValueError, match=r"config.input_ is .* and must name the dialogues"):
+                config.copy(copy_frozen=False).offline_data(input_=names).validate()
         write_log(tmp_path / "a.jsonl", 1)
         alone = NLACConfig().offline_data(input_=str(tmp_path)).evaluation(evaluation_interval=2)
         with pytest.raises(ValueError, match="evaluation_interval is 2 and needs evaluation_config"):

@@ -85,6 +85,37 @@ class TestSchedulers:
         made = tune_arguments(experiment(metric="m", search_alg={"type": "optuna", "seed": 0}))
         assert type(made["search_alg"]).__name__ == "OptunaSearch"
 
+    def test_a_search_algorithm_bears_results_between_evaluations(self):
+        """Fails where Tune hands them on: Optuna ends the sweep by a KeyError, or learns nothing of a trial that ends so."""
+        from optuna.trial import TrialState
+
+        path = "evaluation/env_runners/success_rate"
+        made = tune_arguments(
+            experiment(
+                config={"lr": {"loguniform": [1e-4, 1e-2]}, "evaluation_interval": 2},
+                metric=path,
+                search_alg={"type": "optuna"},
+            )
+        )["search_alg"]
+        assert made.set_search_properties(path, "max", {"lr": tune.loguniform(1e-4, 1e-2)})
+        made.suggest("t"), made.suggest("u")
+        results = [{"training_iteration": 1}, {"training_iteration": 2, path: 0.4}, {"training_iteration": 3}]
+        for result in results:
+            made.on_trial_result("t", result)
+            made.on_trial_result("u", {"training_iteration": result["training_iteration"]})
+        made.on_trial_complete(trial_id="t", result=results[-1], error=False)
+        made.on_trial_complete(trial_id="u", result={"training_iteration": 3})
+        told, never = made._ot_study.trials
+        assert (told.state, told.value, told.intermediate_values) == (TrialState.COMPLETE, 0.4, {2: 0.4})
+        assert never.state == TrialState.PRUNED
+
+    @pytest.mark.parametrize("name", ["hyperband", "hb_bohb"])
+    def test_what_compares_trials_at_one_iteration_needs_an_evaluation_in_each(self, name):
+        entry = {"metric": "evaluation/env_runners/success_rate", "scheduler": {"type": name, "max_t": 8}}
+        with pytest.raises(ExperimentError, match=f"{name} compares.* needs evaluation_interval: 1; it is 2"):
+            tune_arguments(experiment(config={"evaluation_interval": 2}, **entry))
+        assert tune_arguments(experiment(config={"evaluation_interval": 1}, **entry))["scheduler"] is not None
+
     @pytest.mark.parametrize(
         "entry, message",
         [

@@ -21,6 +21,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.calibration import by_size, comparison, figures, reliability
+from rllib_nlac.algorithm.record import age
 from rllib_nlac.algorithm.roles import RolesConfig
 from rllib_nlac.episode import episode_success, task_of, task_seed_of
 from rllib_nlac.language.prediction import predicted_success, prediction_stage
@@ -161,19 +162,21 @@ def predictions(
 
 
 def calibration(
-    transitions: Sequence[Transition], futures: Sequence[Sequence[Future]], sizes: Sequence[int], name: str
+    transitions: Sequence[Transition], futures: Sequence[Sequence[Future]], sizes: Sequence[int | None], name: str
 ) -> dict[str, Any]:
     """The figures of a set of turns, nested as in the results.
 
     Args:
         transitions: The turns.
         futures: Of each.
-        sizes: A number of each, by which the figures are given too.
+        sizes: A number of each, by which the figures are given too; None where nobody knows it.
         name: Of these.
     """
     predicted, came, known = predictions(transitions, futures)
     curve = reliability(predicted, came)
-    parts = by_size([sizes[i] for i in known])
+    sized = [(place, size) for place, i in enumerate(known) if (size := sizes[i]) is not None]
+    places = np.array([place for place, _ in sized], int)
+    parts = {bin_: places[own] for bin_, own in by_size([size for _, size in sized]).items()}
     unparsed = 1 - len(known) / len(transitions) if transitions else math.nan
     return {
         **figures(predicted, came),
@@ -277,8 +280,8 @@ def examine(
     results |= calibration(fresh, futures, [t + 1 for _, t in places], "turn")
     old = examiner.transitions(examiner.draw(replayed, states), trained_env)
     if old:
-        ages = [version - t.generation.weight_version for t in old]
-        results["replayed"] = calibration(old, examiner.predict(old), [max(age, 0) for age in ages], "age")
+        ages = [None if (born := age(t, version)) is None else max(born, 0) for t in old]
+        results["replayed"] = calibration(old, examiner.predict(old), ages, "age")
     if branches:
         starts = forks_of(places, examiner.refine(fresh), branches)
         results["refinement"] = compared(play(starts), starts)

@@ -18,6 +18,7 @@ from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
+from rllib_nlac.algorithm.record import age
 from rllib_nlac.episode import generations_of
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
@@ -91,8 +92,8 @@ def log_stages(
 
 
 def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplaySample, version: int) -> None:
-    """Size, priorities, success and age of what was replayed; age in versions of the weights."""
-    ages = [version - transition.generation.weight_version for transition in sample.transitions]
+    """Size, priorities, success and age of what was replayed; age in versions of the weights, which a log does not tell."""
+    ages = [born for t in sample.transitions if (born := age(t, version)) is not None]
     for name, value in {
         "num_transitions": buffer.get_num_timesteps(),
         "num_episodes": buffer.get_num_episodes(),
@@ -100,8 +101,7 @@ def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplayS
         "priority_mean": buffer.mean_priority,
         "importance_weight_mean": float(sample.weights.mean()),
         "success_rate": float(np.mean([transition.episode_success for transition in sample.transitions])),
-        "staleness_mean": float(np.mean(ages)),
-        "staleness_max": float(np.max(ages)),
+        **({"staleness_mean": float(np.mean(ages)), "staleness_max": float(np.max(ages))} if ages else {}),
     }.items():
         metrics.log_value((REPLAY, name), value, window=1)
 

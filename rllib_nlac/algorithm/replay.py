@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self
 
@@ -135,6 +136,12 @@ class ReplayConfig(LanguageAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        self.input_: Any = _as_texts(self.input_)
+        self._check(
+            self.input_ == "sampler" or self.is_offline,
+            "input_",
+            "must name the dialogues: a file, a pattern or a folder, or a list of them",
+        )
         if self.env is None and self.is_offline:
             self.env = LOGGED
         super().validate()
@@ -161,6 +168,13 @@ class ReplayConfig(LanguageAlgorithmConfig):
             "evaluation_interval",
             "needs evaluation_config: {env: NAME}, for logged dialogues cannot be played",
         )
+
+
+def _as_texts(names: Any) -> Any:
+    """Names of files as RLlib takes them: a text or a list of texts."""
+    if isinstance(names, (list, tuple)):
+        return [_as_texts(name) for name in names]
+    return fspath(names) if isinstance(names, PathLike) else names
 
 
 class ReplayAlgorithm(LanguageAlgorithm):

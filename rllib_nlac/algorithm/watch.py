@@ -12,7 +12,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_ENV_STEPS_SAMPLED
 
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.algorithm.metrics import SECONDS
@@ -24,6 +24,7 @@ from rllib_nlac.language.report import StageReport
 from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
+EVALUATION = "evaluation"  # the part of an iteration's seconds
 MANY = 0.5  # share of a role's answers that do not parse, or of its prompts that are too long, from which on it is said
 
 
@@ -65,6 +66,10 @@ class Watched(Algorithm):
         activity.turn_to("training", iteration=self.iteration + 1)
         self.evaluation_seconds.clear()
         results = super().step()
+        if EVALUATION not in self.evaluation_seconds:
+            # RLlib repeats the last evaluation in the next result, and has NaN in those after: neither is of this iteration.
+            # Tune would take the first for its score, and forget its best at the second.
+            results.pop(EVALUATION_RESULTS, None)
         # RLlib evaluates after it has gathered an iteration's metrics: what is logged then is the next one's.
         if seconds := {**results.get(SECONDS, {}), **self.evaluation_seconds}:
             # It repeats what was ever logged, with NaN for what was not logged in this iteration.
@@ -143,7 +148,9 @@ class Watched(Algorithm):
 
     @override(Algorithm)
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        with self.timing("evaluation"), activity.stage("evaluating", self._num_evaluated, EPISODES):
+        # Or what this evaluation does not count, as episodes that the context ended, would have the last one's number.
+        self.metrics.delete(EVALUATION_RESULTS, key_error=False)
+        with self.timing(EVALUATION), activity.stage("evaluating", self._num_evaluated, EPISODES):
             results = super().evaluate(*args, **kwargs)
         self.trends.heed_evaluation(results)
         return results

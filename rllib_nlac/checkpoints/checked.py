@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 from ray.tune import Checkpoint
 from ray.tune.registry import ENV_CREATOR, _global_registry
+from ray.tune.utils import flatten_dict
 
 from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
@@ -144,7 +146,7 @@ class CheckedCheckpoints(Algorithm):
             return super().save(checkpoint_dir)
         storage, scratch = self._storage, ScratchFolder("rllib_nlac_checkpoint_")
         try:
-            return super().save(str(scratch.path / "checkpoint"))
+            saved = super().save(str(scratch.path / "checkpoint"))
         except OSError as error:
             target = storage.checkpoint_fs_path
             if isinstance(storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
@@ -152,6 +154,10 @@ class CheckedCheckpoints(Algorithm):
             raise cannot_write("a checkpoint", target, error, Path(storage.trial_fs_path)) from error
         finally:
             scratch.remove()
+        # Tune looks for the score by which it keeps checkpoints among the names as they stand, not within nested results.
+        nested = {name: value for name, value in saved.metrics.items() if isinstance(value, Mapping) and name != "config"}
+        saved.metrics.update(flatten_dict(nested))
+        return saved
 
     @override(Algorithm)
     def restore(self, checkpoint_path: Any) -> None:

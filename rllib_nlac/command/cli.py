@@ -297,6 +297,8 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     if resume:
         for line in make_resumable(experiment, restore):
             terminal.say(line)
+        if experiment.tune.get("scheduler"):
+            terminal.say("the scheduler begins anew: Tune does not keep what it knew of the trials")
     began = time.time()
     metrics = MetricCheck(experiment.metrics, experiment.name)
     options["callbacks"] += [ProgressLines(terminal, experiment.stop, waiting=waiting), metrics]

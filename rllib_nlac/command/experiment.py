@@ -375,7 +375,9 @@ def tune_arguments(experiment: Experiment) -> dict[str, Any]:
         "storage_path": experiment.storage,
         "mode": mode,
         "checkpoint_config": checkpoint_config(experiment),
-        "scheduler": search.scheduler(given.get("scheduler"), where),
+        "scheduler": search.scheduler(
+            given.get("scheduler"), where, given.get("metric"), experiment.config.get("evaluation_interval")
+        ),
         "search_alg": search.search_algorithm(given.get("search_alg"), where, given.get("metric"), mode),
         "callbacks": search.loggers(given.get("loggers"), where),
     }

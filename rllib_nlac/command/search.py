@@ -15,8 +15,8 @@ from typing import Any
 
 from ray import tune
 from ray.tune import TuneError
-from ray.tune.schedulers import SCHEDULER_IMPORT
-from ray.tune.search import SEARCH_ALG_IMPORT, create_searcher
+from ray.tune.schedulers import SCHEDULER_IMPORT, HyperBandScheduler
+from ray.tune.search import SEARCH_ALG_IMPORT, Searcher
 
 from rllib_nlac.names import unknown_key
 
@@ -99,7 +99,9 @@ def domain(value: Any, where: str = "config") -> Any:
     return value
 
 
-def scheduler(given: Mapping[str, Any] | str | None, where: str) -> Any:
+def scheduler(
+    given: Mapping[str, Any] | str | None, where: str, metric: str | None = None, evaluation_interval: Any = None
+) -> Any:
     """Tune's scheduler, as in ``{type: pbt, perturbation_interval: 4, hyperparam_mutations: {lr: [1.0e-3, 1.0e-4]}}``.
 
     Raises:
@@ -126,6 +128,11 @@ def scheduler(given: Mapping[str, Any] | str | None, where: str) -> Any:
         if "custom_explore_fn" in known:
             arguments["custom_explore_fn"] = partial(_within, arguments["hyperparam_mutations"])
         arguments["hyperparam_mutations"] = _mutations(arguments["hyperparam_mutations"], where)
+    if issubclass(cls, HyperBandScheduler) and str(metric).startswith("evaluation/") and evaluation_interval != 1:
+        raise ExperimentError(
+            f"{where}, scheduler: {name} compares trials by a result of the same iteration each, which needs "
+            f"evaluation_interval: 1; it is {evaluation_interval}. asha takes trials as they come"
+        )
     return _create(cls, arguments, f"{where}, scheduler")
 
 
@@ -230,7 +237,27 @@ def search_algorithm(given: Mapping[str, Any] | str | None, where: str, metric: 
             raise ExperimentError(f"{where}, search_alg: {unknown_key(key, known)}")
     if name not in ("random", "variant_generator"):
         arguments |= {"metric": metric, "mode": mode}
-    return _create(partial(create_searcher, name), arguments, f"{where}, search_alg", package=name)
+    if issubclass(cls, Searcher):
+        cls = type(cls.__name__, (ToldOfEvaluations, cls), {})
+    return _create(cls, arguments, f"{where}, search_alg", package=name)
+
+
+class ToldOfEvaluations(Searcher):
+    """A mixin for Tune's search algorithms: most results have no metric of evaluation, and not all algorithms bear that.
+
+    A result without the metric is not told, and a trial that ends with such a one is told its last that had it.
+    """
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        if self.metric in result:
+            self.__dict__.setdefault("last_told", {})[trial_id] = result[self.metric]
+            super().on_trial_result(trial_id, result)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        last = self.__dict__.get("last_told", {}).pop(trial_id, None)
+        if result and last is not None:
+            result = {self.metric: last, **result}
+        super().on_trial_complete(trial_id, result, error)
 
 
 def loggers(given: Mapping[str, Mapping[str, Any] | None] | None, where: str) -> list[Any]:

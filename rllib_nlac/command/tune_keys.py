@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune import CheckpointConfig
 
 from rllib_nlac.command.search import ExperimentError
@@ -97,7 +98,8 @@ def check_metrics(metrics: Iterable[tuple[str, str]], config: Mapping[str, Any],
     for key, metric in metrics:
         if metric.startswith("evaluation/") and not config.get("evaluation_interval"):
             raise ExperimentError(f"{where}, {key}: {metric!r} needs evaluation; set evaluation_interval in config")
-        if metric.startswith("env_runners/") and config.get("env") is None:  # and so input_, or it is refused elsewhere
+        is_of_play = metric.startswith("env_runners/") or metric == NUM_ENV_STEPS_SAMPLED_LIFETIME
+        if is_of_play and config.get("env") is None:  # and so input_, or it is refused elsewhere
             raise ExperimentError(
                 f"{where}, {key}: {metric!r} never comes of logged dialogues alone; use training_iteration or evaluation/..."
             )

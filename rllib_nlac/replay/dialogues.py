@@ -17,7 +17,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,14 @@ from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.envs.answers import AnswerError, reward_of
 from rllib_nlac.envs.rows import Row, id_field, read_rows, short_id
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH, TextSpace
-from rllib_nlac.episode import step_outputs
+from rllib_nlac.episode import ENVIRONMENT, environment_of, step_outputs
 from rllib_nlac.inputs.examples import data_files
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.types import Generation, Seen, dialogue_after
 
 ROLES = ("system", "user", "tool", "assistant")
-FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id")
+FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id", "environment")
 INPUT = "input"  # begins the names of episodes that were read
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Dialogue:
         success: None where the log does not say.
         task_id: Likewise.
         num_replaced: Characters that no tokenizer reads, and for which U+FFFD stands.
+        environment: Registered name of the environment where a task set played several; its prompts are asked.
     """
 
     system_prompt: str
@@ -67,6 +68,7 @@ class Dialogue:
     success: bool | None = None
     task_id: str | None = None
     num_replaced: int = 0
+    environment: str | None = field(default=None, repr=False)  # a log without it has the fingerprint that it had
 
 
 def parse_dialogue(row: Row) -> Dialogue:
@@ -111,7 +113,7 @@ def parse_dialogue(row: Row) -> Dialogue:
             f"{row.place}: 'terminated' is false and 'truncated' is not true, and only episodes that have ended can be learned "
             "from: say truncated: true where one was cut off"
         )
-    task = id_field(row, "task_id")
+    task, environment = id_field(row, "task_id"), id_field(row, "environment")
     return Dialogue(
         system,
         tuple(observations),
@@ -122,6 +124,7 @@ def parse_dialogue(row: Row) -> Dialogue:
         None if flags["success"] is None else bool(flags["success"]),
         None if task is None else readable(task)[0],
         num_replaced,
+        environment,
     )
 
 
@@ -164,7 +167,8 @@ def to_episode(
     """
     episode = SingleAgentEpisode(id_=name, observation_space=TextSpace(), action_space=TextSpace())
     info = {"system_prompt": dialogue.system_prompt, "task_id": dialogue.task_id}
-    episode.add_env_reset(dialogue.observations[0], info)
+    first = info if dialogue.environment is None else {**info, ENVIRONMENT: dialogue.environment}
+    episode.add_env_reset(dialogue.observations[0], first)
     messages = prompts.state(dialogue.system_prompt, dialogue.observations[0], action_format)
     seen: Seen | None = None
     for t, (action, observation) in enumerate(zip(dialogue.actions, dialogue.observations[1:], strict=True)):
@@ -172,6 +176,11 @@ def to_episode(
         if isinstance(prompt, PromptTooLong):
             raise prompt
         ids = chat.encode(action)
+        if len(prompt.ids) + len(ids) > chat.max_context:
+            raise PromptTooLong(
+                f"a logged answer of {len(ids)} tokens after a prompt of {len(prompt.ids)} exceeds the context of "
+                f"{chat.max_context}"
+            )
         generation = Generation(prompt.ids, ids, np.full(len(ids), np.nan, np.float32), True, 0)
         last = t == len(dialogue.actions) - 1
         # The last observation is in no prompt of these; what no prompt could hold of it would only fill the buffer.
@@ -234,6 +243,7 @@ class DialogueData(OfflineData):
         self.num_too_long = self.num_replaced = 0
         for number, dialogue in enumerate(self.dialogues()):
             digest.update(repr(dialogue).encode())
+            digest.update((dialogue.environment or "").encode())
             self.num_replaced += dialogue.num_replaced
             try:
                 episode = to_episode(
@@ -335,4 +345,5 @@ def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:
         "truncated": bool(episode.is_truncated and not episode.is_terminated),  # some environments say both
         "success": None if success is None else bool(success),
         "task_id": short_id(first.get("task_id")),
+        **({"environment": name} if (name := environment_of(episode)) else {}),
     }
