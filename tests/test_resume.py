@@ -13,11 +13,21 @@ from types import SimpleNamespace
 import pytest
 from begun import begun_with, kept_in
 from command_runs import SMALL, iterations, kill_all, wait_for
+from ray.train._internal.checkpoint_manager import _CheckpointManager
+from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint, CheckpointConfig
 from typer.testing import CliRunner
 
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest
 from rllib_nlac.command.experiment import ExperimentError
-from rllib_nlac.command.resume import check_unchanged, how_to_go_on, make_resumable, own_checkpoint, those_begun
+from rllib_nlac.command.resume import (
+    check_unchanged,
+    how_to_go_on,
+    kept_checkpoint,
+    make_resumable,
+    own_checkpoint,
+    those_begun,
+)
 
 
 def last_whole(folder: Path) -> int:
@@ -225,7 +235,18 @@ def test_a_checkpoint_that_a_trial_was_restored_from_is_not_its_own(tmp_path):
     for name, own in ((tmp_path / "other" / "checkpoint_000003", None), (tmp_path / "checkpoint_000000",) * 2):
         trial = SimpleNamespace(path=str(tmp_path), checkpoint=SimpleNamespace(path=str(name)))
         assert own_checkpoint(trial) == own
+        trial.run_metadata = SimpleNamespace(checkpoint_manager=_CheckpointManager(CheckpointConfig()))
+        assert kept_checkpoint(trial) == own
     assert own_checkpoint(SimpleNamespace(path=str(tmp_path), checkpoint=None)) is None
+
+
+def test_of_checkpoints_that_are_kept_by_a_score_the_best_is_to_be_played(tmp_path):
+    manager = _CheckpointManager(CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="a/b"))
+    for number, score in enumerate((0.5, 0.9, 0.1)):
+        (place := tmp_path / f"checkpoint_{number}").mkdir()
+        manager.register_checkpoint(_TrainingResult(last := Checkpoint(str(place)), {"a/b": score}))
+    trial = SimpleNamespace(path=str(tmp_path), checkpoint=last, run_metadata=SimpleNamespace(checkpoint_manager=manager))
+    assert kept_checkpoint(trial) == tmp_path / "checkpoint_1" and own_checkpoint(trial) == tmp_path / "checkpoint_2"
 
 
 def test_nothing_to_resume_is_said(tmp_path, commands):

@@ -236,7 +236,7 @@ class InForce(RLlibCallback):
             "batch": self.drawn,
             "prompt": algorithm.stages.prompts_for("TwentyQuestions").evaluate,
         }
-        result["score"] = algorithm.config.gamma
+        result["score"] = algorithm.config.grad_clip
 
 
 @pytest.mark.long
@@ -252,7 +252,7 @@ def test_a_value_that_pbt_changed_is_in_force_after_it(ray_session, tmp_path):
         num_envs_per_env_runner=8,
         minibatch_size=16,
         train_batch_size_per_learner=32,
-        gamma=tune.grid_search([1.0, 0.5]),
+        grad_clip=tune.grid_search([1.0, 0.5]),
     )
     one.tune.update(metric="score", num_samples=1)
     one.tune["scheduler"] = {**one.tune["scheduler"], "perturbation_interval": 1, "resample_probability": 1.0}

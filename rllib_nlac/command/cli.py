@@ -281,7 +281,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
     from rllib_nlac.command.progress import ProgressLines
     from rllib_nlac.command.ray import start_ray
     from rllib_nlac.command.report import tell, tell_of_failure
-    from rllib_nlac.command.resume import folder_of, is_remote, make_resumable, own_checkpoint
+    from rllib_nlac.command.resume import folder_of, is_remote, kept_checkpoint, make_resumable
     from rllib_nlac.command.search import chosen
     from rllib_nlac.engine.places import nodes_of_cluster
 
@@ -354,7 +354,7 @@ def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, int
             lines.append("             (under Text: one transition per iteration, in words)")
         if any((where / "transitions").glob("*.jsonl")):
             lines.append(f"Read it:     {shlex.join(['rllib', 'inspect', str(where), '--open'])}")
-        if (checkpoint := own_checkpoint(trial)) and checkpoint.exists():
+        if (checkpoint := kept_checkpoint(trial)) and checkpoint.exists():
             lines.append(f"Play it:     {shlex.join(['rllib', 'evaluate', str(checkpoint), '--render'])}")
         for line in lines:
             terminal.say(line)

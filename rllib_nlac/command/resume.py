@@ -132,6 +132,13 @@ def own_checkpoint(trial: Any) -> Path | None:
     return path if path is not None and path.parent == Path(trial.path) else None
 
 
+def kept_checkpoint(trial: Any) -> Path | None:
+    """The best of a trial's own checkpoints where they are kept by a score, else its last one."""
+    manager = trial.run_metadata.checkpoint_manager
+    best = manager.best_checkpoint_result if manager.checkpoint_config.checkpoint_score_attribute else None
+    return Path(best.checkpoint.path) if best is not None else own_checkpoint(trial)
+
+
 def _put_right(where: Path, recorded: Path | None) -> list[str]:
     """Of one trial's folder; ``recorded`` is the checkpoint from which Tune will go on."""
     lines, refused = [], ""
