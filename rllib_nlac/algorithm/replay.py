@@ -56,6 +56,7 @@ class ReplayConfig(LanguageAlgorithmConfig):
     """Off-policy learning from prioritised replay. A mixin, like ``LanguageConfig``."""
 
     learns_from_logs = True
+    input_: Any  # RLlib's
     RANGES = {
         "n_step": ranges.COUNT,
         "offline_iterations": ranges.Range(0, whole=True, optional=True),
@@ -136,7 +137,8 @@ class ReplayConfig(LanguageAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        self.input_: Any = _as_texts(self.input_)
+        if not isinstance(self.input_, str):
+            self.input_ = _as_texts(self.input_)
         self._check(
             self.input_ == "sampler" or self.is_offline,
             "input_",
