@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import vllm._custom_ops
+import vllm.model_executor.layers.utils
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
@@ -25,8 +26,10 @@ logger = logging.getLogger(__name__)
 
 if not torch.cuda.is_available():
     # oneDNN packs each matrix into a copy of its own. A reload of weights never reaches the copy of an output layer that is
-    # tied to the embedding, so the engine would go on with stale logits.
+    # tied to the embedding, so the engine would go on with stale logits. In half precision, on processors with AMX, so does
+    # another kernel for small matrices, and nothing is left of the weights to be compared with what was given.
     vllm._custom_ops._supports_onednn = False
+    vllm.model_executor.layers.utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
     if multiprocessing.parent_process() is not None:  # a worker of a tensor-parallel engine, which nothing else shares
         torch.compiler.set_stance("force_eager")
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.vllm_engine import VLLMEngine
@@ -190,3 +191,14 @@ def test_a_build_for_gpus_says_what_it_lacks_without_one(model_path, chat, monke
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     with pytest.raises(EngineError, match=r"not for a CPU, and this process has no GPU: give it one \(num_gpus_per_l"):
         VLLMEngine(model_path, chat.max_context, [chat.end_id])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_matrix_is_packed_on_a_cpu(monkeypatch, dtype):
+    """Fails where a kernel packs it: of the weights nothing is left that new ones could be written to or compared with."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    layer = torch.nn.Linear(256, 128, dtype=dtype)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    assert layer.weight.shape == (128, 256) and layer.weight.dtype == layer.bias.dtype == dtype
+    layer.weight.data.zero_()
+    assert torch.equal(layer.cpu_linear(torch.ones(1, 256, dtype=dtype), layer.weight, layer.bias)[0], layer.bias)
