@@ -39,7 +39,7 @@ GIB = 2**30
 # last token again and again.
 SHAPES = {**KNOWN, "small": ("qwen2", 64, 2, 2, 1, 32, 128, 536, False, 512)}
 PARTS = ("learner", "learner-lora", "engine", "engine-lora", "iteration")
-ANSWER = "Future: SUCCESS\nOptimal: No\nReason: none\nFix: is it an animal?"
+ANSWER = "Optimal: No\nReason: none\nFix: is it an animal?\nFuture: it ends. SUCCESS"
 TOKENS, LENGTH, SEQUENCES = 256, 64, 16
 
 

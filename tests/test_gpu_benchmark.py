@@ -19,6 +19,7 @@ from benchmarks.lora import compare
 from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm.memory import GIB
 from rllib_nlac.engine.shapes import shape_of
+from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
 from rllib_nlac.types import Generation
 
 TINY = shape_of(NLACConfig().model_path)  # four layers of width 96, three heads of 32, MLPs of 256, 536 tokens, tied
@@ -212,6 +213,11 @@ class Greedy:
             Generation(request.prompt_ids, ids, self.logprob * np.arange(1, len(ids) + 1, dtype=np.float32), True, 1)
             for request, ids in zip(requests, self.answers, strict=True)
         ]
+
+
+def test_the_answer_that_counts_as_one_that_parses_does_in_every_role():
+    """Fails where the parsers ask for more than it says: the benchmark's iteration would train on nothing."""
+    assert parse_future(memory.ANSWER) and parse_critique(memory.ANSWER) and parse_action(memory.ANSWER, "plain")
 
 
 def test_answers_are_compared_up_to_the_first_token_that_differs(monkeypatch):
