@@ -221,7 +221,8 @@ def test_the_7b_examples_processes_work_together_on_a_cpu(folder, config, ray_se
     """Two learners under ZeRO 3 in bfloat16 that recompute activations, two EnvRunners, and an engine in two parts."""
     (example,) = load_experiments(Path(__file__).parent.parent / "tuned_examples" / "twenty_questions_nlac_qwen2.5_7b.yaml")
     shared = ("learner_model", "deepspeed_config", "learner_snapshot_interval")
-    config.language(language_model=str(folder))
+    config.language(language_model=str(folder), prompts="compact", max_action_tokens=12)
+    config.roles(max_future_tokens=24, max_critique_tokens=32)  # as the shipped model has them, which a folder has not
     config.training(train_batch_size_per_learner=32, minibatch_size=16, episodes_per_iteration=16, judge_weights="initial")
     config.env_runners(num_env_runners=2, num_envs_per_env_runner=8).learners(num_learners=2)
     engine = {"dtype": "bfloat16", "tensor_parallel_size": 2, "cpu_kv_cache_gib": 0.25, "timeout_s": 600}
