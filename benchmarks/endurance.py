@@ -64,7 +64,7 @@ def trained(config: Any, updates: int) -> list[Row]:
         for update in range(1, updates + 1):
             result = algorithm.train()
             tokens += generated_tokens(result)
-            if update % config.evaluation_interval == 0:  # later results repeat the latest evaluation
+            if update % config.evaluation_interval == 0:  # the others have no evaluation
                 found = {name: float(lookup(result, key)) for name, key in FOUND.items()}
                 seconds = time.perf_counter() - started
                 rows.append({"update": update, **found, "generated_tokens": tokens, "seconds": seconds})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -122,7 +123,8 @@ class TestStatistics:
         assert metrics["num_tasks"] == 2 and metrics["success_rate"] == metrics["avg_at_4"] == 5 / 8
         assert (metrics["pass_at_1"], metrics["pass_at_2"], metrics["pass_at_4"]) == (0.625, 0.75, 1.0)
         assert (metrics["success_low"], metrics["success_high"]) == success_interval(success_table(episodes))
-        assert success_metrics([]) == {} and "pass_at_1" not in success_metrics(episodes[:1])
+        assert math.isnan(success_metrics([])["success_rate"]) and success_metrics([])["num_tasks"] == 0
+        assert "pass_at_1" not in success_metrics(episodes[:1])
         assert "pass_at_3" in success_metrics([played(0, 0, True)] * 3)
 
 
@@ -331,7 +333,7 @@ def test_the_best_checkpoint_is_kept_by_evaluations_that_happened():
         checkpoint_config(experiment)
     keep["checkpoint_frequency"] = 4
     assert checkpoint_config(experiment).num_to_keep == 1
-    keep["checkpoint_at_end"] = True  # of iteration 9 it would have the score of iteration 8
+    keep["checkpoint_at_end"] = True  # that of iteration 9 would have no score
     for stop in ({"training_iteration": 9}, {"env_runners/num_episodes_lifetime": 256}, {}):
         with pytest.raises(ExperimentError, match="leave out checkpoint_at_end"):
             checkpoint_config(replace(experiment, stop=stop))

@@ -231,6 +231,18 @@ class TestIterations:
         found = trial.metric_analysis["evaluation/env_runners/success_rate"]
         assert (found["max"], found["last"]) == (0.9, 0.5)
 
+    def test_what_a_callback_logs_at_the_end_of_an_evaluation_is_in_its_results(self, monkeypatch):
+        """Fails where RLlib's results are returned as they are: they were taken before, and the next evaluation starts anew."""
+        a = Watched.__new__(Watched)
+        a.metrics, a.evaluation_seconds, a.config, a.trends = MetricsLogger(root=True), {}, RFTConfig(), Trends(lambda *_: None)
+
+        def evaluate(self) -> dict:
+            self.metrics.log_value(("evaluation", "mine"), 3.0, window=1)
+            return {"env_runners": {"success_rate": 0.5}}
+
+        monkeypatch.setattr(Algorithm, "evaluate", evaluate)
+        assert a.evaluate() == {"env_runners": {"success_rate": 0.5}, "mine": 3.0}
+
     def test_parts_that_did_not_run_have_no_seconds_and_leave_no_share_open(self, monkeypatch):
         def log(**seconds: float):
             return lambda root: [root.log_value(("seconds", name), took, reduce="sum") for name, took in seconds.items()]

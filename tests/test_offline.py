@@ -19,7 +19,7 @@ from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.envs.rows import Row
-from rllib_nlac.episode import GENERATION, MESSAGES
+from rllib_nlac.episode import ENVIRONMENT, GENERATION, MESSAGES
 from rllib_nlac.replay.buffer import TextReplayBuffer, transition_at
 from rllib_nlac.replay.dialogues import DialogueData, as_row, parse_dialogue, to_episode, write_dialogues
 from rllib_nlac.sampling.env_runner import TextEnvRunner
@@ -128,10 +128,10 @@ class TestRows:
         """Fails where a log is read as the task set's own: the critic would be asked by other prompts."""
         fields = {"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "x"}], "reward": 1.0}
         for name in ("TwentyQuestions", None):
-            dialogue = parse_dialogue(Row("", {**fields, "environment": name}))
+            dialogue = parse_dialogue(Row("", {**fields, ENVIRONMENT: name, "environment": ["another's"]}))
             episode = to_episode(dialogue, "e", chat, compact, "plain", room=1)
             assert transition_at("TaskSet", episode, 0).env == (name or "TaskSet")
-            assert as_row(episode).get("environment") == name and parse_dialogue(Row("", as_row(episode))) == dialogue
+            assert as_row(episode).get(ENVIRONMENT) == name and parse_dialogue(Row("", as_row(episode))) == dialogue
 
     def test_a_long_task_id_is_written_so_that_it_can_be_read(self, chat, compact):
         fields = {"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "x"}], "reward": 1.0}
@@ -176,6 +176,15 @@ class TestEpisodes:
             a, b = transition_at("E", played, t), transition_at("E", logged, t)
             assert (a.state, a.next_state, a.generation.prompt_ids) == (b.state, b.next_state, b.generation.prompt_ids)
 
+    def test_they_begin_as_the_environment_that_was_played_begins(self, config, chat):
+        """Fails where the run's own prompts open what a task set played of another environment."""
+        config.prompts = {"extends": "compact", "name": "mine", "environments": {"House": {"react": "HOUSE REACT"}}}
+        config.action_format, data = "react", DialogueData(config)
+        data.dialogues = lambda: [parse_dialogue(row(**{ENVIRONMENT: name})) for name in ("House", None)]
+        house, other = data.episodes(chat, config.prompts_for("TaskSet"))
+        said = ["HOUSE REACT" in str(transition_at("TaskSet", each, 0).state) for each in (house, other)]
+        assert said == [True, False]
+
     def test_a_dialogue_that_leaves_no_room_for_an_answer_is_left_out(self, config, chat, compact):
         config.max_action_tokens = 500
         data = DialogueData(config)
@@ -202,7 +211,7 @@ class TestEpisodes:
             data.episodes(chat, compact)
             return data.fingerprint
 
-        others = [{"rewards": [0.0]}, {"truncated": True}, {"success": False}, {"environment": "House"}]
+        others = [{"rewards": [0.0]}, {"truncated": True}, {"success": False}, {ENVIRONMENT: "House"}]
         others.append({"messages": say("user: x", "assistant: a", "user: e")})
         assert fingerprint() == fingerprint() and len({fingerprint(), *(fingerprint(**each) for each in others)}) == 6
 
@@ -292,7 +301,7 @@ class TestFiles:
         for names in (Path("/nowhere"), ["/nowhere"], (Path("/nowhere"),)):
             with pytest.raises(FileNotFoundError, match="no JSONL or parquet file at '/nowhere'"):
                 config.copy(copy_frozen=False).offline_data(input_=names).validate()
-        for names in ([], [3], 3, None):  # fails where it is left out without a word, and the run is an online one
+        for names in ([], [3], ["a", 3], 3, None):  # fails where it is left out without a word, and the run is an online one
             with pytest.raises(ValueError, match=r"config.input_ is .* and must name the dialogues"):
                 config.copy(copy_frozen=False).offline_data(input_=names).validate()
         write_log(tmp_path / "a.jsonl", 1)

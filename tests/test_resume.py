@@ -247,6 +247,9 @@ def test_of_checkpoints_that_are_kept_by_a_score_the_best_is_to_be_played(tmp_pa
         manager.register_checkpoint(_TrainingResult(last := Checkpoint(str(place)), {"a/b": score}))
     trial = SimpleNamespace(path=str(tmp_path), checkpoint=last, run_metadata=SimpleNamespace(checkpoint_manager=manager))
     assert kept_checkpoint(trial) == tmp_path / "checkpoint_1" and own_checkpoint(trial) == tmp_path / "checkpoint_2"
+    (tmp_path / "checkpoint_3").mkdir()
+    manager.register_checkpoint(_TrainingResult(Checkpoint(str(tmp_path / "checkpoint_3")), {}))  # Tune puts it behind the best
+    assert kept_checkpoint(trial) == tmp_path / "checkpoint_2"
 
 
 def test_nothing_to_resume_is_said(tmp_path, commands):

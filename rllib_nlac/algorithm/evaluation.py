@@ -171,9 +171,10 @@ def _tasks(runner: Any, tasks: Sequence[int], attempts: int, refined: bool, inst
 
 
 def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:
-    """Success over tasks: its mean with a 95 % interval, avg@k and the pass@j of k attempts."""
+    """Success over tasks: its mean with a 95 % interval, avg@k and the pass@j of k attempts. NaN where all episodes were lost:
+    a checkpoint that is kept by it needs a score, or Tune takes it for the best."""
     if not episodes:
-        return {}
+        return {**dict.fromkeys(("success_rate", "success_low", "success_high"), math.nan), "num_tasks": 0}
     table = success_table(episodes)
     attempts = table.shape[1]
     low, high = success_interval(table)

@@ -137,10 +137,11 @@ class ReplayConfig(LanguageAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        if not isinstance(self.input_, str):
-            self.input_ = _as_texts(self.input_)
+        if (names := _as_texts(self.input_)) != self.input_:  # a frozen configuration stays as it is
+            self.input_ = names
         self._check(
-            self.input_ == "sampler" or self.is_offline,
+            isinstance(names, str)
+            or (bool(names) and isinstance(names, list) and all(isinstance(name, str) for name in names)),
             "input_",
             "must name the dialogues: a file, a pattern or a folder, or a list of them",
         )

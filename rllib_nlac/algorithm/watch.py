@@ -152,6 +152,9 @@ class Watched(Algorithm):
         self.metrics.delete(EVALUATION_RESULTS, key_error=False)
         with self.timing(EVALUATION), activity.stage("evaluating", self._num_evaluated, EPISODES):
             results = super().evaluate(*args, **kwargs)
+        # What a callback logs at the end of an evaluation comes after RLlib has taken the results.
+        late = self.metrics.peek(EVALUATION_RESULTS, default={})
+        results |= {name: value for name, value in late.items() if name not in results}
         self.trends.heed_evaluation(results)
         return results
 

@@ -336,7 +336,7 @@ def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
             f"{experiment.name}, config: evaluation_interval must be one number where checkpoints are kept by {score!r}"
         )
     if score.startswith("evaluation/") and (not interval or not frequency or frequency % interval):
-        # RLlib repeats the last evaluation in results that had none, and a checkpoint would get another one's score.
+        # A checkpoint without a score counts as the best for Tune.
         raise ExperimentError(
             f"{experiment.name}, checkpoint_config: to keep checkpoints by {score!r}, checkpoint_frequency must be a multiple "
             f"of evaluation_interval; they are {frequency} and {interval}"
@@ -347,7 +347,7 @@ def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
             raise ExperimentError(
                 f"{experiment.name}, checkpoint_config: to keep checkpoints by {score!r}, leave out checkpoint_at_end, or let "
                 "the run end by a training_iteration that is a multiple of evaluation_interval: a checkpoint from between "
-                "would have the score of an earlier one"
+                "would have no score, and Tune would take it for the best"
             )
     return CheckpointConfig(**given)
 

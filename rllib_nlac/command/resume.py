@@ -135,8 +135,9 @@ def own_checkpoint(trial: Any) -> Path | None:
 def kept_checkpoint(trial: Any) -> Path | None:
     """The best of a trial's own checkpoints where they are kept by a score, else its last one."""
     manager = trial.run_metadata.checkpoint_manager
-    best = manager.best_checkpoint_result if manager.checkpoint_config.checkpoint_score_attribute else None
-    return Path(best.checkpoint.path) if best is not None else own_checkpoint(trial)
+    score = manager.checkpoint_config.checkpoint_score_attribute
+    scored = [result for result in manager.best_checkpoint_results if score in result.metrics]
+    return Path(scored[-1].checkpoint.path) if scored else own_checkpoint(trial)
 
 
 def _put_right(where: Path, recorded: Path | None) -> list[str]:

@@ -245,7 +245,7 @@ def search_algorithm(given: Mapping[str, Any] | str | None, where: str, metric: 
 class ToldOfEvaluations(Searcher):
     """A mixin for Tune's search algorithms: most results have no metric of evaluation, and not all algorithms bear that.
 
-    A result without the metric is not told, and a trial that ends with such a one is told its last that had it.
+    A result without the metric is not told. A trial that ends with such a one is told its last that had it, or none at all.
     """
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -255,8 +255,8 @@ class ToldOfEvaluations(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         last = self.__dict__.get("last_told", {}).pop(trial_id, None)
-        if result and last is not None:
-            result = {self.metric: last, **result}
+        if result and self.metric not in result:
+            result = None if last is None else {**result, self.metric: last}
         super().on_trial_complete(trial_id, result, error)
 
 

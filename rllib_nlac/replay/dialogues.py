@@ -36,7 +36,8 @@ from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.types import Generation, Seen, dialogue_after
 
 ROLES = ("system", "user", "tool", "assistant")
-FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id", "environment")
+FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id", ENVIRONMENT)
+NAMES = ("task_id", ENVIRONMENT)
 INPUT = "input"  # begins the names of episodes that were read
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ def parse_dialogue(row: Row) -> Dialogue:
             f"{row.place}: 'terminated' is false and 'truncated' is not true, and only episodes that have ended can be learned "
             "from: say truncated: true where one was cut off"
         )
-    task, environment = id_field(row, "task_id"), id_field(row, "environment")
+    task, environment = (None if name is None else readable(name)[0] for name in (id_field(row, key) for key in NAMES))
     return Dialogue(
         system,
         tuple(observations),
@@ -122,7 +123,7 @@ def parse_dialogue(row: Row) -> Dialogue:
         terminated or not truncated,
         truncated,
         None if flags["success"] is None else bool(flags["success"]),
-        None if task is None else readable(task)[0],
+        task,
         num_replaced,
         environment,
     )
@@ -245,12 +246,13 @@ class DialogueData(OfflineData):
             digest.update(repr(dialogue).encode())
             digest.update((dialogue.environment or "").encode())
             self.num_replaced += dialogue.num_replaced
+            own = prompts if dialogue.environment is None else self.config.prompts_for(dialogue.environment)
             try:
                 episode = to_episode(
                     dialogue,
                     f"{INPUT}-{number:010d}",
                     chat,
-                    prompts,
+                    own,
                     self.config.action_format,
                     self.config.manners.max_action_tokens,
                     self.config.history_turns,
@@ -345,5 +347,5 @@ def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:
         "truncated": bool(episode.is_truncated and not episode.is_terminated),  # some environments say both
         "success": None if success is None else bool(success),
         "task_id": short_id(first.get("task_id")),
-        **({"environment": name} if (name := environment_of(episode)) else {}),
+        **({ENVIRONMENT: name} if (name := environment_of(episode)) else {}),
     }

@@ -19,8 +19,9 @@ RETURN, SUCCESS = "episode_return_mean", "success_rate"
 
 
 def evaluated(result: Results) -> float | None:
-    """Success in the evaluation of this very iteration; RLlib repeats the last one in results that had none."""
-    return lookup(result, f"evaluation/env_runners/{SUCCESS}") if has_evaluation(result) else None
+    """Success in the evaluation of this very iteration, which RLlib's own algorithms repeat later; None without one."""
+    success = lookup(result, f"evaluation/env_runners/{SUCCESS}") if has_evaluation(result) else None
+    return None if isinstance(success, float) and math.isnan(success) else success
 
 
 def has_evaluation(result: Results) -> bool:
