@@ -74,7 +74,8 @@ class Fresh(Variant):
     @override(Variant)
     def judged(self, transitions: Sequence[Transition], settings: StageSettings) -> Stage[Sequence[Transition]]:
         seen = [Seen(t.generation.prompt_ids) for t in transitions]
-        answers = yield Ask("fresh_action", [t.state for t in transitions], settings.action, Weights.POLICY, seen)
+        prompts, patterns = [t.state for t in transitions], settings.action.patterns(t.action_form for t in transitions)
+        answers = yield Ask("fresh_action", prompts, settings.action, Weights.POLICY, seen, patterns)
         drawn = [refine.read_action(answer, settings.action_format) for answer in answers]
         return [replace(t, generation=new[0], action=new[1]) if new else t for t, new in zip(transitions, drawn, strict=True)]
 

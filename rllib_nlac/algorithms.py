@@ -15,12 +15,13 @@ from rllib_nlac.baselines.rft import RFT
 from rllib_nlac.baselines.scalar_critic import ScalarCritic
 from rllib_nlac.baselines.sdpo import SDPO
 from rllib_nlac.baselines.self_distillation import SelfDistillation
+from rllib_nlac.baselines.sft import SFT
 from rllib_nlac.baselines.stock import TextAPPO, TextPPO
 from rllib_nlac.names import attribute_of, names_attribute
 from rllib_nlac.nlac import NLAC
 
 OURS: dict[str, type[Algorithm]] = {
-    cls.__name__: cls for cls in (NLAC, GRPO, RFT, NLRL, SelfDistillation, SDPO, ERL, NLQL, ScalarCritic, ReAct, GEPA)
+    cls.__name__: cls for cls in (NLAC, SFT, GRPO, RFT, NLRL, SelfDistillation, SDPO, ERL, NLQL, ScalarCritic, ReAct, GEPA)
 } | ABLATIONS
 #: RLlib's algorithms that play text, by RLlib's names.
 STOCK_ON_TEXT: dict[str, type[Algorithm]] = {"PPO": TextPPO, "APPO": TextAPPO}

@@ -7,9 +7,10 @@ from typing import Any
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_nlac.types import Generation, Message
+from rllib_nlac.types import ActionForm, Generation, Message
 
 GENERATION, MESSAGES = "generation", "messages"  # keys of the extra model outputs, one of each a step
+ACTION_FORM = "action_form"  # another, where engines enforce what environments offer
 TASK_SEED = "task_seed"  # key of the custom data: what the environment was reset with
 TASK = "task"  # another: the number of its task in an evaluation
 ENVIRONMENT = "rllib_nlac/environment"  # key of the first info, which no environment of a user has by chance
@@ -17,9 +18,18 @@ KEPT = frozenset({"success", "stop_reason", "subgoals", "task_id"})  # of each i
 KEPT_FIRST = KEPT | {"system_prompt", ENVIRONMENT}  # of the first
 
 
-def step_outputs(generation: Generation, messages: tuple[Message, ...]) -> dict[str, Any]:
-    """The extra model outputs of a step: what was sampled, and the dialogue before it."""
-    return {GENERATION: generation, MESSAGES: messages}
+def step_outputs(
+    generation: Generation, messages: tuple[Message, ...], form: ActionForm | None = None, enforces: bool = False
+) -> dict[str, Any]:
+    """The extra model outputs of a step.
+
+    Args:
+        generation: What was sampled.
+        messages: The dialogue before it.
+        form: What the environment offered.
+        enforces: Whether engines enforce that.
+    """
+    return {GENERATION: generation, MESSAGES: messages, **({ACTION_FORM: form} if enforces else {})}
 
 
 def generations_of(episode: SingleAgentEpisode) -> Sequence[Generation]:
@@ -35,6 +45,11 @@ def generation_at(episode: SingleAgentEpisode, t: int) -> Generation:
 def messages_at(episode: SingleAgentEpisode, t: int) -> tuple[Message, ...]:
     """The dialogue before step t; negative t count from the end."""
     return episode.get_extra_model_outputs(MESSAGES, t)
+
+
+def action_form_at(episode: SingleAgentEpisode, t: int) -> ActionForm | None:
+    """What the environment offered in step t, where engines enforce that."""
+    return episode.get_extra_model_outputs(ACTION_FORM, t) if ACTION_FORM in episode.extra_model_outputs else None
 
 
 def task_seed_of(episode: SingleAgentEpisode) -> int:

@@ -77,6 +77,7 @@ class Request:
         weights: Which weights answer.
         role: What the answer is for, by which its tokens are counted.
         env: Name of the environment that is played, for who criticises a turn before it is; empty where nobody does.
+        pattern: Regular expression that the whole answer must match, after a reasoning block if there is one; None: free.
     """
 
     prompt_ids: tuple[int, ...]
@@ -89,6 +90,7 @@ class Request:
     weights: Weights = Weights.POLICY
     role: str = "other"
     env: str = ""
+    pattern: str | None = None
 
 
 _IDS: dict[int, int] = {}
@@ -150,6 +152,21 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class ActionForm:
+    """What an environment says an action must look like.
+
+    Attributes:
+        regex: Regular expression of a whole turn.
+    """
+
+    regex: str
+
+    def pattern(self, max_tokens: int) -> str:
+        """The regular expression, whatever the token limit."""
+        return self.regex
+
+
+@dataclass(frozen=True)
 class Transition:
     """(s, a, r, s', ended) with s the whole dialogue before the action.
 
@@ -172,6 +189,8 @@ class Transition:
         episode: The episode's id, for whoever reads a record of it; empty where there is none.
         turn: Which of the episode's it is, from 0.
         task_seed: What the environment was reset with; None where nobody knows, as of logged dialogues.
+        action_form: What the environment offered in s, where engines enforce that; else None.
+        next_action_form: What it offered in s'.
     """
 
     id: int
@@ -190,6 +209,8 @@ class Transition:
     episode: str = ""
     turn: int = 0
     task_seed: int | None = None
+    action_form: ActionForm | None = None
+    next_action_form: ActionForm | None = None
 
     @property
     def ended(self) -> bool:

@@ -24,9 +24,11 @@ from benchmarks.stitching import (
     write_log,
 )
 from rllib_nlac.envs.crossing import CROSSING, CROWN, DEAD_END, DOORS, ENTRANCES, FAR, LOST, TRAP, WON, Crossing, make_layout
-from rllib_nlac.language.parsing import parse_critique, parse_future
+from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.tiny.crossing import HORIZON, LEARNERS_LAYOUTS, NOTHING, CrossingCorpus, one_later
 from rllib_nlac.tiny.worlds import WORLDS
+
+parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
 
 seeds = st.integers(0, 10**6)
 

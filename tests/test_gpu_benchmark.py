@@ -19,8 +19,11 @@ from benchmarks.lora import compare
 from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm.memory import GIB
 from rllib_nlac.engine.shapes import shape_of
-from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
+from rllib_nlac.language.forms import CritiqueForm, FutureForm
+from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.types import Generation
+
+parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
 
 TINY = shape_of(NLACConfig().model_path)  # four layers of width 96, three heads of 32, MLPs of 256, 536 tokens, tied
 P = 495_840

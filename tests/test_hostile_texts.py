@@ -20,13 +20,15 @@ from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.inputs.foreign import fenced_parts
 from rllib_nlac.inputs.texts import readable, readable_values
-from rllib_nlac.language.parsing import parse_critique, parse_future
+from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.replay.dialogues import parse_dialogue, to_episode
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS
 from rllib_nlac.types import BellmanTarget, Future, Message, Refinement
+
+parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
 
 
 class Says(gym.Env):

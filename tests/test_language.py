@@ -13,13 +13,16 @@ from scripted_roles import SETTINGS
 
 from rllib_nlac.engine.chat import Prompt
 from rllib_nlac.language.backup_stage import backup_stage
+from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.improvement_stage import improvement_stage
-from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
+from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prediction import prediction_stage
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.types import Future, Generation, Message, Transition, Weights
+
+parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
 
 STATE = (Message("user", "Guess my object."),)
 

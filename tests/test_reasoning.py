@@ -14,10 +14,13 @@ from scripted_roles import SETTINGS, script, transition
 
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.language import reasoning
-from rllib_nlac.language.parsing import parse_action, parse_future
+from rllib_nlac.language.forms import FutureForm
+from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.types import BellmanTarget, Generation, Message
+
+parse_future = FutureForm().parse
 
 THINKING = SETTINGS.__class__(*[Sampling(128)] * 5, reasoning=Sampling(24))
 CRITIQUE = "Optimal: No\nReason: it was asked before and nothing new would follow.\nFix: Can it fly?"

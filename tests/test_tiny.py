@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rllib_nlac.envs.text_house import ROOMS
 from rllib_nlac.envs.twenty_questions import candidates_after
-from rllib_nlac.language.parsing import parse_critique, parse_future
+from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.tiny import build as build_module
 from rllib_nlac.tiny.build import build
 from rllib_nlac.tiny.card import OTHER_SEED, Player, card, measure_roles
@@ -28,6 +28,8 @@ from rllib_nlac.tiny.text_house import HORIZON, SENSE, HousesByHeart, TextHouseC
 from rllib_nlac.tiny.twenty_questions import State, TwentyQuestionsCorpus
 from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS, WORLDS
 from rllib_nlac.types import Future
+
+parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
 
 
 @pytest.fixture(scope="module")

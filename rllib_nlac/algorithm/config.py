@@ -17,7 +17,7 @@ from rllib_nlac.algorithm.rehearsal import RehearsalSettings, read_prompts
 from rllib_nlac.algorithm.transfer import BROADCAST_S, Transfer, transfer_of
 from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.learner.learner import LanguageLearner
-from rllib_nlac.learner.rl_module import CausalLMModule, LearnerModel
+from rllib_nlac.learner.rl_module import CausalLMModule
 from rllib_nlac.types import Weights
 
 # Keys of DeepSpeed's that would change what a gradient step is, or be ignored, and ours that do what they say.
@@ -34,11 +34,11 @@ DEEPSPEED_KEYS_OF_OURS = {
 class LanguageAlgorithmConfig(LanguageConfig):
     """What NLAC and the baselines of this package share: collection by episodes, and DeepSpeed's gradient step."""
 
+    has_master_weights = True
     runs_waves = False  # whether an iteration asks its critic in waves, so that they can run ahead
     stage_staleness = 0  # a key of those
     serves_target = True  # whether an engine ever answers with the target weights, where there are any
     discounts = False  # whether ``gamma`` is read
-    trains_by_imitation = False  # whether sequences are learned as they stand, so that rehearsed ones can stand beside them
     RANGES = {
         "minibatch_size": ranges.COUNT,
         "max_staleness": ranges.WHOLE_NOT_NEGATIVE,
@@ -182,7 +182,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         """DeepSpeed's configuration: what RLlib's keys say, with ``deepspeed_config`` merged over it."""
         settings: dict[str, Any] = {
             "zero_optimization": {"stage": 0},
-            "bf16": {"enabled": LearnerModel(**self.learner_model).dtype == "bfloat16"},
+            "bf16": {"enabled": self.held_model.dtype == "bfloat16"},
             "gradient_clipping": self.grad_clip or 0.0,
         }
         return _merge(settings, self.deepspeed_config)

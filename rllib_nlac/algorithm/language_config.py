@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,11 +17,15 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.evaluation import Repeats, evaluate_tasks
 from rllib_nlac.algorithm.placement import placed_learners
 from rllib_nlac.algorithm.transfer import WAYS
+from rllib_nlac.checkpoints.start import starting_point
 from rllib_nlac.engine.chat import Chat, check_model_path
 from rllib_nlac.engine.lora import SERVED_RANKS, LoRASettings
 from rllib_nlac.engine.make import ENGINES, MERGES_LORA, EngineKeys, EngineSpec
-from rllib_nlac.engine.model_folder import check_weights
+from rllib_nlac.engine.model_folder import check_weights, saved_in_bfloat16
+from rllib_nlac.engine.places import computes_in_bfloat16
+from rllib_nlac.engine.shapes import UnknownShape, shape_of
 from rllib_nlac.envs import registry
+from rllib_nlac.inputs.pretrained import PRETRAINED, prepare
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.learner.adapter import check_targets
@@ -39,6 +44,7 @@ class Manners:
         max_action_tokens: The most tokens of a turn.
         max_future_tokens: Of a future and of a Bellman target.
         max_critique_tokens: Of a critique.
+        structured_answers: Whether an engine enforces the form of futures and critiques.
         folder: Of a model shipped with this package, below ``tiny/``; see ``tiny/worlds.py``.
     """
 
@@ -46,10 +52,27 @@ class Manners:
     max_action_tokens: int = 128
     max_future_tokens: int = 192
     max_critique_tokens: int = 192
+    structured_answers: bool = True
     folder: str | None = None
 
 
-SHIPPED_MODELS = {"tiny": Manners("compact", 12, 24, 32, "model"), "tiny_house": Manners("compact", 12, 48, 40, "house_model")}
+# They were taught their forms, so that nothing needs to be enforced.
+SHIPPED_MODELS = {
+    "tiny": Manners("compact", 12, 24, 32, False, "model"),
+    "tiny_house": Manners("compact", 12, 48, 40, False, "house_model"),
+}
+SMALL = 3_000_000_000  # parameters, below which a model gets the prompt set "small"
+
+
+@functools.lru_cache(maxsize=64)
+def prompts_that_suit(model: str) -> tuple[str, str]:
+    """The shipped prompt set for a pretrained model, and why it is that one."""
+    try:
+        size = shape_of(model).parameters
+    except (UnknownShape, OSError, ValueError):
+        return "default", "nothing here says how large the model is"
+    name, than = ("small", "less") if size < SMALL else ("default", "not less")
+    return name, f"the model has {size / 1e6:,.0f} million parameters, {than} than {SMALL // 10**9} billion"
 
 
 class LanguageConfig(AlgorithmConfig):
@@ -60,6 +83,8 @@ class LanguageConfig(AlgorithmConfig):
     learns_from_logs = False  # whether there is a replay buffer, which logged dialogues can fill
     criticises_in_words = False  # whether there are ``stage_settings``
     trains = True  # whether a learner holds the model
+    trains_by_imitation = False  # whether turns and answers are learned as they stand
+    has_master_weights = False  # whether weights in bfloat16 are trained as float32 ones
     # What numeric keys and flags may hold; a class adds its own and overrides those of its bases.
     RANGES: ranges.Ranges = {
         **ranges.RLLIB,
@@ -67,10 +92,12 @@ class LanguageConfig(AlgorithmConfig):
         "env_threads": ranges.WHOLE_NOT_NEGATIVE,
         "env_step_timeout_s": ranges.Range(0, above=True, optional=True),
         "evaluate_refined": ranges.FLAG,
+        "evaluate_before_training": ranges.FLAG,
         "max_context": ranges.COUNT_OR_NONE,
         "max_action_tokens": ranges.COUNT_OR_NONE,
         "history_turns": ranges.COUNT_OR_NONE,
         "max_response_tokens": ranges.COUNT_OR_NONE,
+        "structured_actions": ranges.FLAG,
         "action_temperature": ranges.NOT_NEGATIVE,
         "action_top_p": ranges.Range(0, 1, above=True),
         "max_tokens_per_micro_batch": ranges.COUNT,
@@ -113,6 +140,7 @@ class LanguageConfig(AlgorithmConfig):
         # evaluation(...)
         self.custom_evaluation_function = evaluate_tasks
         self.evaluate_refined = False
+        self.evaluate_before_training = True
         self.evaluation_repeats: dict[str, Any] = {}
         self.evaluation_sample_timeout_s = 1800.0
         # language(...)
@@ -124,6 +152,7 @@ class LanguageConfig(AlgorithmConfig):
         self.max_action_tokens: int | None = None
         self.history_turns: int | None = None
         self.max_response_tokens: int | None = None
+        self.structured_actions = False
         self.action_temperature = 1.0
         self.action_top_p = 1.0
         self.learner_model: dict[str, Any] = {}
@@ -144,6 +173,7 @@ class LanguageConfig(AlgorithmConfig):
         max_action_tokens: int | None = NotProvided,
         history_turns: int | None = NotProvided,
         max_response_tokens: int | None = NotProvided,
+        structured_actions: bool | None = NotProvided,
         action_temperature: float | None = NotProvided,
         action_top_p: float | None = NotProvided,
         learner_model: dict[str, Any] | None = NotProvided,
@@ -152,18 +182,23 @@ class LanguageConfig(AlgorithmConfig):
         """Sets the model, how the policy speaks and how the learner holds the model.
 
         Args:
-            language_model: A Hugging Face folder or name, or one of the models shipped with this package, "tiny" (twenty
-                questions) and "tiny_house" (the text house).
+            language_model: A Hugging Face folder or name; "smollm2", a pretrained model of 135 million parameters, which is
+                fetched where it is not here yet (``rllib model smollm2``); or one of the models shipped with this package,
+                "tiny" (twenty questions) and "tiny_house" (the text house). A checkpoint of another run, or that run's
+                folder, stands for the policy that it holds.
             lora: The fields of ``LoRASettings`` (rank, alpha, dropout, target_modules): the model is a base that stays as it
                 is, and an adapter is trained; policy, target and initial weights differ in it alone. None trains all weights.
             max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
-            prompts: A shipped prompt set ("default", "compact"), a YAML file, or a mapping; None is the shipped model's own,
-                or "default".
+            prompts: A shipped prompt set ("default", "small", "compact"), a YAML file, or a mapping. None: the shipped model's
+                own, "small" for other models of less than 3 billion parameters, or "default".
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
             max_action_tokens: The most tokens of a turn, thought included; None is the shipped model's own, or 128.
             history_turns: Number of latest turns that all roles see after the opening. For environments whose observations
                 summarise what matters. None: the whole dialogue, as in the paper.
             max_response_tokens: The most generated tokens of an episode; at more it is truncated.
+            structured_actions: Whether the engine enforces what the environment offers: ``info["action_choices"]``, a list of
+                actions, or ``info["action_pattern"]``, a regular expression. Not under a policy gradient, whose ratios need
+                the unconstrained distribution.
             action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_model: How the learner holds the model: the fields of ``LearnerModel`` (dtype, attn_implementation,
@@ -208,6 +243,7 @@ class LanguageConfig(AlgorithmConfig):
         self,
         *,
         evaluate_refined: bool | None = NotProvided,
+        evaluate_before_training: bool | None = NotProvided,
         evaluation_repeats: dict[str, Any] | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
@@ -218,6 +254,8 @@ class LanguageConfig(AlgorithmConfig):
         Args:
             evaluate_refined: Whether the policy is evaluated a second time, with one round of critique and refinement a
                 turn; needs a critic in words. Its results stand under ``evaluation/refined``.
+            evaluate_before_training: Whether a run with evaluations begins with one, of what it starts from. It stands under
+                ``before_training`` in the first result.
             evaluation_repeats: The fields of ``Repeats`` (tasks, attempts): how many tasks are attempted again for pass@k,
                 which stands under ``evaluation/repeated``.
 
@@ -284,13 +322,20 @@ class LanguageConfig(AlgorithmConfig):
 
     @property
     def _brought(self) -> Manners:
-        return SHIPPED_MODELS.get(self.language_model, Manners())
+        return SHIPPED_MODELS.get(self.language_model) or Manners(prompts=prompts_that_suit(self.model_path)[0])
 
     @property
     def model_path(self) -> str:
-        """Where the language model is: for "tiny" and "tiny_house" a folder of this package."""
-        if folder := self.manners.folder:
+        """Where the language model is; one that is known by a short name is fetched where it is not here yet.
+
+        Raises:
+            ModelUnavailable: It could not be fetched.
+        """
+        shipped = SHIPPED_MODELS.get(self.language_model)
+        if shipped is not None and (folder := shipped.folder):
             return str(Path(__file__).parents[1] / "tiny" / folder)
+        if (known := PRETRAINED.get(self.language_model)) is not None:
+            return str(prepare(known))
         return os.path.expanduser(self.language_model)  # a Path would drop the ./ by which a folder is told from a hub's name
 
     def prompts_for(self, env: str | None) -> PromptSet:
@@ -300,7 +345,9 @@ class LanguageConfig(AlgorithmConfig):
     @property
     def action_sampling(self) -> Sampling:
         """How the policy samples a turn."""
-        return Sampling(self.manners.max_action_tokens, self.action_temperature, self.action_top_p)
+        return Sampling(
+            self.manners.max_action_tokens, self.action_temperature, self.action_top_p, bool(self.structured_actions)
+        )
 
     @property
     def engine_spec(self) -> EngineSpec:
@@ -326,13 +373,23 @@ class LanguageConfig(AlgorithmConfig):
         return None if self.lora is None else LoRASettings.of(self.lora)
 
     @property
+    def held_model(self) -> LearnerModel:
+        """How the learner holds the model, its precision resolved."""
+        held = LearnerModel(**self.learner_model)
+        if held.dtype != "auto":
+            return held
+        halves = (self.has_master_weights or self.lora is not None) and not self.num_gpus_per_learner
+        fast = halves and computes_in_bfloat16() and saved_in_bfloat16(self.model_path)
+        return replace(held, dtype="bfloat16" if fast else "float32")
+
+    @property
     def model_settings(self) -> dict[str, Any]:
         """What the RLModules around the language model need to know."""
         return {
             "model": self.model_path,
             "lora": self.lora,
             "seed": self.seed or 0,
-            **asdict(LearnerModel(**self.learner_model)),
+            **asdict(self.held_model),
             "temperature": self.action_temperature,
             "max_tokens_per_micro_batch": self.max_tokens_per_micro_batch,
         }
@@ -354,6 +411,8 @@ class LanguageConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        if (start := starting_point(self.language_model)) != self.language_model:  # a frozen configuration has it already
+            self.language_model = start
         registry.is_known(self.env)  # imports and registers what "my_module:MyEnvironment" names
         self._check_ranges()
         super().validate()
@@ -396,8 +455,14 @@ class LanguageConfig(AlgorithmConfig):
             "evaluate_refined",
             "needs an algorithm with a critic in words, such as NLAC",
         )
+        self._check(
+            not self.structured_actions or not self.trains or self.trains_by_imitation,
+            "structured_actions",
+            "must be False: this algorithm's gradient compares probabilities under the policy's own distribution, and an "
+            "engine that enforces a form samples from another one. Leave it out, or imitate (NLAC, RFT)",
+        )
         self._check_choice("action_format", "plain", "react")
-        self._check_choice("learner_model", "float32", "bfloat16", inner="dtype")
+        self._check_choice("learner_model", "auto", "float32", "bfloat16", inner="dtype")
         self._check_choice("learner_model", *PACKING, inner="packing")
         self._check_choice("engine_config", *MERGES_LORA, inner="lora_serving")
         self._check_choice("engine_config", *WAYS, inner="weight_transfer")

@@ -239,7 +239,7 @@ def _for_weights(process: Process, config: LanguageConfig) -> list[str]:
 
 
 def _model(config: LanguageConfig) -> LearnerModel:
-    return LearnerModel(**config.learner_model)
+    return config.held_model
 
 
 def _learner_plan(config: LanguageConfig, context: int) -> LearnerPlan:

@@ -34,6 +34,8 @@ class RolesConfig(LanguageAlgorithmConfig):
         self.max_future_tokens: int | None = None
         self.max_critique_tokens: int | None = None
         self.judge_temperatures: dict[str, float] = {}
+        self.structured_answers: bool | None = None
+        self.backup = "written"
         self.max_reasoning_tokens = 1024
         # training(...)
         self.tau = 0.01
@@ -48,6 +50,8 @@ class RolesConfig(LanguageAlgorithmConfig):
         max_critique_tokens: int | None = NotProvided,
         judge_temperatures: dict[str, float] | None = NotProvided,
         max_reasoning_tokens: int | None = NotProvided,
+        structured_answers: bool | None = NotProvided,
+        backup: str | None = NotProvided,
     ) -> Self:
         """Sets how each role beside the policy samples.
 
@@ -59,6 +63,11 @@ class RolesConfig(LanguageAlgorithmConfig):
             max_reasoning_tokens: Token limit for rewriting the reasoning of a thinking model's targets, so that it claims
                 nothing it could not know (arXiv 2512.04601, App. B.2). 0: it is trained on as it was sampled. No effect on
                 models that do not think.
+            structured_answers: Whether the engine enforces the form of futures, targets and critiques that the prompt set
+                declares, behind the reasoning of a model that thinks. None: yes, but for the shipped small models, which were
+                taught their forms.
+            backup: Who writes the Bellman target: "written", the model, as in the paper; or "composed", the package, from the
+                reply, the first clause of d' and its outcome. The latter costs no tokens and never forgets any of these.
 
         Returns:
             This updated config.
@@ -94,15 +103,16 @@ class RolesConfig(LanguageAlgorithmConfig):
     @property
     def stage_settings(self) -> StageSettings:
         """What the language stages need to know."""
-        temperatures = JudgeTemperatures(**self.judge_temperatures)
+        temperatures, structured = JudgeTemperatures(**self.judge_temperatures), self.manners.structured_answers
         roles = {
             "action": self.action_sampling,
-            "future": Sampling(self.manners.max_future_tokens),
-            "backup": Sampling(self.manners.max_future_tokens, 0.0),
-            "critique": Sampling(self.manners.max_critique_tokens, temperatures.critique),
-            "refine": Sampling(self.manners.max_action_tokens, temperatures.refine),
+            "future": Sampling(self.manners.max_future_tokens, structured=structured),
+            "backup": Sampling(self.manners.max_future_tokens, 0.0, structured=structured),
+            "critique": Sampling(self.manners.max_critique_tokens, temperatures.critique, structured=structured),
+            "refine": Sampling(self.manners.max_action_tokens, temperatures.refine, structured=bool(self.structured_actions)),
             "reasoning": Sampling(self.max_reasoning_tokens, 0.0) if self.max_reasoning_tokens else None,
             "judge_weights": Weights(self.judge_weights),
+            "backup_by": self.backup,
         }
         named = {field.name: vars(self)[field.name] for field in fields(StageSettings) if field.name in vars(self)}
         return StageSettings(**{**named, **roles})
@@ -112,3 +122,5 @@ class RolesConfig(LanguageAlgorithmConfig):
         super().validate()
         self._check_choice("judge_weights", "target", "policy", "initial")
         self._check_choice("train_on_yes", "success", "always", "never")
+        self._check_choice("backup", "written", "composed")
+        self._check(self.structured_answers in (None, True, False), "structured_answers", "must be true, false or left out")

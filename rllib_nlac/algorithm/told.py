@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Result = TypeVar("Result", bound=Mapping[str, Any])
+BEFORE = "before_training"  # key of the first result: the evaluation of what the run began with
 RESULTS = "result.json"  # Tune's, in a trial's folder, a line an iteration
 #: What a person calls the critic's roles, and the key that limits each one's tokens.
 ROLES = {
@@ -31,6 +32,15 @@ def figure(results: Mapping[str, Any], path: str) -> float:
         return float(lookup(results, path))
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+def with_beginning(results: Sequence[Result]) -> list[Any]:
+    """The results, and before them the evaluation of what the run began with as one of iteration 0, where there is one."""
+    first = results[0] if results else {}
+    if not isinstance(first.get(BEFORE), Mapping):
+        return list(results)
+    begun = {"training_iteration": 0, "evaluation": first[BEFORE], "env_runners": {"num_episodes_lifetime": 0}}
+    return [{**begun, "config": first.get("config")}, *results]
 
 
 def largest_k(repeated: Any) -> int | None:

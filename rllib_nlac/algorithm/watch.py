@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.algorithm.metrics import SECONDS
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
-from rllib_nlac.algorithm.told import ROLES, figure
+from rllib_nlac.algorithm.told import BEFORE, ROLES, figure
 from rllib_nlac.algorithm.trends import Trends
 from rllib_nlac.engine.chat import TOO_LONG
 from rllib_nlac.language.report import StageReport
@@ -63,9 +63,13 @@ class Watched(Algorithm):
     @override(Algorithm)
     def step(self) -> dict[str, Any]:
         """RLlib's iteration, with what is new for a person under ``notices`` in its results."""
+        begun = self._evaluate_before() if self.iteration == 0 else None
         activity.turn_to("training", iteration=self.iteration + 1)
         self.evaluation_seconds.clear()
         results = super().step()
+        if begun is not None:
+            results[BEFORE] = begun[0]
+            results.setdefault(SECONDS, {})["evaluation_before"] = begun[1]
         if EVALUATION not in self.evaluation_seconds:
             # RLlib repeats the last evaluation in the next result, and has NaN in those after: neither is of this iteration.
             # Tune would take the first for its score, and forget its best at the second.
@@ -80,6 +84,14 @@ class Watched(Algorithm):
         if new := self.notices.take():
             results[NOTICES] = "\n".join(new)  # a list would be taken for a histogram
         return results
+
+    def _evaluate_before(self) -> tuple[dict[str, Any], float] | None:
+        """What the model can do before anything is trained, and the seconds that it took; None where nobody asks."""
+        config = self.config
+        if not (config.evaluation_interval and config.evaluate_before_training):
+            return None
+        results = self.evaluate()
+        return results, self.evaluation_seconds[EVALUATION]
 
     def _heed_turns(self, runners: dict[str, Any], examples: str | list[str]) -> None:
         names = ("action_parse_failures", NUM_ENV_STEPS_SAMPLED, "action_parse_failures_cut_off")

@@ -56,7 +56,8 @@ class BestOfStages(LanguageStages):
         settings, n, k = self.settings, self.num_candidates, self.settings.num_futures
         items = [(p, t) for p, t in zip(self._prompts(transitions), transitions, strict=True) for _ in range(n)]
         known = [Seen(t.generation.prompt_ids) for _, t in items]
-        answers = yield Ask("candidate", [t.state for _, t in items], settings.action, Weights.POLICY, known)
+        patterns = settings.action.patterns(t.action_form for _, t in items)
+        answers = yield Ask("candidate", [t.state for _, t in items], settings.action, Weights.POLICY, known, patterns)
         actions = [refine.read_action(answer, settings.action_format) for answer in answers]
         turns = [a[0].seen if a else None for a in actions]
         prompts, states = [p for p, _ in items], [t.state for _, t in items]

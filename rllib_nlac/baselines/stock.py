@@ -117,7 +117,7 @@ class StockConfig(LanguageConfig):
             "has dropout, and RLlib's own losses are computed without, as the engine plays without: leave it out",
         )
         self._check(
-            self.lora is not None or self.learner_model.get("dtype", "float32") == "float32",
+            self.lora is not None or self.held_model.dtype == "float32",
             "learner_model",
             "has dtype: bfloat16, in which RLlib's own learners would round most of their steps away, for they keep no float32 "
             "weights beside: leave it out, or train an adapter (lora), which is kept in float32",

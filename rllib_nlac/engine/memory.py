@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllib_nlac.engine.lora import LoRASettings
+from rllib_nlac.engine.model_folder import precision
 from rllib_nlac.engine.shapes import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
@@ -100,7 +101,7 @@ def plan_of(
     """
     merges = spec.merges_lora if spec.merges_lora is not None else not on_gpu
     return EnginePlan(
-        dtype=settings.dtype if settings.dtype != "auto" else ("bfloat16" if on_gpu else "float32"),
+        dtype=precision(spec.model, settings.dtype, on_gpu),
         max_context=max_context,
         max_num_seqs=settings.max_num_seqs,
         whole_sets=whole_sets if spec.lora is None or merges else (),

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from rllib_nlac.engine.places import computes_in_bfloat16
 
 # A tokenizer has one of these; without any Transformers makes up one that knows next to nothing.
 TOKENIZER_FILES = (
@@ -55,6 +58,27 @@ def read_config(model: str) -> PreTrainedConfig:
             "right: take a causal language model, as Qwen2ForCausalLM"
         )
     return config
+
+
+def saved_in_bfloat16(model: str) -> bool:
+    """Whether a model's weights are in bfloat16, as most pretrained ones are; False where nobody knows."""
+    try:
+        return AutoConfig.from_pretrained(model).dtype == torch.bfloat16
+    except (OSError, ValueError):  # it is on a hub that cannot be reached; who loads it will say so
+        return False
+
+
+def precision(model: str, asked: str, on_gpu: bool) -> str:
+    """The precision in which vLLM computes.
+
+    Args:
+        model: A Hugging Face folder or name.
+        asked: As ``engine_config`` has it; "auto" chooses by device and model.
+        on_gpu: Whether the engine has a GPU.
+    """
+    if asked != "auto":
+        return asked
+    return "bfloat16" if on_gpu or (computes_in_bfloat16() and saved_in_bfloat16(model)) else "float32"
 
 
 def check_tokenizer_files(path: Path) -> None:

@@ -8,7 +8,9 @@ reserved for another, which then waits for ever.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +53,16 @@ def has_gpu() -> bool:
     Ray lets a process that asked for none see all of them, unless RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO is 1.
     """
     return torch.cuda.is_available() and (not is_of_ray() or bool(ray.get_gpu_ids()))
+
+
+@functools.cache
+def computes_in_bfloat16() -> bool:
+    """Whether this machine's processor multiplies in bfloat16, which is two to four times as fast as float32 there."""
+    try:
+        flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="ascii"), re.MULTILINE)
+    except (OSError, ValueError):
+        return False
+    return bool(flags) and not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags[0].split())
 
 
 @contextmanager

@@ -25,6 +25,8 @@ class Tokens(NamedTuple):
 class Tally:
     """Counts from the engine's start on. Requests that were withdrawn count for nothing."""
 
+    num_unstructured = 0  # answers whose form was asked for and not enforced
+
     def __init__(self) -> None:
         self._by_role: dict[str, Tokens] = {}
         self._lock = threading.Lock()  # an endpoint answers in many threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 import time
@@ -21,13 +22,20 @@ from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.lora import LoRASettings, as_served, merged
 from rllib_nlac.engine.memory import BATCHED_TOKENS
+from rllib_nlac.engine.model_folder import precision
 from rllib_nlac.engine.places import alone_on_shared_gpu, has_gpu
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.vllm_structure import THINKING, register_thinking, structure, why_not
 from rllib_nlac.types import Generation, Request, Weights
 
+# vLLM's own block on a CPU holds 128 tokens, more than most dialogues here, so that its prefix cache would never hit.
+CPU_BLOCK = 32
 ADAPTERS = {Weights.POLICY: 1, Weights.TARGET: 2}  # vLLM's numbers of them; the initial weights are the base
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,13 +43,16 @@ class VLLMSettings:
     """How vLLM is started; each field is a key of ``engine_config``.
 
     Attributes:
-        dtype: "float32", "bfloat16", "float16"; "auto" takes bfloat16 on a GPU and float32 on a CPU.
+        dtype: "float32", "bfloat16", "float16"; "auto" takes bfloat16 on a GPU, and on a CPU that computes in it for models
+            that are saved in it.
         max_num_seqs: Sequences that are decoded together.
         tensor_parallel_size: GPUs that one engine spans.
         gpu_memory_utilization: Share of a GPU's memory for weights and KV cache.
         cpu_kv_cache_gib: Size of the KV cache on a CPU, in GiB.
         enforce_eager: No CUDA graphs; always so on a CPU, where compiling takes longer than small runs do.
         enable_prefix_caching: Share the KV cache of common prefixes, such as a dialogue judged by several roles.
+        reasoning_parser: Where the reasoning of a thinking model ends, behind which the form of an answer is enforced: a name
+            that vLLM knows; "auto" looks for ``</think>`` if the chat template lets the model think.
         extra: Passed on to ``vllm.EngineArgs`` as it stands.
     """
 
@@ -52,6 +63,7 @@ class VLLMSettings:
     cpu_kv_cache_gib: float = 1.0
     enforce_eager: bool = False
     enable_prefix_caching: bool = True
+    reasoning_parser: str = "auto"
     extra: dict[str, Any] | None = None
 
 
@@ -104,7 +116,11 @@ class VLLMEngine:
             extra.setdefault("kv_cache_memory_bytes", int(settings.cpu_kv_cache_gib * 2**30))
             # A seeded request whose prefill is cut in two makes vLLM rewind its generator, which a CPU's cannot.
             extra.setdefault("enable_chunked_prefill", False)
+            extra.setdefault("block_size", CPU_BLOCK)
         extra.setdefault("max_num_batched_tokens", max(BATCHED_TOKENS, max_context))  # built this way vLLM reads 2,048
+        extra.setdefault("structured_outputs_config", {"backend": "xgrammar"})
+        parser = settings.reasoning_parser
+        extra.setdefault("reasoning_parser", register_thinking() if parser == THINKING else "" if parser == "auto" else parser)
         self._lora = lora
         if merges_lora is None:
             merges_lora = not on_gpu
@@ -129,7 +145,7 @@ class VLLMEngine:
         arguments = EngineArgs(
             model=model,
             max_model_len=max_context,
-            dtype=settings.dtype if settings.dtype != "auto" else ("bfloat16" if on_gpu else "float32"),
+            dtype=precision(model, settings.dtype, on_gpu),
             max_num_seqs=settings.max_num_seqs,
             tensor_parallel_size=settings.tensor_parallel_size,
             gpu_memory_utilization=settings.gpu_memory_utilization,
@@ -372,11 +388,23 @@ class VLLMEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,  # nobody else holds them, and a copy costs as much as all else of a request
+            structured_outputs=self._structure(request),
         )
         adapter = self._adapter_for(request.weights)
         self._llm.add_request(str(ticket), {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter)
         self._pending[str(ticket)] = request
         return ticket
+
+    def _structure(self, request: Request) -> Any:
+        """What enforces a request's pattern; None, counted, where vLLM cannot."""
+        if request.pattern is None:
+            return None
+        if (why := why_not(request.pattern)) is None:
+            return structure(request.pattern)
+        if not self.tally.num_unstructured:
+            logger.warning("the form of an answer is not enforced: %s, pattern %.200r", why, request.pattern)
+        self.tally.num_unstructured += 1
+        return None
 
     def _adapter_for(self, weights: Weights) -> Any:
         """What vLLM calls the adapter that answers; None is the model itself."""

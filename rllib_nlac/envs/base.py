@@ -157,6 +157,11 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         """
         raise NotImplementedError(f"{type(self).__name__} has no scripted expert")
 
+    def expert_judgement(self, action: str) -> tuple[bool, str]:
+        """What a scripted critic says of an action before it is played: whether it is the best one, and why in one sentence."""
+        best = action.strip() == self.expert_action().strip()
+        return best, "It is the best next step." if best else "Another step is better."
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         options = options or {}

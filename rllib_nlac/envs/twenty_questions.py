@@ -285,6 +285,20 @@ class TwentyQuestions(TextEnv[int]):
             return super().expert_action()
         return oracle_action(self, self.dialogue)
 
+    def expert_judgement(self, action: str) -> tuple[bool, str]:
+        if self._model is not None:
+            return super().expert_judgement(action)
+        table, left = self.table, candidates_after(self.table, self.dialogue)
+        meaning, count = table.meaning(action), left.bit_count()
+        known = f"{count} objects are left" if count > 1 else "One object is left"
+        if meaning is None:
+            return False, f"{known}, and this asks for none of them."
+        held = table.narrow(left, meaning, YES if meaning[0] == "ask" else CORRECT).bit_count()
+        best = table.best(left, self.max_turns - len(self.dialogue))
+        most = table.narrow(left, best, YES if best[0] == "ask" else CORRECT).bit_count()
+        good = held > 0 and meaning[0] == best[0] and min(held, count - held) >= min(most, count - most)
+        return good, f"{known}, and {held} of them {'fits' if held == 1 else 'fit'} this."
+
 
 def make_oracle(config: Mapping[str, Any] | None) -> Endpoint | None:
     """The language model that a configuration asks for; None is the table.

@@ -6,7 +6,10 @@ asked for again here. After the last try there is one kind of error, whose text 
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +27,19 @@ class EndpointError(RuntimeError):
 
 class RequestRefusedError(EndpointError):
     """The endpoint works and does not take this request: too long a prompt for its model, or one that a filter refuses."""
+
+
+# How a server is told what an answer must look like: as vLLM's does, as OpenAI's does, or not at all.
+WAYS = ("structured_outputs", "response_format", "")
+logger = logging.getLogger(__name__)
+
+
+def _speaks_of_structure(message: str) -> bool:
+    """Whether an error is about the form of the answer, or about an argument that the server does not know."""
+    return (
+        re.search(r"structured_outputs|response_format|regex|grammar|schema|pattern|extra|unknown|unrecogni", message, re.I)
+        is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -64,16 +80,25 @@ class Endpoint:
             raise EndpointError(f"{self.base_url} needs a key: set the environment variable {self.api_key_env}")
         self._client: Any = None
         self._limit = LIMIT
+        self._way = 0  # of WAYS, in which the server takes the form of an answer
+        self.num_unstructured = 0  # answers whose form was asked for and not kept
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
 
-    def ask(self, messages: Sequence[Mapping[str, str]], may_be_empty: bool = False, **sampling: Any) -> Answer:
+    def ask(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        may_be_empty: bool = False,
+        pattern: str | None = None,
+        **sampling: Any,
+    ) -> Answer:
         """Asks once, trying again where that may help.
 
         Args:
             messages: Dicts of role and content.
             may_be_empty: Whether an empty answer is one.
+            pattern: Regular expression that the server is asked to enforce, as far as it can.
             sampling: ``temperature``, ``max_tokens``, ``top_p`` or ``seed`` of this call.
 
         Raises:
@@ -84,6 +109,8 @@ class Endpoint:
 
         arguments: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_tokens, **sampling}
         arguments[self._limit] = arguments.pop(LIMIT)
+        if pattern is not None:
+            arguments |= self._enforced(pattern)
         cause = ""
         for attempt in range(self.max_retries + 1):
             if attempt:
@@ -93,7 +120,8 @@ class Endpoint:
                 choice = reply.choices[0]
                 text = choice.message.content
                 if may_be_empty or (isinstance(text, str) and text.strip()):
-                    return Answer(text or "", choice.finish_reason != "length")
+                    finished = choice.finish_reason != "length"
+                    return Answer(text or "" if pattern is None else self._kept(text or "", pattern), finished)
                 cause = "an answer without content"
             except openai.APIResponseValidationError as error:
                 cause = f"an answer that is no chat completion ({error})"
@@ -101,7 +129,10 @@ class Endpoint:
                 refused = isinstance(error, (openai.BadRequestError, openai.UnprocessableEntityError))
                 if refused and LIMIT in arguments and NEWER_LIMIT in str(error):
                     self._limit = NEWER_LIMIT
-                    return self.ask(messages, may_be_empty, **sampling)
+                    return self.ask(messages, may_be_empty, pattern, **sampling)
+                if refused and pattern is not None and self._way < len(WAYS) - 1 and _speaks_of_structure(str(error)):
+                    self._way += 1
+                    return self.ask(messages, may_be_empty, pattern, **sampling)
                 # Not "from error": the client's exceptions do not survive Ray's pickling, and with one as its cause ours
                 # would not either.
                 kind = RequestRefusedError if refused else EndpointError
@@ -109,6 +140,36 @@ class Endpoint:
             except (ValueError, TypeError, AttributeError, IndexError) as error:
                 cause = f"an answer that is no chat completion ({type(error).__name__}: {error})"
         raise EndpointError(f"the endpoint {self.base_url} gave {cause}, {self.max_retries + 1} times")
+
+    def _enforced(self, pattern: str) -> dict[str, Any]:
+        """What a request says of the form of its answer, in the way that this server takes."""
+        way = WAYS[self._way]
+        if way == "structured_outputs":
+            return {"extra_body": {way: {"regex": pattern}}}
+        if way == "response_format":
+            schema = {
+                "type": "object",
+                "properties": {"answer": {"type": "string", "pattern": f"^(?:{pattern})$"}},
+                "required": ["answer"],
+                "additionalProperties": False,
+            }
+            return {way: {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}}
+        return {}
+
+    def _kept(self, text: str, pattern: str) -> str:
+        """An answer as text; counted if it does not have the form that was asked for."""
+        said = text.rpartition("</think>")[2].strip()
+        if WAYS[self._way] == "response_format":
+            try:
+                answer = json.loads(said)["answer"]
+                text = said = answer if isinstance(answer, str) else said
+            except (ValueError, TypeError, KeyError):
+                pass
+        if re.fullmatch(pattern, said) is None:
+            self.num_unstructured += 1
+            if self.num_unstructured == 1:
+                logger.warning("the endpoint %s does not enforce the form of an answer; parsers read what comes", self.base_url)
+        return text
 
     def _connect(self) -> Any:
         if self._client is None:

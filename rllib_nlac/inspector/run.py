@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_nlac.algorithm.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain
-from rllib_nlac.algorithm.told import RESULTS, one_branch
+from rllib_nlac.algorithm.told import RESULTS, one_branch, with_beginning
 
 PARAMETERS = "params.json"
 # Of the results only what a reader asks about; the rest are timers and the configuration once more.
@@ -114,7 +114,7 @@ class RunReader:
     def read(self) -> Run:
         """All of it."""
         rows, unread = self._lines(self.folder / RESULTS)
-        results = one_branch(filter(_iteration, rows), _iteration)
+        results = with_beginning(one_branch(filter(_iteration, rows), _iteration))
         unread += sum(not _iteration(row) for row in rows)
         last = _iteration(results[-1]) if results else 0
         lines: Lines = []

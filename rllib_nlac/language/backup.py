@@ -2,11 +2,13 @@
 
 a' comes from the *current* policy, never from the stored episode, so the target is off-policy. Nothing follows an end: no
 a' and no d' are asked for there, and y rests on the last observation and the reward.
+
+The model writes y, as in the paper, or the package composes it: for a weak model, which forgets the reply or the outcome.
 """
 
 from __future__ import annotations
 
-from rllib_nlac.language.parsing import parse_future
+from rllib_nlac.language.forms import FutureForm
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.variant import Answer
 from rllib_nlac.types import BellmanTarget, Future, Message, Transition
@@ -31,12 +33,23 @@ def target_prompt(prompts: PromptSet, transition: Transition, next_future: Futur
     return None if next_future is None else prompts.backup_messages(transition, next_future.text)
 
 
+def composed_target(transition: Transition, next_future: Future | None, form: FutureForm) -> str | None:
+    """The target that needs no model: the reply, the first clause of d' and its outcome; None where d' did not parse."""
+    if transition.ended:
+        return form.composed(transition.observation, None, transition.episode_success)
+    return None if next_future is None else form.composed(transition.observation, next_future, next_future.success)
+
+
 def read_target(
-    transition: Transition, answer: Answer | None, next_action: str | None, next_future: Future | None
+    transition: Transition,
+    answer: Answer | None,
+    next_action: str | None,
+    next_future: Future | None,
+    form: FutureForm = FutureForm(),  # noqa: B008
 ) -> BellmanTarget:
     """The target, without a generation to train on where it does not parse or was cut off."""
     generation, text = answer if answer else (None, "")
-    future = parse_future(text) if generation is not None and generation.finished else None
+    future = form.parse(text) if generation is not None and generation.finished else None
     return BellmanTarget(
         transition=transition,
         generation=generation if future else None,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.language import backup, critique, reasoning
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import StageSettings
-from rllib_nlac.language.variant import NLAC_AS_IT_IS, Ask, Stage, Variant
-from rllib_nlac.types import BellmanTarget, Future, Transition, Weights
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Answer, Ask, Stage, Variant
+from rllib_nlac.types import BellmanTarget, Future, Generation, Transition, Weights
 
 
 def backup_stage(
@@ -32,15 +34,21 @@ def backup_stage(
     for depth in range(max(map(len, chains), default=0)):
         due = [i for i, chain in enumerate(chains) if len(chain) > depth]
         steps = [chains[i][-1 - depth] for i in due]
-        answers = yield Ask(
-            "target",
-            [backup.target_prompt(prompts[i], step, later[i]) for i, step in zip(due, steps, strict=True)],
-            settings.backup,
-            settings.backup_weights,
-            [step.seen for step in steps],
-        )
-        for i, step, answer in zip(due, steps, answers, strict=True):
-            targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i])
+        forms = [prompts[i].forms.future for i in due]
+        if settings.backup_by == "composed":
+            texts = [backup.composed_target(s, later[i], f) for i, s, f in zip(due, steps, forms, strict=True)]
+            answers: list[Answer | None] = [_unasked(text, settings, chat) for text in texts]
+        else:
+            answers = yield Ask(
+                "target",
+                [backup.target_prompt(prompts[i], step, later[i]) for i, step in zip(due, steps, strict=True)],
+                settings.backup,
+                settings.backup_weights,
+                [step.seen for step in steps],
+                settings.backup.patterns(forms),
+            )
+        for i, step, form, answer in zip(due, steps, forms, answers, strict=True):
+            targets[i] = backup.read_target(step, answer, next_actions[i], next_futures[i], form)
             later[i] = targets[i].future
         report.note("target", answers, [targets[i].future for i in due], [transitions[i].id for i in due])
     if settings.reasoning is not None:
@@ -51,6 +59,15 @@ def backup_stage(
         targets = [replace(t, generation=g or t.generation) for t, g in zip(targets, generations, strict=True)]
     targets = _with_prompts(prompts, targets, chat, report)
     return targets
+
+
+def _unasked(text: str | None, settings: StageSettings, chat: Chat) -> Answer | None:
+    """A target that the package wrote, as if a model had."""
+    if text is None:
+        return None
+    ids = chat.encode(text)
+    weights = settings.backup_weights
+    return Generation((), ids, np.zeros(0, np.float32), len(ids) <= settings.backup.max_tokens, 0, weights), text
 
 
 def _with_prompts(
@@ -96,6 +113,7 @@ def _continuation(
         settings.action,
         Weights.POLICY,
         [t.next_seen for _, t in states],
+        settings.action.patterns(t.next_action_form for _, t in states),
     )
     actions = [chat.decode(answer[0].token_ids) if answer else None for answer in answers]  # as a turn that was played
     seen = [answer[0].seen if answer else None for answer in answers]
@@ -105,8 +123,9 @@ def _continuation(
         settings.future,
         variant.next_future_weights,
         seen,
+        settings.future.patterns(p.forms.future for p, _ in states),
     )
-    futures = [next(iter(critique.read_futures([answer])), None) for answer in answers]
+    futures = [critique.read_future(answer, p.forms.future) for answer, (p, _) in zip(answers, states, strict=True)]
     about = [t.id for t in transitions]
     report.note("future", answers, futures, about)
     if count == 1:

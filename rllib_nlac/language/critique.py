@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rllib_nlac.language.parsing import parse_critique, parse_future
+from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
@@ -12,10 +12,9 @@ from rllib_nlac.language.variant import Answer, Ask, Stage
 from rllib_nlac.types import Critique, Future, Message, Seen, Transition, Weights
 
 
-def read_futures(answers: Sequence[Answer | None]) -> tuple[Future, ...]:
-    """The futures that parse and were not cut off."""
-    futures = (parse_future(text) for generation, text in filter(None, answers) if generation.finished)
-    return tuple(future for future in futures if future is not None)
+def read_future(answer: Answer | None, form: FutureForm) -> Future | None:
+    """The future; None where it does not parse or was cut off."""
+    return form.parse(answer[1]) if answer is not None and answer[0].finished else None
 
 
 def evaluate_prompt(
@@ -25,11 +24,9 @@ def evaluate_prompt(
     return prompts.evaluate_messages(state, action, futures) if futures else None
 
 
-def read_critique(answer: Answer | None) -> Critique | None:
-    """The critique, None where it does not parse or was cut off."""
-    if answer is None or not answer[0].finished:
-        return None
-    return parse_critique(answer[1])
+def read_critique(answer: Answer | None, form: CritiqueForm) -> Critique | None:
+    """The critique; None where it does not parse or was cut off."""
+    return form.parse(answer[1]) if answer is not None and answer[0].finished else None
 
 
 def future_stage(
@@ -63,10 +60,12 @@ def future_stage(
         for p, s, a in zip(prompts, states, actions, strict=True)
         for _ in range(k)
     ]
-    answers = yield Ask(role, asked, sampling, weights, [each for each in seen for _ in range(k)])
+    forms = [p.forms.future for p in prompts for _ in range(k)]
+    answers = yield Ask(role, asked, sampling, weights, [each for each in seen for _ in range(k)], sampling.patterns(forms))
+    read = [read_future(answer, form) for answer, form in zip(answers, forms, strict=True)]
     if report is not None:
-        report.note("future", answers, [next(iter(read_futures([answer])), None) for answer in answers], about)
-    return [read_futures(answers[i * k : (i + 1) * k]) for i in range(len(actions))]
+        report.note("future", answers, read, about)
+    return [tuple(filter(None, read[i * k : (i + 1) * k])) for i in range(len(actions))]
 
 
 def critique_stage(
@@ -93,6 +92,7 @@ def critique_stage(
         report: Counts what does not parse.
         about: The ids of the transitions, each with equally many actions in turn; see ``StageReport.note``.
     """
+    forms = [p.forms.critique for p in prompts]
     answers = yield Ask(
         role,
         [
@@ -102,8 +102,9 @@ def critique_stage(
         settings.critique,
         settings.judge_weights,
         seen,
+        settings.critique.patterns(forms),
     )
-    critiques = [read_critique(answer) for answer in answers]
+    critiques = [read_critique(answer, form) for answer, form in zip(answers, forms, strict=True)]
     report.note("critique", answers, critiques, about)
     return critiques
 

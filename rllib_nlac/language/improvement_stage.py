@@ -165,6 +165,7 @@ def _refine(
         settings.refine,
         settings.judge_weights,
         [a.seen for a in attempts],
+        settings.refine.patterns(a.transition.action_form for a in attempts),
     )
     new = [refine.read_action(answer, settings.action_format) for answer in answers]
     report.note("refinement", answers, new, [a.transition.id for a in attempts])

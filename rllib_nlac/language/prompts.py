@@ -13,14 +13,17 @@ import functools
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rllib_nlac.language.forms import Forms
 from rllib_nlac.types import Future, Message, Transition
+
+SHIPPED = ("default", "small", "compact")
 
 # Which fields each role's instruction must show. An instruction without its futures would be a critic that sees nothing.
 _REQUIRED = {
@@ -36,6 +39,13 @@ _REQUIRED = {
     "instruct": {"instructions", "attempts"},
 }
 
+# Where an instruction says how to answer, it may show the form that the set declares.
+_OPTIONAL = {
+    "predict": {"future_form"},
+    "backup": {"future_form"},
+    "backup_end": {"future_form"},
+    "evaluate": {"critique_form"},
+}
 _KINDS = {int: "a whole number", str: "a text"}
 
 
@@ -46,6 +56,7 @@ class PromptSet:
     Attributes:
         name: The set's name.
         version: Counted up with every change of wording.
+        forms: How futures and critiques are written; ``{future_form}`` and ``{critique_form}`` in an instruction show it.
         predict: Asks for ``Future: ...`` ending in SUCCESS or FAILURE.
         backup: Asks for one new future from the reply, the reward and d'.
         backup_end: The same where nothing follows.
@@ -70,6 +81,7 @@ class PromptSet:
     backup_end: str
     evaluate: str
     refine: str
+    forms: Forms = field(default_factory=Forms)
     system: str | None = None
     rethink: str = (
         "[The task is paused. You are now its critic.]\n"
@@ -97,10 +109,12 @@ class PromptSet:
     react: str = "Answer with a line 'Thought: ...' and then a line 'Action: ...'. Only the action reaches the environment."
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, kind = getattr(self, field.name), int if field.name == "version" else str
-            if not isinstance(value, kind) and not (value is None and field.default is None):
-                raise ValueError(f"prompt set {self.name!r}, {field.name}: it must be {_KINDS[kind]}, and it is {value!r:.80}")
+        for key in fields(self):
+            if key.name == "forms":  # checked where they are read
+                continue
+            value, kind = getattr(self, key.name), int if key.name == "version" else str
+            if not isinstance(value, kind) and not (value is None and key.default is None):
+                raise ValueError(f"prompt set {self.name!r}, {key.name}: it must be {_KINDS[kind]}, and it is {value!r:.80}")
         for role, required in _REQUIRED.items():
             template = getattr(self, role)
             if template is None:  # what may be left out
@@ -109,7 +123,7 @@ class PromptSet:
                 used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
             except ValueError as error:
                 raise ValueError(f"prompt set {self.name!r}, {role}: {error}; write a literal brace as {{{{") from error
-            if used != required:
+            if used - _OPTIONAL.get(role, set()) != required:
                 raise ValueError(
                     f"prompt set {self.name!r}, {role}: the fields must be {sorted(required)}, and it has {sorted(used)}"
                 )
@@ -131,11 +145,15 @@ class PromptSet:
 
     def predict_messages(self, state: Sequence[Message], action: str) -> tuple[Message, ...]:
         """Prompt of M(d | s, a)."""
-        return self._ask(state, action, self.predict.format())
+        return self._ask(state, action, self.predict.format(future_form=self.forms.future.shown))
 
     def backup_messages(self, transition: Transition, next_future: str | None) -> tuple[Message, ...]:
         """Prompt of B(s', r, d'), with ``next_future`` None exactly when the episode ended here."""
-        known = {"observation": self._quoted(transition.observation, "backup"), "reward": f"{transition.reward:g}"}
+        known = {
+            "observation": self._quoted(transition.observation, "backup"),
+            "reward": f"{transition.reward:g}",
+            "future_form": self.forms.future.shown,
+        }
         if next_future is None:
             return self._ask(transition.state, transition.action, self.backup_end.format(**known))
         instruction = self.backup.format(**known, next_future=self._quoted(next_future, "backup"))
@@ -147,7 +165,7 @@ class PromptSet:
         listed = "\n".join(
             f"{number}.{after}{self._quoted(future.text, 'evaluate')}" for number, future in enumerate(futures, start=1)
         )
-        return self._ask(state, action, self.evaluate.format(futures=listed))
+        return self._ask(state, action, self.evaluate.format(futures=listed, critique_form=self.forms.critique.shown))
 
     def refine_messages(self, state: Sequence[Message], action: str, critique: str) -> tuple[Message, ...]:
         """Prompt of π_r(a | s, a, Q_L)."""
@@ -185,7 +203,7 @@ class PromptSet:
         if role is None:
             return text
         # The colon moves off its label: "Reply :" says the same and is none.
-        text = _labels(self.backup + self.evaluate).sub(r"\1 :", text)
+        text = _labels(self.backup + self.evaluate, self.forms).sub(r"\1 :", text)
         return _NUMBERED.sub(r"\1 .", text) if role == "evaluate" else text
 
     @staticmethod
@@ -193,22 +211,22 @@ class PromptSet:
         return (*state, Message("assistant", action), Message("user", instruction))
 
 
-_ANSWER_LABELS = ("future", "optimal", "reason", "fix")
 _NUMBERED = re.compile(r"(?<=\n)([^\S\n]*[0-9]+)\.")  # as the futures of a list are
 
 
 @functools.cache
-def _labels(instruction: str) -> re.Pattern[str]:
+def _labels(instruction: str, forms: Forms) -> re.Pattern[str]:
     """Finds the labels of an instruction and of an answer."""
-    own = re.findall(r"(\w+):", instruction)
-    return re.compile(rf"\b({'|'.join({*own, *_ANSWER_LABELS})})[*_]*:", re.IGNORECASE)
+    answers = (forms.future.label, forms.critique.verdict, forms.critique.reason, forms.critique.fix)
+    own = {label.lower() for label in (*re.findall(r"(\w+):", instruction), *answers)}
+    return re.compile(rf"\b({'|'.join(sorted(own))})[*_]*:", re.IGNORECASE)
 
 
 def load_prompts(source: str | dict[str, Any], env: str | None = None) -> PromptSet:
     """Loads a prompt set and applies its overrides for one environment.
 
     Args:
-        source: Name of a shipped set ("default", "compact"), path of a YAML file, or the mapping itself; one with the key
+        source: Name of a shipped set (one of ``SHIPPED``), path of a YAML file, or the mapping itself; one with the key
             ``extends`` names another source, a path from the file in which it stands, and says only what differs. A role that
             it sets is set for every environment; below ``environments`` it sets those of one.
         env: Registered name of the environment, a key below ``environments`` in the set.
@@ -217,22 +235,38 @@ def load_prompts(source: str | dict[str, Any], env: str | None = None) -> Prompt
         ValueError: The set is unknown, lacks a role, has an unknown key, or extends itself.
     """
     data: dict[str, Any] = {}
+    forms: dict[str, Any] = {}
     overrides: dict[str, dict[str, Any]] = {}
     for layer in reversed(_layers(source)):
+        forms = _merged(forms, layer.pop("forms", None), data.get("name", source))
         data |= {key: value for key, value in layer.items() if key != "environments"}
         overrides = {name: {key: roles[key] for key in roles if key not in layer} for name, roles in overrides.items()}
         own = layer.get("environments") or {}
         if not isinstance(own, Mapping) or not all(isinstance(roles, Mapping) for roles in own.values()):
             raise ValueError(f"prompt set {data.get('name', source)!r}: environments must map names to mappings of roles")
         overrides |= {name: {**overrides.get(name, {}), **roles} for name, roles in own.items()}
-    known = {field.name for field in fields(PromptSet)}
+    known = {key.name for key in fields(PromptSet)}
     for key in [*data, *(key for override in overrides.values() for key in override)]:
         if key not in known:
             raise ValueError(f"prompt set {data.get('name', source)!r}: unknown key {key!r}; known are {sorted(known)}")
-    missing = known - {field.name for field in fields(PromptSet) if field.default is not MISSING} - set(data)
+    missing = known - {key.name for key in fields(PromptSet) if key.default is not MISSING} - {"forms", *data}
     if missing:
         raise ValueError(f"prompt set {data.get('name', source)!r} lacks {sorted(missing)}")
-    return replace(PromptSet(**data), **overrides.get(env or "", {}))
+    own = dict(overrides.get(env or "", {}))
+    forms = _merged(forms, own.pop("forms", None), data["name"])
+    try:
+        return replace(PromptSet(**data, forms=Forms.of(forms)), **own)
+    except ValueError as error:
+        raise error if str(error).startswith("prompt set") else ValueError(f"prompt set {data['name']!r}, {error}") from None
+
+
+def _merged(forms: dict[str, Any], more: Any, name: Any) -> dict[str, Any]:
+    """The ``forms`` of a set with what a later layer, or an environment, says otherwise."""
+    if more is None:
+        return forms
+    if not isinstance(more, Mapping) or not all(isinstance(own, Mapping) for own in more.values()):
+        raise ValueError(f"prompt set {name!r}, forms: it must map future and critique to mappings, and it is {more!r:.80}")
+    return {**forms, **{key: {**forms.get(key, {}), **own} for key, own in more.items()}}
 
 
 def _layers(source: str | Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -260,7 +294,7 @@ def _find(source: Any, folder: Path) -> Path:
     path = shipped if shipped.is_file() else folder / Path(str(source)).expanduser()
     if not path.is_file():
         raise ValueError(
-            f"no prompt set is called {source!r}, and no file of that name is there; shipped are 'default' and 'compact'"
+            f"no prompt set is called {source!r}, and no file of that name is there; shipped are {', '.join(SHIPPED)}"
         )
     return path
 

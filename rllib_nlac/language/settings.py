@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from rllib_nlac.types import Weights
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of one role: the most tokens, the temperature (0 is greedy) and the nucleus mass."""
+    """Sampling of one role.
+
+    Attributes:
+        max_tokens: Largest number of tokens of an answer.
+        temperature: 0 is greedy.
+        top_p: Nucleus mass.
+        structured: Whether the engine enforces the form of the answer.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
+    structured: bool = False
+
+    def patterns(self, forms: Iterable[Form | None]) -> list[str | None]:
+        """Regular expression of each answer; None where the answer is free."""
+        return [form.pattern(self.max_tokens) if self.structured and form is not None else None for form in forms]
+
+
+class Form(Protocol):
+    """The form of an answer; see ``forms``."""
+
+    def pattern(self, max_tokens: int) -> str:
+        """Regular expression of an answer that ends before a token limit."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +70,7 @@ class StageSettings:
         rejected_weight: Weight of a refined action without the evaluator's yes; at 1 the evaluator is not asked.
         judged_fraction: Share of a batch whose actions are judged and refined.
         train_on_yes: "success", "always" or "never".
+        backup_by: "written" or "composed".
     """
 
     action: Sampling
@@ -66,6 +88,7 @@ class StageSettings:
     rejected_weight: float = 1.0
     judged_fraction: float = 1.0
     train_on_yes: str = "success"
+    backup_by: str = "written"
 
     @property
     def backup_weights(self) -> Weights:

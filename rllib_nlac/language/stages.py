@@ -33,7 +33,8 @@ from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Answer, Ask, Stage, Variant, answered_by
 from rllib_nlac.types import BellmanTarget, Future, Refinement, Request, Transition, Weights, hash_seed
 
-Greedy = tuple[Weights, tuple[int, ...], int]  # by whom, prompt and limit: all that a greedy answer depends on
+# By whom, prompt, limit and pattern: all that a greedy answer depends on.
+Greedy = tuple[Weights, tuple[int, ...], int, str | None]
 Known = dict[Greedy, Answer | None]
 
 
@@ -185,13 +186,14 @@ class LanguageStages:
             sampling, weights = asks[part].sampling, asks[part].weights
             limits = (sampling.max_tokens, sampling.temperature, sampling.top_p)
             role = self.purpose or asks[part].role
-            greedy = None if sampling.temperature else (weights, prompt.ids, sampling.max_tokens)
+            pattern = asks[part].patterns[place] if asks[part].patterns else None
+            greedy = None if sampling.temperature else (weights, prompt.ids, sampling.max_tokens, pattern)
             if greedy is not None:
                 if greedy in known:
                     again.append((part, place, greedy))
                     continue
                 known[greedy] = None  # until the engine has answered
-            requests.append(Request(prompt.ids, *limits, seed, logprobs=False, weights=weights, role=role))
+            requests.append(Request(prompt.ids, *limits, seed, logprobs=False, weights=weights, role=role, pattern=pattern))
             asked.append((part, place, greedy))
         if requests:
             report.calls += 1

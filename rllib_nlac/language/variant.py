@@ -26,6 +26,7 @@ class Ask:
         sampling: How they are answered.
         weights: By whom.
         seen: What an engine has seen of each prompt; None, or nothing at all, where that is not known.
+        patterns: Regular expression that each answer must match; None, or nothing at all, where it is free.
     """
 
     role: str
@@ -33,6 +34,7 @@ class Ask:
     sampling: Sampling
     weights: Weights
     seen: Sequence[Seen | None] = ()
+    patterns: Sequence[str | None] = ()
 
 
 Stage = Generator[Ask, list[Answer | None], Result]

@@ -28,7 +28,7 @@ from rllib_nlac.learner.heap import give_back_large_tensors
 from rllib_nlac.learner.layout import Layout
 from rllib_nlac.learner.losses import answer_mean, refinement_loss, rehearsal_loss, successor_loss
 from rllib_nlac.learner.packing import Packing
-from rllib_nlac.learner.rl_module import LearnerModel, own_entries
+from rllib_nlac.learner.rl_module import own_entries
 from rllib_nlac.learner.target import TargetWeights
 from rllib_nlac.types import Weights
 
@@ -72,7 +72,7 @@ class LanguageLearner(TorchLearner):
         self._base = None
         if config.kl_to_base_coeff is not None and not has_adapter(self.lm):
             self._base = copy.deepcopy(self.lm).requires_grad_(False)
-        held = LearnerModel(**config.learner_model)
+        held = config.held_model
         models = [self.lm] if self._base is None else [self.lm, self._base]
         self.packing = Packing.of(held.packing, config.max_tokens_per_micro_batch, models)
         self._peak = held.flops_per_s or peak_flops(torch.device(self._device), held.dtype)

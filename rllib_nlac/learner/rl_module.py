@@ -24,7 +24,8 @@ class LearnerModel:
 
     Attributes:
         dtype: "float32" or "bfloat16"; with the latter DeepSpeed keeps float32 master weights. Under RLlib's own algorithms,
-            which have no DeepSpeed, "bfloat16" is for the base of an adapter, and the adapter is float32.
+            which have no DeepSpeed, "bfloat16" is for the base of an adapter, and the adapter is float32. "auto" takes
+            bfloat16 on a CPU that computes in it, for models that are saved in it, and else float32.
         attn_implementation: As in Transformers: "sdpa", "flash_attention_2", ...
         packing: "always" lays the sequences of a micro-batch end to end, without padding, and computes once what several begin
             with; where the model's attention does not allow it they are padded, and the log says why. "never" pads. "auto"
@@ -34,7 +35,7 @@ class LearnerModel:
             what its maker says, where its name is known; else there is no ``mfu``.
     """
 
-    dtype: str = "float32"
+    dtype: str = "auto"
     attn_implementation: str | None = None
     packing: str = "auto"
     gradient_checkpointing: bool = False

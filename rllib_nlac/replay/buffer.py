@@ -21,6 +21,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 from rllib_nlac.episode import (
+    action_form_at,
     environment_of,
     episode_success,
     generation_at,
@@ -315,6 +316,8 @@ def transition_at(env: str, episode: SingleAgentEpisode, t: int, first_id: int =
         episode=episode.id_,
         turn=t,
         task_seed=known_task_seed(episode),
+        action_form=action_form_at(episode, t),
+        next_action_form=None if last else action_form_at(episode, t + 1),
     )
 
 

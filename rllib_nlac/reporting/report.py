@@ -18,7 +18,7 @@ from rllib_nlac.reporting.critic import critic, ends
 from rllib_nlac.reporting.pictures import CRITIC, attempts, pictures
 from rllib_nlac.reporting.results import Run
 from rllib_nlac.reporting.transitions import transitions
-from rllib_nlac.reporting.words import EVALUATION, collected, iteration, number, score, thousands
+from rllib_nlac.reporting.words import EVALUATION, collected, iteration, number, score, thousands, when
 
 REPORT = "report.md"
 MAX_ROWS = 12  # of a table of evaluations
@@ -82,7 +82,7 @@ def scores(run: Run) -> list[tuple[str, str]]:
     """What the run reached before and after, as pairs of when and how much: by evaluation, or else while collecting."""
     if run.evaluated:
         ends = [run.evaluated[0], run.evaluated[-1]] if len(run.evaluated) > 1 else run.evaluated
-        return [(f"evaluation after iteration {iteration(r)}", score(run, r)) for r in ends]
+        return [(f"evaluation {when(r)}", score(run, r)) for r in ends]
     played = [r for r in run.results if not math.isnan(figure(r, run.score))]
     ends = [played[0], played[-1]] if len(played) > 1 else played
     return [(f"episodes of iteration {iteration(r)}", collected(run, r)) for r in ends]

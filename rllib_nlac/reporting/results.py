@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_nlac.algorithm.notices import NOTICES
-from rllib_nlac.algorithm.told import figure, lookup, one_branch
+from rllib_nlac.algorithm.told import figure, lookup, one_branch, with_beginning
 
 Results = Mapping[str, Any]  # of an iteration, nested
 DERIVED = ("policies", "simple_optimizer")  # RLlib sets them itself
@@ -156,7 +156,7 @@ def read_results(file: Path) -> tuple[list[Results], int]:
             results.append(result)
         else:
             unreadable += 1
-    return one_branch(results, _iteration), unreadable
+    return with_beginning(one_branch(results, _iteration)), unreadable
 
 
 def _iteration(result: Results) -> float:

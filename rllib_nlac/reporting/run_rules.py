@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
 from rllib_nlac.algorithm.told import figure, lookup
 from rllib_nlac.reporting.results import Run
 from rllib_nlac.reporting.words import EVALUATION
@@ -50,8 +51,9 @@ def _rounds_in_float32(run: Run) -> bool:
     """Whether engine and learner are known to compute in float32, as they do on a CPU unless told otherwise."""
     if not run.config or any(run.config.get(f"num_gpus_per_{of}") for of in ("learner", "engine", "env_runner")):
         return False
-    learner, engine = (lookup(run.config, f"{of}/dtype") for of in ("learner_model", "engine_config"))
-    return learner in (None, "float32") and engine in (None, "auto", "float32")
+    asked = {lookup(run.config, f"{of}/dtype") for of in ("learner_model", "engine_config")}
+    # Left out, the precision of a pretrained model depends on the processor; the shipped models are saved in float32.
+    return asked == {"float32"} or (run.config.get("language_model") in SHIPPED_MODELS and asked <= {None, "auto", "float32"})
 
 
 def turns_unparsed(run: Run) -> str | None:

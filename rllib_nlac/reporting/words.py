@@ -17,6 +17,11 @@ def iteration(result: Results) -> str:
     return f"{figure(result, 'training_iteration'):.0f}"
 
 
+def when(result: Results) -> str:
+    """When an evaluation was made."""
+    return f"after iteration {iteration(result)}" if figure(result, "training_iteration") else "before training"
+
+
 def number(value: float, digits: int = 3) -> str:
     """A figure with so many digits, "-" where there is none."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "-" if math.isnan(value) else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,11 @@ from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_ou
 from rllib_nlac.inputs.texts import readable, readable_values
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.limits import within
+from rllib_nlac.sampling.action_forms import action_form
 from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.slot import Outcome, Played, Slot, Start
-from rllib_nlac.types import Generation, Message, Request, Seen, dialogue_after, hash_seed
+from rllib_nlac.types import ActionForm, Generation, Message, Request, Seen, dialogue_after, hash_seed
 
 logger = logging.getLogger(__name__)
 CLOSE_S = 5.0  # for an environment's close, where it may hang
@@ -42,6 +43,7 @@ class _Step:
     terminated: bool
     truncated: bool
     info: dict[str, Any]
+    form: ActionForm | None
 
     @property
     def ended(self) -> bool:
@@ -85,6 +87,7 @@ class TextPlayer:
         self.speaker: Engine | RefiningPolicy | None = None
         self.unparsed_turn: str | None = None
         self.stop_reason = MetricNames()
+        self.num_forms_refused = 0
         self._failures_in_a_row = self._lost_in_a_row = self._discarded_in_a_row = 0
         self._counts: Counter[str] = Counter()
         count, limit = config.env_threads, config.env_step_timeout_s
@@ -132,6 +135,7 @@ class TextPlayer:
         slot.episode.custom_data[TASK_SEED] = start.task_seed
         self._tell("on_episode_created", slot)
         slot.episode.add_env_reset(observation, info)
+        slot.form = self._form(info)
         self._tell("on_episode_start", slot)
         prompts = self._prompts_for(environment_of(slot.episode) or self._config.env)
         slot.num_tokens = 0
@@ -196,6 +200,7 @@ class TextPlayer:
             seed=hash_seed(slot.sampling_seed, len(slot.episode)),
             messages=messages,
             role=slot.role,
+            pattern=slot.form.regex if slot.form is not None else None,
             env=environment_of(slot.episode) or str(self._config.env),
         )
 
@@ -251,7 +256,8 @@ class TextPlayer:
         limit = self._config.max_response_tokens
         if not (terminated or truncated) and limit is not None and slot.num_tokens >= limit:
             truncated, info = True, {**info, "success": False, "stop_reason": "response_limit"}
-        return _Step(slot, generation, state, observation, outcome.reward, terminated, truncated, info)
+        form, slot.form = slot.form, self._form(info)
+        return _Step(slot, generation, state, observation, outcome.reward, terminated, truncated, info, form)
 
     def _wanted(self, step: _Step) -> Wanted:
         """The next prompt, which begins with the last one's ids and the sampled ones, but for a window that has moved on."""
@@ -280,7 +286,7 @@ class TextPlayer:
             step.info,
             terminated=terminated,
             truncated=truncated,
-            extra_model_outputs=step_outputs(step.generation, step.state),
+            extra_model_outputs=step_outputs(step.generation, step.state, step.form, self._config.structured_actions),
         )
         self._tell("on_episode_step", slot)
         if terminated or truncated:
@@ -288,6 +294,19 @@ class TextPlayer:
             self._tell("on_episode_end", slot, prev_episode_chunks=[])
             strip_infos(slot.episode)
         return not (terminated or truncated)
+
+    def _form(self, info: Mapping[str, Any]) -> ActionForm | None:
+        """What the environment offers, where the engine enforces that; what cannot be enforced is counted."""
+        if not self._config.structured_actions:
+            return None
+        try:
+            return action_form(info, self._config.action_format)
+        except ValueError as error:
+            if not self.num_forms_refused:
+                logger.warning("%s: %s; the turn is free", self._config.env, error)
+            self.num_forms_refused += 1
+            self.count("action_forms_refused", 1)
+            return None
 
     def _received(self, outcome: Outcome) -> tuple[str, dict[str, Any]]:
         """Observation and info as the rest of the run sees them: without what no tokenizer reads or no prompt can hold."""

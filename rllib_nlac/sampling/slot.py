@@ -11,7 +11,7 @@ import gymnasium as gym
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_nlac.envs.answers import checked_reset, checked_step
-from rllib_nlac.types import Generation, Message
+from rllib_nlac.types import ActionForm, Generation, Message
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Slot:
     num_tokens: int = 0  # generated in this episode
     note: str = ""  # what the policy has in view beside the dialogue
     role: str = "play"  # what its turns are asked for
+    form: ActionForm | None = None  # what the environment offers, where the engine enforces that
     turn: str = ""  # what the environment is asked to answer
     asked_at: float | None = None  # since when the environment owes an answer, by the monotonic clock
 

@@ -18,7 +18,8 @@ from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.language import refine
-from rllib_nlac.language.parsing import parse_action, parse_critique, parse_future
+from rllib_nlac.language.forms import CritiqueForm, FutureForm
+from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS, WORLDS, World
 from rllib_nlac.types import Future, Message, Request, dialogue_after
 
@@ -26,6 +27,7 @@ NOTHING_KNOWN = Future("FAILURE", success=False)
 OTHER_SEED = 990_001
 EXAMPLES = 3000
 ROOM = 48
+parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
 PARSERS: dict[str, Callable[[str], Any]] = {
     "backup": parse_future,
     "evaluate": parse_critique,

@@ -1,0 +1,316 @@
+"""How the critic's answers are written. A prompt set declares each form once; instruction, pattern and parser follow from it.
+
+* ``shown`` is what the instruction tells the model about the form.
+* ``pattern`` is the regular expression that an engine can enforce while it samples. It is narrower than what the parser
+  reads: one line a field, of bounded length, so that an answer ends before the token limit.
+* ``parse`` reads what a model wrote, enforced or not. ``None`` means that a text does not parse; nothing is ever guessed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from rllib_nlac.language.parsing import LABEL, without_thinking
+from rllib_nlac.names import unknown_key
+from rllib_nlac.types import Critique, Future
+
+CHARACTERS_PER_TOKEN = 2  # fewer than English text has, so that the longest answer of a pattern ends before its token limit
+_START = r"[^\s<]"  # of a field: neither a space nor what a placeholder begins with
+_PLACEHOLDER = re.compile(r"[^\w<]*<[^<>\n]+>[\W_]*\Z")  # copied from an instruction
+_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
+
+
+@dataclass(frozen=True)
+class FutureForm:
+    """The form of a future: a label, what happens in words, and one of two words for the outcome.
+
+    Attributes:
+        label: Word before the colon.
+        success: Word that ends a future in which the task succeeds.
+        failure: Word that ends any other.
+        what: What an instruction without examples calls the words in between.
+        characters: Largest number of characters of these words that the pattern allows.
+        examples: Whole answers, which the instruction shows in place of a placeholder.
+    """
+
+    label: str = "Future"
+    success: str = "SUCCESS"
+    failure: str = "FAILURE"
+    what: str = "what happens"
+    characters: int = 400
+    examples: tuple[str, ...] = ()
+
+    def written(self, text: str, success: bool) -> str:
+        """A whole answer in this form; ``text`` is one line."""
+        return f"{self.label}: {text} {self.outcome(success)}"
+
+    def outcome(self, success: bool) -> str:
+        """Word of an outcome."""
+        return self.success if success else self.failure
+
+    @property
+    def shown(self) -> str:
+        """What an instruction says about the form."""
+        if self.examples:
+            return "\n".join(self.examples)
+        return "\nor\n".join(self.written(f"<{self.what}>", success) for success in (True, False))
+
+    def pattern(self, max_tokens: int) -> str:
+        """Regular expression of an answer that ends before a token limit."""
+        most = max(min(self.characters, CHARACTERS_PER_TOKEN * max_tokens), 2)
+        return f"{re.escape(self.label)}: {_START}[^\\n]{{0,{most - 1}}} (?:{self.success}|{self.failure})"
+
+    def parse(self, text: str) -> Future | None:
+        """Reads one future. Several, or a repeated instruction, state none."""
+        text = without_thinking(text)
+        outcome_of, offered = _outcomes(self.success, self.failure)
+        labels = list(_label(self.label).finditer(text))
+        if len(labels) != 1:
+            return None
+        body = text[labels[0].end() :].strip()
+        outcome = outcome_of.search(body)
+        if outcome is None:
+            return None
+        before = body[: outcome.start(outcome.lastindex or 0)]
+        if _PLACEHOLDER.match(before) or offered.search(before):
+            return None
+        return Future(body, (outcome[1] or outcome[2]).lower() == self.success.lower())
+
+    def composed(self, reply: str, later: Future | None, success: bool) -> str:
+        """A Bellman target that no model writes: the reply, the first clause of what follows, and the outcome.
+
+        What the later future says after its first clause is left out. This is the textual discount.
+
+        Args:
+            reply: What really came next.
+            later: The future of the next action; None if the episode ended with the reply.
+            success: The outcome, of ``later`` if there is one.
+        """
+        half = self.characters // 2
+        text = _sentence(reply, half)
+        if later is not None:
+            clause = _sentence(_first_clause(self._words(later)), half)
+            text = f"{text} Then: {clause}".strip() if clause else text
+        return self.written(text or "Nothing.", success)
+
+    def _words(self, future: Future) -> str:
+        """What a future says before its outcome."""
+        return re.sub(rf"\W*\b(?:{self.success}|{self.failure})\W*\Z", "", future.text, flags=re.IGNORECASE)
+
+    def check(self, max_tokens: int = 64) -> None:
+        """Refuses a form whose answers the parser would not read back.
+
+        Raises:
+            ValueError: The message names the field.
+        """
+        _check_words(self, ("label", "success", "failure"))
+        if self.success.lower() in (self.failure.lower(), self.label.lower()) or self.label.lower() == self.failure.lower():
+            raise ValueError("label, success and failure must be three different words")
+        _check_lengths(self, ("characters",))
+        pattern = compiled(self.pattern(max_tokens))
+        for success in (True, False):
+            answer = self.written("It goes on.", success)
+            read = self.parse(answer)
+            if pattern.fullmatch(answer) is None or read != Future(f"It goes on. {self.outcome(success)}", success):
+                raise ValueError(f"an answer in this form, {answer!r}, would not be read back")
+        for example in self.examples:
+            if self.parse(example) is None:
+                raise ValueError(f"the example {example!r:.100} is not in this form, as {self.written('It ends.', True)!r} is")
+
+
+@dataclass(frozen=True)
+class CritiqueForm:
+    """The form of a critique: a verdict, a reason and, where the verdict is no, a better action.
+
+    Attributes:
+        verdict: Label of the verdict.
+        accept: Verdict on an action that is good as it is.
+        reject: Verdict on any other.
+        reason: Label of the reason.
+        fix: Label of the better action.
+        better: What an instruction without examples calls the better action.
+        reason_characters: Largest number of characters of a reason that the pattern allows.
+        fix_characters: Largest number of characters of a better action that the pattern allows.
+        examples: Whole answers, which the instruction shows in place of placeholders.
+    """
+
+    verdict: str = "Optimal"
+    accept: str = "Yes"
+    reject: str = "No"
+    reason: str = "Reason"
+    fix: str = "Fix"
+    better: str = "the better action"
+    reason_characters: int = 240
+    fix_characters: int = 200
+    examples: tuple[str, ...] = ()
+
+    def written(self, optimal: bool, reason: str, fix: str = "") -> str:
+        """A whole answer in this form; reason and fix are one line each."""
+        lines = [f"{self.verdict}: {self.accept if optimal else self.reject}", f"{self.reason}: {reason}"]
+        return "\n".join(lines if optimal else [*lines, f"{self.fix}: {fix}"])
+
+    @property
+    def shown(self) -> str:
+        """What an instruction says about the form."""
+        if self.examples:
+            return "\nor\n".join(self.examples)
+        return (
+            f"{self.verdict}: {self.accept} or {self.reject}\n{self.reason}: <one or two sentences>\n"
+            f"{self.fix}: <{self.better}; leave this line out if the answer is {self.accept}>"
+        )
+
+    def pattern(self, max_tokens: int) -> str:
+        """Regular expression of an answer that ends before a token limit."""
+        share = min(1.0, CHARACTERS_PER_TOKEN * max_tokens / (self.reason_characters + self.fix_characters))
+        reason, fix = (max(int(share * most), 2) for most in (self.reason_characters, self.fix_characters))
+        reasoned = f"\\n{re.escape(self.reason)}: {_START}[^\\n]{{0,{reason - 1}}}"
+        fixed = f"\\n{re.escape(self.fix)}: {_START}[^\\n]{{0,{fix - 1}}}"
+        return f"{re.escape(self.verdict)}: (?:{self.accept}{reasoned}|{self.reject}{reasoned}{fixed})"
+
+    def parse(self, text: str) -> Critique | None:
+        """Reads verdict, reason and fix. A no without a fix does not parse."""
+        text = without_thinking(text)
+        labels = (self.verdict, self.reason, self.fix)
+        starts = {name: match for name in labels if (match := _label(name).search(text))}
+        if self.verdict not in starts:
+            return None
+        bounds = [*sorted(match.start() for match in starts.values()), len(text)]
+
+        def field(name: str) -> str:
+            if name not in starts:
+                return ""
+            end = next(bound for bound in bounds if bound > starts[name].start())
+            return text[starts[name].end() : end].strip().strip("*_").strip()
+
+        verdict = _verdicts(self.accept, self.reject).match(field(self.verdict))
+        if verdict is None or _PLACEHOLDER.match(field(self.reason)):
+            return None
+        optimal = verdict[1].lower() == self.accept.lower()
+        if not optimal and (not field(self.fix) or _PLACEHOLDER.match(field(self.fix))):
+            return None
+        return Critique(text, optimal, field(self.reason), "" if optimal else field(self.fix))
+
+    def check(self, max_tokens: int = 64) -> None:
+        """Refuses a form whose answers the parser would not read back.
+
+        Raises:
+            ValueError: The message names the field.
+        """
+        _check_words(self, ("verdict", "accept", "reject", "reason", "fix"))
+        labels = {self.verdict.lower(), self.reason.lower(), self.fix.lower()}
+        if len(labels) < 3 or self.accept.lower() == self.reject.lower():
+            raise ValueError("verdict, reason and fix must be three different words, and so must accept and reject")
+        _check_lengths(self, ("reason_characters", "fix_characters"))
+        pattern = compiled(self.pattern(max_tokens))
+        for optimal in (True, False):
+            answer = self.written(optimal, "It is so.", "Go on.")
+            read = self.parse(answer)
+            if pattern.fullmatch(answer) is None or read != Critique(answer, optimal, "It is so.", "" if optimal else "Go on."):
+                raise ValueError(f"an answer in this form, {answer!r}, would not be read back")
+        for example in self.examples:
+            if self.parse(example) is None:
+                raise ValueError(f"the example {example!r:.100} is not in this form, as {self.written(True, 'It ends.')!r} is")
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The forms of a prompt set.
+
+    Attributes:
+        future: Form of futures and Bellman targets.
+        critique: Form of critiques.
+    """
+
+    future: FutureForm = FutureForm()
+    critique: CritiqueForm = CritiqueForm()
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Self:
+        """Forms as a YAML file has them; what is left out is as in the default set.
+
+        Raises:
+            ValueError: A key is unknown, a value is of another kind, or answers in a form would not be read back.
+        """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"forms must be a mapping with the keys future and critique, and it is {data!r:.80}")
+        made: dict[str, Any] = {}
+        for name, own in data.items():
+            kind = {"future": FutureForm, "critique": CritiqueForm}.get(name)
+            if kind is None:
+                raise ValueError(f"forms: {unknown_key(name, ('future', 'critique'))}")
+            if not isinstance(own, Mapping):
+                raise ValueError(f"forms.{name} must be a mapping, and it is {own!r:.80}")
+            known = {field.name for field in fields(kind)}
+            for key, value in own.items():
+                if key not in known:
+                    raise ValueError(f"forms.{name}: {unknown_key(key, known)}")
+                texts = isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+                if key == "examples" and not texts:
+                    raise ValueError(f"forms.{name}.examples must be a list of texts, and it is {value!r:.80}")
+            values = {key: tuple(value) if key == "examples" else value for key, value in own.items()}
+            try:
+                made[name] = kind(**values)
+                made[name].check()
+            except ValueError as error:
+                raise ValueError(f"forms.{name}: {error}") from None
+        return cls(**made)
+
+
+@functools.lru_cache(maxsize=256)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern as Python's own regular expression, to see whether an answer keeps it."""
+    return re.compile(pattern)
+
+
+def _first_clause(text: str) -> str:
+    """A text up to the end of its first sentence."""
+    line = " ".join(text.split())
+    end = re.search(r"[.!?;](?=\s|\Z)", line)
+    return line[: end.end()] if end else line
+
+
+def _sentence(text: str, most: int) -> str:
+    """A text in one line, cut after a whole word, with a mark at its end."""
+    line = " ".join(text.split())
+    if len(line) > most:
+        line = line[:most].rpartition(" ")[0] or line[:most]
+    return line if not line or line[-1] in ".!?" else f"{line.rstrip(',;:')}."
+
+
+@functools.cache
+def _label(name: str) -> re.Pattern[str]:
+    return re.compile(LABEL.format(re.escape(name)) + r"[*_ \t]*", re.IGNORECASE | re.MULTILINE)
+
+
+@functools.cache
+def _outcomes(success: str, failure: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Finds the outcome at the end of a text, and an outcome that is offered beside another one.
+
+    In other letters an outcome must be a sentence of its own, since "without success" states none.
+    """
+    words = f"{success}|{failure}"
+    last = re.compile(rf"(?:(?<![^\W_])({words})|(?:\A|[^\w\s]|_)\s*((?i:{words})))[\W_]*\Z")
+    return last, re.compile(rf"(?<![^\W_])(?:{words})[\s*_]*(?:or|/|\|)[\s*_]*\Z", re.IGNORECASE)
+
+
+@functools.cache
+def _verdicts(accept: str, reject: str) -> re.Pattern[str]:
+    return re.compile(rf"({accept}|{reject})\b(?![\s*_]*(?:or|/|\|)[\s*_]*(?:{accept}|{reject})\b)", re.IGNORECASE)
+
+
+def _check_words(form: Any, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(form, name)
+        if not isinstance(value, str) or _WORD.fullmatch(value) is None:
+            raise ValueError(f"{name} must be one word of letters, and it is {value!r:.80}")
+
+
+def _check_lengths(form: Any, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(form, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 8 <= value <= 4000:
+            raise ValueError(f"{name} must be a whole number between 8 and 4000, and it is {value!r:.80}")
