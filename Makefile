@@ -9,10 +9,11 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart check quick-tests slow-tests test all-tests lint types docs mutants bench compare clean
+.PHONY: help install quickstart real check quick-tests slow-tests test all-tests lint types docs mutants bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to four minutes on two cores, after installation)"
+	@echo "make real        install, fetch smollm2 (135M, pretrained), warm it up and train NLAC on guess-the-number (about half an hour)"
 	@echo "make check       lint, types, and all tests that start no vLLM, no Ray and no process (a minute or two)"
 	@echo "make test        install, then run the tests, in two processes (JOBS=1: in one, which takes less memory)"
 	@echo "make all-tests   the same with those that take long: before a release, and after a change of what they cover"
@@ -45,6 +46,13 @@ endif
 
 quickstart: $(INSTALLED)
 	@$(BIN)/rllib train file tuned_examples/twenty_questions_nlac.yaml --storage-path results
+
+# A real language model, end to end. The commands are those that a person would type.
+real: $(INSTALLED)
+	@$(BIN)/rllib model smollm2
+	@$(BIN)/rllib env expert GuessNumber --episodes 400 --skill 0.4 --out results/guess_number.jsonl
+	@$(BIN)/rllib train file tuned_examples/guess_number_smollm2_sft.yaml --storage-path results
+	@$(BIN)/rllib train file tuned_examples/guess_number_smollm2_nlac.yaml --storage-path results
 
 # tests/conftest.py says which tests go to one process together, the longest first.
 PYTEST := $(BIN)/python -m pytest tests -n $(JOBS) --no-loadscope-reorder

@@ -41,7 +41,7 @@ def apart(run: Callable[..., Any], *asked: Any) -> Any:
         return pool.submit(run, *asked).result()
 
 
-NOT_FOR_TRAINING = {"evaluation", "evaluation_critic", "base_answers"}  # roles of requests
+NOT_FOR_TRAINING = {"evaluation", "evaluation_critic"}  # roles of requests
 
 
 def generated_tokens(result: Mapping[str, Any]) -> float:

@@ -148,7 +148,6 @@ def config_of(method: str, seed: int, log: Path, model: Path) -> Any:
         "evaluation_duration_unit": "episodes",
         "evaluation_config": env,
         "evaluation_repeats": {"tasks": 0},
-        "rehearsal": {"held_out": 0},
         "num_cpus_for_main_process": 1,
         **(env if kind is LoggedRFT else {}),
         **settings,

@@ -48,13 +48,10 @@ class Activity:
 
     def __init__(self) -> None:
         self.now = Doing()
-        self._silenced = threading.local()
         self._ended: threading.Event | None = None
 
     def turn_to(self, stage: str, total: int = 0, unit: str = "", iteration: int | None = None) -> None:
         """Begins a stage, in the iteration of the last one unless another is given."""
-        if self._is_silent:
-            return
         self.now = Doing(stage, self.now.iteration if iteration is None else iteration, 0, total, unit)
 
     @contextlib.contextmanager
@@ -65,31 +62,16 @@ class Activity:
         try:
             yield
         finally:
-            if not self._is_silent:
-                self.now = before
-
-    @contextlib.contextmanager
-    def silent(self) -> Iterator[None]:
-        """Within it nothing is said of what this thread does: a person waits for another one."""
-        self._silenced.now = True
-        try:
-            yield
-        finally:
-            self._silenced.now = False
-
-    @property
-    def _is_silent(self) -> bool:
-        return getattr(self._silenced, "now", False)
+            self.now = before
 
     def advance(self, unit: str, count: int = 1) -> None:
         """So many more are done; a stage that counts something else takes no notice."""
-        if self.now.unit == unit and not self._is_silent:
+        if self.now.unit == unit:
             self.now = replace(self.now, done=self.now.done + count, remark="")
 
     def remark(self, text: str) -> None:
         """Something about the stage, until it goes on."""
-        if not self._is_silent:
-            self.now = replace(self.now, remark=text)
+        self.now = replace(self.now, remark=text)
 
     def publish(self, send: Callable[[Doing], None]) -> None:
         """Sends what changes from now on, in a thread; it ends where something cannot be sent."""

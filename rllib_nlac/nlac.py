@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -15,14 +14,12 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.activity import activity
 from rllib_nlac.algorithm import ranges
-from rllib_nlac.algorithm.ahead import CriticisedBatch, WavesAhead
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.metrics import SECONDS, log_replay, log_stages, stage
 from rllib_nlac.algorithm.record import Learned
-from rllib_nlac.algorithm.recorded import RecordedAlgorithm, RecordedConfig
+from rllib_nlac.algorithm.recorded import CriticisedBatch, RecordedAlgorithm, RecordedConfig
 from rllib_nlac.algorithm.replay import ReplayConfig
 from rllib_nlac.algorithm.writer import TransitionWriter
-from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
@@ -79,14 +76,12 @@ class NLACConfig(ReplayConfig, RecordedConfig):
         print(algorithm.train()["env_runners"]["success_rate"])
     """
 
-    runs_waves = True
     RANGES = {
         "num_futures": ranges.COUNT,
         "num_next_actions": ranges.COUNT,
         "num_refinements": ranges.WHOLE_NOT_NEGATIVE,
         "rejected_weight": ranges.SHARE,
         "judged_fraction": ranges.Range(0, 1, above=True),
-        "stage_staleness": ranges.Range(0, 1, whole=True),
     }
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -97,7 +92,6 @@ class NLACConfig(ReplayConfig, RecordedConfig):
         self.critic_input = "predicted"
         self.rejected_weight = 1.0
         self.judged_fraction = 1.0
-        self.stage_staleness = 0
         self.preset: str | None = None
 
     @override(AlgorithmConfig)
@@ -111,7 +105,6 @@ class NLACConfig(ReplayConfig, RecordedConfig):
         critic_input: str | None = NotProvided,
         rejected_weight: float | None = NotProvided,
         judged_fraction: float | None = NotProvided,
-        stage_staleness: int | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets NLAC's own hyper-parameters.
@@ -136,10 +129,6 @@ class NLACConfig(ReplayConfig, RecordedConfig):
                 refined actions are not judged, as in the paper.
             judged_fraction: Share of the sampled transitions whose actions are judged and refined. The others train the critic
                 only, which costs a third of the generation or less. Below 1, replay priorities are those of L1 alone.
-            stage_staleness: With 1, targets and refinements are one update old when they are learned from: the waves of the
-                next batch run while this one's gradient steps are made. Needs ``num_engines`` or ``num_learners`` of at least
-                1, because one process cannot do both at once. In the text house it cost most of the success. 0: one after the
-                other.
 
         Returns:
             This updated config.
@@ -169,12 +158,6 @@ class NLACConfig(ReplayConfig, RecordedConfig):
     def validate(self) -> None:
         super().validate()
         self._check_choice("critic_input", "predicted", "backed_up")
-        self._check(
-            not self.stage_staleness or self.num_engines > 0 or self.num_learners > 0,
-            "stage_staleness",
-            "needs engine or learner in a process of its own: set num_engines or num_learners to at least 1, or leave it out. "
-            "In one process waves and gradient steps take turns, and older texts would save nothing",
-        )
         variant = NLAC_AS_IT_IS if self.algo_class is None else self.algo_class.variant
         self._check(
             not variant.judges_new_actions or self.critic_input != "backed_up",
@@ -201,7 +184,6 @@ class NLAC(RecordedAlgorithm):
 
     stages_class: type[LanguageStages] = LanguageStages
     variant: Variant = NLAC_AS_IT_IS  # what an ablation does otherwise
-    ahead: WavesAhead | None = None  # with stage_staleness
 
     @classmethod
     @override(Algorithm)
@@ -213,7 +195,6 @@ class NLAC(RecordedAlgorithm):
         super().setup(config)
         self.stages = self.make_stages(self.stages_class, self.variant)
         self.writer = TransitionWriter(self.logdir)
-        self.ahead = WavesAhead(self._run_waves) if self.config.stage_staleness else None
         self.open_record()
 
     @override(LanguageAlgorithm)
@@ -225,42 +206,19 @@ class NLAC(RecordedAlgorithm):
             self.sync_weights()  # 8: the new weights go to every engine
 
     def ask_critic(self, sample: ReplaySample) -> CriticisedBatch:
-        """Bellman target and refined action of each transition, to be learned from now.
-
-        With ``stage_staleness`` it is the batch of the iteration before, and this one's waves run while that is learned from.
-        The first iteration asks about its own batch, too, and draws another one to run ahead.
-        """
-        if self.ahead is None:
-            batch = self._asked(sample)
-        elif self.ahead.ready is not None:
-            batch = self.ahead.ready
-        else:
-            batch, sample = self._asked(sample), self.draw()
-        self.writer.write(self.iteration + 1, batch.targets, batch.refinements)
-        self.begin_record(batch)
-        if self.ahead is not None:
-            self.ahead.begin(sample)
-        return batch
-
-    def _asked(self, sample: ReplaySample) -> CriticisedBatch:
+        """Bellman target and refined action of each transition."""
+        started = time.perf_counter()
         with activity.stage("asking the critic"):
-            batch = self._run_waves(sample)
-        self._book(batch)
-        return batch
-
-    def _run_waves(self, sample: ReplaySample) -> CriticisedBatch:
-        """Touches nothing that the learner's side uses, so that it may run beside that."""
-        started, version = time.perf_counter(), self.weight_version
-        targets, refinements, report = self.stages.run(sample.transitions)
-        return CriticisedBatch(sample, targets, refinements, report, time.perf_counter() - started, version)
-
-    def _book(self, batch: CriticisedBatch) -> None:
-        self.metrics.log_value((SECONDS, "waves"), batch.seconds, reduce="sum")
+            batch = CriticisedBatch(sample, *self.stages.run(sample.transitions), self.weight_version)
+        self.metrics.log_value((SECONDS, "waves"), time.perf_counter() - started, reduce="sum")
         log_stages(self.metrics, batch.report, batch.targets, batch.refinements)
         self.heed_stages(batch.report)
+        self.writer.write(self.iteration + 1, batch.targets, batch.refinements)
+        self.begin_record(batch)
+        return batch
 
     def learn_from(self, batch: CriticisedBatch) -> bool:
-        """Takes one gradient step per minibatch, gives the transitions their priorities, and waits for waves that run ahead.
+        """Takes one gradient step per minibatch, and gives the transitions their priorities.
 
         Returns:
             Whether there was anything to learn.
@@ -279,21 +237,7 @@ class NLAC(RecordedAlgorithm):
             log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
         else:
             self.end_record(None)
-        self._finish_waves()
         return bool(sequences)
-
-    def _finish_waves(self) -> None:
-        """Waits for waves that run ahead: engines get no other weights before they have answered."""
-        if self.ahead is not None:
-            with activity.stage("asking the critic"):
-                batch = self.ahead.finish()
-            if batch is not None:
-                self._book(batch)
-
-    @override(LanguageAlgorithm)
-    def settle(self) -> None:
-        self._finish_waves()
-        super().settle()
 
     def policy_losses(self, losses: np.ndarray, refinements: Sequence[Refinement]) -> np.ndarray:
         """L2 as the priorities take it: 0 where the policy has nothing to learn, NaN where that is not known.
@@ -340,28 +284,7 @@ class NLAC(RecordedAlgorithm):
         return sequences
 
     @override(LanguageAlgorithm)
-    def set_own_state(self, state: dict[str, Any]) -> None:
-        if self.ahead is not None:
-            self.ahead.drop()  # it draws from that random state
-        super().set_own_state(state)
-
-    @override(LanguageAlgorithm)
-    def save_parts(self, folder: Path) -> None:
-        """Also the batch that is learned from next, where its transitions are saved, too."""
-        super().save_parts(folder)
-        if self.ahead is not None and self.config.replay_settings.in_checkpoints:
-            self.ahead.save(folder)
-
-    @override(LanguageAlgorithm)
-    def load_parts(self, verified: VerifiedFolder) -> None:
-        super().load_parts(verified)
-        if self.ahead is not None:
-            self.ahead.load(verified)
-
-    @override(LanguageAlgorithm)
     def cleanup(self) -> None:
-        if self.ahead is not None and not self.config.num_engines:
-            self.ahead.drop()  # an engine in this process cannot stop while it answers
         if getattr(self, "writer", None) is not None:
             self.writer.close()
         super().cleanup()

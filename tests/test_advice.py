@@ -171,12 +171,17 @@ class TestAdvice:
         def text(run: Run, rule: str) -> str:
             return next(each.text for each in advise(run) if each.rule == rule)
 
-        cut = changed(RULE_CASES["no_parsing"][0], f"{STAGES}/critique/cut_off_rate", 0.1)
+        enforced = changed(RULE_CASES["no_parsing"][0], "config/structured_answers", True)
+        cut = changed(enforced, f"{STAGES}/critique/cut_off_rate", 0.1)
         assert text(cut, "no_parsing") == (
             "Of the critic's critiques 11% do not parse, most of them cut off: raise max_critique_tokens."
         )
-        some = changed(RULE_CASES["no_parsing"][0], f"{STAGES}/critique/cut_off_rate", 0.05)
+        some = changed(enforced, f"{STAGES}/critique/cut_off_rate", 0.05)
         assert "see that the prompts suit the model" in text(some, "no_parsing")
+        free = changed(cut, "config/structured_answers", False)
+        assert text(free, "no_parsing") == (
+            "Of the critic's critiques 11% do not parse: set structured_answers: true, so that the engine enforces their form."
+        )
         turns = changed(RULE_CASES["turns_unparsed"][0], "env_runners/action_parse_failures_cut_off", 6)
         assert text(turns, "turns_unparsed") == "Of the policy's turns 11% do not parse: raise max_action_tokens."
         assert "see that action_format suits" in text(RULE_CASES["turns_unparsed"][0], "turns_unparsed")

@@ -205,7 +205,7 @@ def test_rows_hold_fresh_evaluations_only_and_a_resumed_iteration_once(tmp_path)
 
 def test_all_that_was_generated_for_training_counts_whatever_asked_for_it():
     counted = {"play": 100, "candidate": 40, "second_attempts": 3}
-    left_out = {"evaluation": 900, "evaluation_critic": 90, "base_answers": 9}
+    left_out = {"evaluation": 900, "evaluation_critic": 90}
     assert generated_tokens({**result(1, 32, 0.2), "tokens": counted | left_out}) == 143
 
 

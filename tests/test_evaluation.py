@@ -234,7 +234,6 @@ def evaluated(version, own, of_evaluation=None) -> dict:
         weight_version=version,
         instructions="",
         examine=lambda *about: None,
-        check_retention=lambda: None,
     )
     evaluate_tasks(algorithm, None)
     return algorithm.metrics.peek(("evaluation", "env_runners"))

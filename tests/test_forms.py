@@ -17,7 +17,14 @@ FUTURE, CRITIQUE = FutureForm(), CritiqueForm()
 OTHER = Forms.of(
     {
         "future": {"label": "Zukunft", "success": "GEWONNEN", "failure": "VERLOREN"},
-        "critique": {"verdict": "Optimal", "accept": "Ja", "reject": "Nein", "reason": "Grund", "fix": "Besser"},
+        "critique": {
+            "verdict": "Optimal",
+            "accept": "Ja",
+            "reject": "Nein",
+            "reason": "Grund",
+            "fix": "Besser",
+            "reason_first": True,
+        },
     }
 )
 STATE = (Message("user", "Guess my number."),)
@@ -42,8 +49,9 @@ def test_every_answer_of_a_critiques_pattern_is_read_with_its_verdict(form):
     @given(st.from_regex(form.pattern(32), fullmatch=True))
     def check(answer):
         read = form.parse(answer)
-        accepted = answer.startswith(f"{form.verdict}: {form.accept}")
-        fields = [line.partition(":")[2].strip(" *_") for line in answer.splitlines()[1:]]
+        lines = answer.splitlines()
+        accepted = f"{form.verdict}: {form.accept}" in lines
+        fields = [line.partition(":")[2].strip(" *_") for line in lines if not line.startswith(form.verdict)]
         placeholder = any(re.match(r"[^\w<]*<[^<>\n]+>[\W_]*\Z", field) for field in fields)
         if len(answer.splitlines()) == (2 if accepted else 3) and all(fields) and not placeholder:
             assert read is not None and read.optimal is accepted, answer

@@ -315,7 +315,10 @@ def test_parse_action(text, action_format, action):
 @pytest.mark.parametrize("env", ["Other", "TwentyQuestions", "MathReasoning", "ServiceDesk"])
 @pytest.mark.parametrize("role", ["predict", "backup", "backup_end", "evaluate"])
 def test_a_form_that_is_repeated_states_nothing(env, role):
-    text = getattr(load_prompts("default", env), role)
+    prompts = load_prompts("default", env)
+    forms = {"future_form": prompts.forms.future.shown, "critique_form": prompts.forms.critique.shown}
+    quoted = dict.fromkeys(("observation", "reward", "next_future", "futures"), "")
+    text = getattr(prompts, role).format(**forms, **quoted)
     form = text[min(place for label in ("Future:", "Optimal:") if (place := text.find(label)) >= 0) :]
     assert parse_future(form) is None and parse_critique(form) is None
 

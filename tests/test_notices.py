@@ -8,6 +8,7 @@ import json
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,6 +124,7 @@ class TestParsing:
     def told(self, *calls: tuple[int, int, int]) -> list[str]:
         manners = SimpleNamespace(max_future_tokens=24, prompts="compact")
         a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(manners=manners, language_model="tiny"))
+        a._suitable = partial(Watched._suitable, a)
         for failed, asked, cut_off in calls:
             Watched.heed_parsing(a, "the futures", failed, asked, cut_off, "hm", "max_future_tokens")
         return a.notices.take()
@@ -135,6 +137,16 @@ class TestParsing:
         advice = text.split("What to do: ")[1]
         assert ("raise max_future_tokens, which is 24" in advice) == is_limit
         assert ("prompts (compact) are written for it" in advice) == (not is_limit)
+
+    @pytest.mark.parametrize(("structured", "asks"), [(False, True), (True, False)])
+    def test_a_form_that_is_not_enforced_comes_before_any_limit(self, structured, asks):
+        """Fails where a model that rambles is given more room to ramble."""
+        manners = SimpleNamespace(max_future_tokens=24, prompts="small", structured_answers=structured)
+        a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(manners=manners, language_model="some/model"))
+        a._suitable = lambda: "see the prompts"
+        Watched.heed_parsing(a, "the futures", 4, 4, 4, "hm", "max_future_tokens", has_form=True)
+        (text,) = a.notices.take()
+        assert ("set structured_answers: true" in text) is asks and ("raise max_future_tokens" in text) is not asks
 
     def test_it_is_said_once_until_most_parse_and_not_until_nobody_asks(self):
         bad, good, unasked = (4, 4, 0), (2, 4, 0), (0, 0, 0)
@@ -247,9 +259,9 @@ class TestIterations:
         def log(**seconds: float):
             return lambda root: [root.log_value(("seconds", name), took, reduce="sum") for name, took in seconds.items()]
 
-        iterations = log(play=1.0, base_answers=2.0, record=1.0, evaluation=3.0), log(play=1.0)
+        iterations = log(play=1.0, record=1.0, evaluation=3.0), log(play=1.0)
         first, second = self.stepped(monkeypatch, *iterations, kind=LanguageAlgorithm)
-        assert first["seconds"] == {"play": 1.0, "base_answers": 2.0, "record": 1.0, "evaluation": 3.0}
+        assert first["seconds"] == {"play": 1.0, "record": 1.0, "evaluation": 3.0}
         assert second["seconds"] == {"play": 1.0}
         assert second["idle"].keys() == {"engine", "learner"} and not any(map(math.isnan, second["idle"].values()))
 

@@ -84,7 +84,9 @@ BAD = [math.nan, math.inf, -math.inf, -1, -1e-9, True, "1", "no", [], {}, np.flo
 def test_none_of_them_takes_what_is_no_number_of_its_range(config):
     for key, allowed in ranges_of(type(config)).items():
         good = getattr(config, key)
-        bad = [0.5, math.nan, "no", 0, 1, None, []] if isinstance(allowed, Flag) else BAD
+        bad = BAD
+        if isinstance(allowed, Flag):
+            bad = [0.5, math.nan, "no", 0, 1, [], *([] if allowed.optional else [None])]
         if isinstance(allowed, Range):
             if allowed.infinite:
                 bad = [value for value in bad if value is not math.inf]
@@ -111,7 +113,6 @@ def test_none_of_them_takes_what_is_no_number_of_its_range(config):
         (ReActConfig, "endpoint", ("max_concurrency", "max_retries", "timeout_s")),
         pytest.param(GEPAConfig, "reflection_endpoint", ("max_concurrency", "max_retries", "timeout_s"), marks=needs_gepa),
         (NLACConfig, "lora", ("rank", "alpha", "dropout")),
-        (NLACConfig, "rehearsal", ("fraction", "weight", "num_answers", "held_out")),
     ],
 )
 def test_nor_do_those_inside_a_mapping(cls, key, inner):

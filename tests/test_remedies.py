@@ -12,7 +12,7 @@ import rllib_nlac
 from benchmarks.remedies import FOUND, KINDS, OUTCOME_WEIGHT, HouseWithTurns, OutcomeLearner, outcome_losses, table
 from benchmarks.rows import read
 from rllib_nlac.engine.chat import Chat
-from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL
+from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.learner.learner import Answers
 from rllib_nlac.learner.losses import successor_loss
 
@@ -43,13 +43,13 @@ def test_of_the_houses_model_that_word_is_the_outcome(outcome):
 
 
 def test_of_the_roles_only_the_critics_loss_changes():
-    logprobs, mask = torch.tensor([[-1.0, -2.0, -4.0]] * 3), torch.ones(3, 3, dtype=torch.long)
+    logprobs, mask = torch.tensor([[-1.0, -2.0, -4.0]] * 2), torch.ones(2, 3, dtype=torch.long)
     learner = OutcomeLearner.__new__(OutcomeLearner)
-    learner._answers = lambda *_: Answers(logprobs, mask, None, torch.tensor([5.0, 5.0, 5.0]))
-    role = torch.tensor([CRITIC, POLICY, REHEARSAL])
+    learner._answers = lambda *_: Answers(logprobs, mask, None, torch.tensor([5.0, 5.0]))
+    role = torch.tensor([CRITIC, POLICY])
     losses, kl = learner._sequence_losses({"ids": mask, "prompt_length": mask, "length": mask, "role": role})
-    assert losses.tolist() == [pytest.approx((1 + 2 * OUTCOME_WEIGHT + 4) / 3), pytest.approx(7 / 3), pytest.approx(7 / 3)]
-    assert torch.as_tensor(kl).tolist() == [0.0, 5.0, 0.0]
+    assert losses.tolist() == [pytest.approx((1 + 2 * OUTCOME_WEIGHT + 4) / 3), pytest.approx(7 / 3)]
+    assert torch.as_tensor(kl).tolist() == [0.0, 5.0]
 
 
 def test_the_house_says_how_many_turns_are_left_until_the_end():

@@ -134,7 +134,7 @@ class TestRolloutCritics:
         """They are drawn by the stages. Fails where a checkpoint leaves their random state out: it begins anew then."""
         a = self.algorithm()
         a.stages, a.rng = SimpleNamespace(rng=np.random.default_rng(3)), np.random.default_rng(4)
-        a.weight_version, a.base_answers, a.collector, a.env_runner, a._absent_runners = 1, None, None, None, {}
+        a.weight_version, a.collector, a.env_runner, a._absent_runners = 1, None, None, {}
         a.stages.rng.integers(9, size=5)
         kept = copy.deepcopy(RolloutCritic.own_state(a))
         expected = a.stages.rng.integers(1 << 31, size=5).tolist()

@@ -13,7 +13,6 @@ from scripted_roles import SETTINGS, script, transition
 
 from rllib_nlac.ablations import FreshActions
 from rllib_nlac.algorithm.examination import Examiner
-from rllib_nlac.algorithm.rehearsal import Recorder
 from rllib_nlac.algorithm.spending import Spending
 from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.remote import RemoteEngines
@@ -21,7 +20,7 @@ from rllib_nlac.engine.tally import Tally, Tokens
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.sampling.refining import RefiningPolicy
-from rllib_nlac.types import Generation, Message, Request, Weights
+from rllib_nlac.types import Generation, Message, Request
 
 
 def answered(request: Request, size: int) -> Generation:
@@ -70,7 +69,7 @@ class TestRoles:
         assert asked(FreshActions.variant)["fresh_action"].total() == 2
 
     def test_what_is_asked_for_another_purpose_counts_as_that(self, chat, compact):
-        """An evaluation asks in all roles, and so does whoever keeps the untrained model's answers."""
+        """An evaluation asks in all roles."""
         engine = ScriptedEngine(chat, script())
         stages = LanguageStages(engine, chat, lambda env: compact, SETTINGS)
         examiner = Examiner(stages, "TwentyQuestions", 0, 2)
@@ -83,9 +82,6 @@ class TestRoles:
         refining.submit([Request(chat.prompt_ids(prompt), 24, messages=prompt, role="evaluation")])
         refining.poll()
         assert [request.role for _, request in engine.requests] == ["evaluation"] * 4
-        engine.requests.clear()
-        Recorder(engine, Weights.INITIAL).generate([Request((3,), 4, role="future")])
-        assert [request.role for _, request in engine.requests] == ["base_answers"]
 
 
 class TestSpending:
@@ -185,9 +181,8 @@ class Counted:
 
 
 def test_a_run_says_what_the_engine_counted(config, ray_session, lent_engine):
-    """The whole of an iteration: episodes, waves, rehearsed answers, and evaluation with all that it asks."""
+    """The whole of an iteration: episodes, waves, and evaluation with all that it asks."""
     config.training(episodes_per_iteration=8, train_batch_size_per_learner=24, minibatch_size=12, preset="long_horizon")
-    config.training(rehearsal={"fraction": 0.2, "num_answers": 8, "held_out": 8})
     config.evaluation(
         evaluation_interval=2,
         evaluation_duration=8,
@@ -210,9 +205,9 @@ def test_a_run_says_what_the_engine_counted(config, ray_session, lent_engine):
         assert result["tokens"].keys() == result["prompt_tokens"].keys()
     first, second, third = (result for result, _ in results)
     waves = {"next_action", "next_future", "next_critique", "target", "future", "critique", "refinement", "verification"}
-    assert {role for role, tokens in first["tokens"].items() if tokens} == {"play", "base_answers", *waves}
+    assert {role for role, tokens in first["tokens"].items() if tokens} == {"play", "evaluation", "evaluation_critic", *waves}
     assert {role for role, tokens in second["tokens"].items() if tokens} == {"play", "evaluation", "evaluation_critic", *waves}
-    assert third["tokens"]["evaluation"] == third["tokens"]["base_answers"] == 0
+    assert third["tokens"]["evaluation"] == 0
     for result, _ in results:  # what other figures say of parts of it
         assert result["tokens"]["play"] == result["env_runners"]["num_generated_tokens"]
         assert sum(result["tokens"][role] for role in waves) == result["language_stages"]["num_generated_tokens"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ from scripted_roles import transition
 
 from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
-from rllib_nlac.algorithm.ahead import WavesAhead
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.algorithm.replay import LOGGED, REPLAY_BUFFER, ReplayAlgorithm
@@ -293,104 +291,6 @@ class TestStep:
             *("collect", "replay", "stages", "log_stages", "write", "begin_record", "end_record")
         ]
         assert calls[-1] == ("end_record", None)
-
-
-class TestStepsAhead:
-    """``stage_staleness: 1``, on stand-ins: each iteration learns what was asked in the one before, while the next is asked."""
-
-    @pytest.fixture()
-    def run(self, make, monkeypatch):
-        """Plays iterations; waves of a batch that runs ahead begin and end within its gradient steps, or nothing ends."""
-        calls: list[tuple] = []
-        algorithm = make(stage_staleness=1, num_engines=1)
-        algorithm.ahead = WavesAhead(algorithm._run_waves)
-        drawn = iter(range(100))
-        learning, asked = threading.Event(), threading.Event()
-
-        def sample():
-            number = next(drawn)
-            transitions, _, _ = items()
-            return sample_of([replace(t, id=1000 * number + t.id) for t in transitions])
-
-        def stages_run(transitions):
-            number = transitions[0].id // 1000
-            ahead = threading.current_thread().name == "waves"
-            assert not ahead or learning.wait(20)
-            calls.append(("waves", number, algorithm.weight_version, "ahead" if ahead else "at once"))
-            _, targets, refinements = items()
-            asked.set()
-            return targets, refinements, StageReport()
-
-        def learn(sequences, count):
-            learning.set()
-            assert asked.wait(20)
-            calls.append(("learn", algorithm.learned.transitions[0].id // 1000, algorithm.weight_version))
-            learning.clear()
-            asked.clear()
-            return {CRITIC: np.ones(COUNT), POLICY: np.ones(COUNT)}
-
-        def sync():
-            calls.append(("sync",))
-            algorithm.weight_version += 1
-
-        of = algorithm.sequences_of
-        algorithm.sequences_of = lambda sample, *a: setattr(algorithm, "learned", sample) or of(sample, *a)
-        algorithm.collect, algorithm.replay, algorithm.draw = list, lambda episodes: sample(), sample
-        algorithm.stages.run, algorithm.learn, algorithm.sync_weights = stages_run, learn, sync
-        algorithm.writer = SimpleNamespace(write=lambda *a: None)
-        algorithm.begin_record = lambda batch: calls.append(("record", batch.version))
-        algorithm.end_record = lambda learned: None
-        algorithm.local_replay_buffer = SimpleNamespace(
-            update_priorities_of=lambda *a: None, holds=lambda s: np.ones(len(s.nodes), bool)
-        )
-        monkeypatch.setattr(nlac, "log_stages", lambda *a: calls.append(("log_stages",)))
-        monkeypatch.setattr(nlac, "log_replay", lambda *a: None)
-
-        def run() -> list[tuple]:
-            calls.clear()
-            asked.clear()
-            algorithm.training_step()
-            return list(calls)
-
-        run.algorithm = algorithm
-        return run
-
-    def test_what_is_learned_was_asked_by_the_weights_of_before(self, run):
-        """Fails where the engine gets the new weights before the waves have ended, or a batch is asked or learned twice."""
-        first = run()
-        assert first[:3] == [("waves", 0, 5, "at once"), ("log_stages",), ("record", 5)]
-        assert sorted(first[3:5]) == [("learn", 0, 5), ("waves", 1, 5, "ahead")] and first[5:] == [("log_stages",), ("sync",)]
-        for number, version in ((1, 6), (2, 7)):
-            calls = run()
-            assert calls[0] == ("record", version - 1)
-            assert sorted(calls[1:3]) == [("learn", number, version), ("waves", number + 1, version, "ahead")]
-            assert calls[3:] == [("log_stages",), ("sync",)]
-
-    def test_what_ends_the_waves_ends_the_iteration_and_nothing_old_is_learned_again(self, run):
-        run()
-        waves, run.algorithm.stages.run = run.algorithm.stages.run, lambda transitions: waves(transitions) and 1 / 0
-        with pytest.raises(ZeroDivisionError):
-            run()
-        run.algorithm.stages.run = waves
-        assert run()[0] == ("waves", 3, 6, "at once")  # the interrupted one is gone, and so is what was learned
-
-    def test_after_an_interrupted_iteration_the_waves_are_waited_for(self, run):
-        run()
-        algorithm = run.algorithm
-        learn = algorithm.learn
-
-        def interrupted(*arguments, **named):
-            learn(*arguments, **named)
-            algorithm._owes_sync = True
-            raise KeyboardInterrupt
-
-        algorithm.learn = interrupted
-        with pytest.raises(KeyboardInterrupt):
-            run()
-        algorithm.settle()
-        algorithm.learn = learn
-        assert algorithm.ahead.ready.sample.transitions[0].id == 2000 and algorithm.weight_version == 7
-        assert ("learn", 2, 7) in run()
 
 
 class TestReplay:

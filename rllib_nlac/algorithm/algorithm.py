@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +29,6 @@ from ray.rllib.utils.metrics import (
 from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from rllib_nlac.activity import EPISODES, STEPS, activity
-from rllib_nlac.algorithm import rehearsal
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.idle import IDLE, Stopwatch
 from rllib_nlac.algorithm.metrics import (
@@ -38,13 +36,11 @@ from rllib_nlac.algorithm.metrics import (
     kl_to_base,
     log_collection,
     log_faults,
-    log_retention,
     log_sync,
     logprob_gap,
     stage,
 )
 from rllib_nlac.algorithm.placement import check_cluster, trial_request
-from rllib_nlac.algorithm.rehearsal import BaseAnswers
 from rllib_nlac.algorithm.spending import Spending
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
@@ -66,14 +62,13 @@ from rllib_nlac.learner.group import (
 )
 from rllib_nlac.learner.learner import SEQUENCE_LOSSES
 from rllib_nlac.learner.stopped import StoppedSteps
-from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.replay.dialogues import write_dialogues
 from rllib_nlac.sampling.collector import Collector, check_age, end_unresponsive
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
-from rllib_nlac.types import Transition, Weights
+from rllib_nlac.types import Weights
 
 STATE = "nlac"  # key of our part of a checkpoint
-BASE_ANSWERS, STAGES_RNG = "base_answers", "stages_rng"  # keys within it
+STAGES_RNG = "stages_rng"  # key within it
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 LEARNER = f"{COMPONENT_LEARNER_GROUP}/{COMPONENT_LEARNER}"
@@ -90,7 +85,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     config: Any
     learner_group: LearnerGroup
     stages: Any = None  # of an algorithm whose critic speaks
-    base_answers = BaseAnswers()  # what the untrained model said
     weight_version: int = 0
     _owes_sync = False  # whether the learners may have weights that no engine was given
     _is_stepping = False
@@ -182,7 +176,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             if moved is not None:
                 self.metrics.log_value("kl_to_base", moved, window=1)
         log_collection(self.metrics, episodes, self.weight_version)
-        self.remember_base(lambda: [transition_at(str(self.config.env), e, t) for e in episodes for t in range(len(e))])
         if self.config.output:
             self.record_dialogues(episodes)
         return episodes
@@ -195,40 +188,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         trial = self.trial_id if self.trial_id != "default" else Path(self.logdir).name  # without Tune all have that one
         name = f"episodes_{trial}_{self.iteration + 1:08d}_{self._recorded[1]}.jsonl"
         write_dialogues(Path(self.config.output).expanduser() / name, episodes)
-
-    def remember_base(self, turns_of: Callable[[], Sequence[Transition]]) -> None:
-        """With the first episodes, has the untrained model answer what is rehearsed and what evaluations look at.
-
-        Args:
-            turns_of: Gives turns of these episodes.
-
-        Raises:
-            ValueError: Weights have been learned already, and the untrained ones are not known any more.
-        """
-        config, kept = self.config, self.base_answers
-        if not self.weight_version:  # nothing is ever trained
-            return
-        wanted = rehearsal.wanted_parts(config, kept)
-        if not wanted or not (turns := turns_of()):
-            return
-        if self.weight_version > 1 and config.lora is None:
-            if any(part.name == "rehearsal" for part in wanted):
-                raise ValueError(
-                    "config.rehearsal is new to this checkpoint, and the untrained weights are not known any more: leave it "
-                    "out, or export the model (rllib export) and start from that"
-                )
-            self.base_answers = replace(kept, retention=())
-            return
-        # Before anything is learned the policy's weights are the untrained ones, and nobody needs to keep a third set.
-        weights = Weights.INITIAL if config.lora is not None else Weights.POLICY
-        with stage(self.metrics, "base_answers", "asking the untrained model"):
-            self.base_answers = rehearsal.ask_base(kept, wanted, turns, self.engine, weights, self.chat, config, self.stages)
-
-    @override(Watched)
-    def check_retention(self) -> None:
-        """Books what the untrained model's own answers cost today, below ``evaluation/retention``."""
-        if kept := self.base_answers.retention:
-            log_retention(self.metrics, self._with_learners(lambda: rehearsal.retention(self.learner_group, kept)))
 
     def learn(self, sequences: Sequence[TrainingSequence], count: int = 0) -> dict[int, np.ndarray]:
         """One gradient step for each minibatch of the sequences.
@@ -245,10 +204,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             NotFiniteError: The third step in a row was.
         """
         env_steps = count or len(sequences)
-        settings = self.config.rehearsal_settings
-        if settings.fraction and (kept := self.base_answers.rehearsal):
-            seed = (self.config.seed or 0, self.weight_version)  # so that a resumed run rehearses the same
-            sequences = rehearsal.with_rehearsal(sequences, kept, settings, seed)
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
         steps = len({sequence.minibatch for sequence in sequences}) if self.learner_group.is_local else 0
         self._owes_sync = True
@@ -367,7 +322,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             "weight_version": self.weight_version,
             "rng": self.rng.bit_generator.state,
             "env_runners": runners,
-            BASE_ANSWERS: self.base_answers,
         }
 
     def set_own_state(self, state: dict[str, Any]) -> None:
@@ -376,7 +330,6 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         self.rng.bit_generator.state = state["rng"]
         if self.stages is not None and STAGES_RNG in state:
             self.stages.rng.bit_generator.state = state[STAGES_RNG]
-        self.base_answers = state.get(BASE_ANSWERS, BaseAnswers())  # a checkpoint of an earlier version has none
         runners = dict(state["env_runners"])
         if self.env_runner is not None:
             self.env_runner.set_state(runners.pop(self.env_runner.worker_index, {}))

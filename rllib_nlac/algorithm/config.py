@@ -13,7 +13,6 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
-from rllib_nlac.algorithm.rehearsal import RehearsalSettings, read_prompts
 from rllib_nlac.algorithm.transfer import BROADCAST_S, Transfer, transfer_of
 from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.learner.learner import LanguageLearner
@@ -35,8 +34,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
     """What NLAC and the baselines of this package share: collection by episodes, and DeepSpeed's gradient step."""
 
     has_master_weights = True
-    runs_waves = False  # whether an iteration asks its critic in waves, so that they can run ahead
-    stage_staleness = 0  # a key of those
     serves_target = True  # whether an engine ever answers with the target weights, where there are any
     discounts = False  # whether ``gamma`` is read
     RANGES = {
@@ -49,18 +46,11 @@ class LanguageAlgorithmConfig(LanguageConfig):
         "kl_to_base_coeff": ranges.Range(0, optional=True),
     }
     NESTED_RANGES = {
-        "rehearsal": {
-            "fraction": ranges.Range(0, 0.9),
-            "weight": ranges.POSITIVE,
-            "num_answers": ranges.COUNT,
-            "held_out": ranges.WHOLE_NOT_NEGATIVE,
-        },
         "optimizer": {
             "weight_decay": ranges.NOT_NEGATIVE,
             "eps": ranges.Range(0, above=True, why="at 0 a weight without a gradient becomes 0 / 0"),
         },
     }
-    SETTINGS = {"rehearsal": RehearsalSettings}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -77,7 +67,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self.env_runner_restore_timeout_s = 60.0  # ours are restored by a few counters, and RLlib waits for half an hour
         self.tau: float | None = None
         self.kl_to_base_coeff: float | None = None
-        self.rehearsal: dict[str, Any] = {}
         self.optimizer: dict[str, float] = {}
         # deepspeed(...)
         self.deepspeed_config: dict[str, Any] = {}
@@ -89,7 +78,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
         episodes_per_iteration: int | None = NotProvided,
         tau: float | None = NotProvided,
         kl_to_base_coeff: float | None = NotProvided,
-        rehearsal: dict[str, Any] = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
@@ -103,9 +91,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
             kl_to_base_coeff: Weight of KL(π_θ || π_base) in the policy's loss; π_base is the model as it was loaded. 0 only
                 measures it, as the metric ``kl_to_base``. With ``lora`` it is always measured; without, any value but None
                 costs a copy of the weights.
-            rehearsal: The fields of ``RehearsalSettings`` (fraction, weight, num_answers, held_out, prompts): a share of each
-                gradient step is what the untrained model itself answered at the start, so that less of it is forgotten, and
-                of answers that are held out evaluation reports the loss, under ``evaluation/retention``.
 
         Returns:
             This updated config.
@@ -166,11 +151,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
             This updated config.
         """
         return self._set(locals())
-
-    @property
-    def rehearsal_settings(self) -> RehearsalSettings:
-        """What is rehearsed, and what is held out to see what is forgotten."""
-        return RehearsalSettings(**self.rehearsal)
 
     @property
     def learned_sets(self) -> tuple[Weights, ...]:
@@ -249,23 +229,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "max_staleness",
             "needs remote EnvRunners (num_env_runners > 0): one in the learner's process cannot play meanwhile",
         )
-        self._check(
-            not self.stage_staleness or self.runs_waves,
-            "stage_staleness",
-            "needs an algorithm that asks in waves, such as NLAC",
-        )
-        rehearsal = self.rehearsal_settings
-        self._check(
-            not rehearsal.fraction or self.trains_by_imitation,
-            "rehearsal",
-            "needs an algorithm that imitates texts, such as NLAC or RFT: leave out its fraction and set kl_to_base_coeff",
-        )
-        if rehearsal.prompts is not None:
-            try:
-                read_prompts(rehearsal.prompts)
-            except (OSError, ValueError, TypeError, AttributeError) as error:
-                where = f"config.rehearsal['prompts'] is {rehearsal.prompts!r}"
-                raise ValueError(f"{where}, from which no prompts can be read: {error}") from error
         self._check(self.zero_stage in range(4), "deepspeed_config", "must have a zero_optimization.stage of 0, 1, 2 or 3")
         self._check(self.grad_clip_by == "global_norm", "grad_clip_by", "must be global_norm: DeepSpeed clips by nothing else")
         for key in DEEPSPEED_KEYS_OF_OURS.keys() & self.deepspeed_config.keys():

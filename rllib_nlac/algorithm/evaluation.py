@@ -51,8 +51,7 @@ class Repeats:
 def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
     """RLlib's hook: plays ``evaluation_duration`` episodes, and whatever else the config asks for.
 
-    That is as many with a refinement, a few tasks again for pass@k, and whatever the algorithm's ``examine`` and
-    ``check_retention`` look at.
+    That is as many with a refinement, a few tasks again for pass@k, and whatever the algorithm's ``examine`` looks at.
     """
     config = algorithm.config
     own = algorithm.evaluation_config or config  # may have another temperature
@@ -78,7 +77,6 @@ def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[di
         steps += sum(len(episode) for episode in episodes)
         if key == ENV_RUNNER_RESULTS:
             algorithm.examine(episodes, group)
-    algorithm.check_retention()
     return {}, steps, steps
 
 

@@ -33,6 +33,8 @@ from rllib_nlac.types import Future, Refinement, Transition, Weights, hash_seed
 
 CRITIC = "critic"  # the results of all this, below those of the evaluation
 SEED = 27
+ANSWERS_PER_TRANSITION = 5  # a', d', d, critique and a_r, of which an iteration asks for a sampled transition
+LEAST_STATES, MOST_STATES = 8, 64  # turns, where the configuration leaves their number out
 Place = tuple[SingleAgentEpisode, int]  # an episode and one of its steps
 
 
@@ -42,7 +44,8 @@ class ExaminationSettings:
 
     Attributes:
         states: Number of turns drawn from the evaluation's episodes, and as many from the replay buffer. What is predicted for
-            each is compared with how its episode ended. 0: none.
+            each is compared with how its episode ended. 0: none. None: 64, or fewer where that would take more than an eighth
+            of the answers that the iterations between two evaluations ask for.
         futures: Futures sampled for each turn; the share that predicts success is the predicted chance.
         fixed_states: Number of turns of the first evaluation that every later one asks about again. Futures, critique and
             refined action are TensorBoard text. 0: none.
@@ -51,7 +54,7 @@ class ExaminationSettings:
             The environment must answer alike after a reset with the same seed. 0: none.
     """
 
-    states: int = 64
+    states: int | None = None
     futures: int = 4
     fixed_states: int = 3
     branches: int = 0
@@ -62,7 +65,7 @@ class ExaminationConfig(RolesConfig):
 
     NESTED_RANGES = {
         "evaluation_critic": {
-            "states": ranges.WHOLE_NOT_NEGATIVE,
+            "states": ranges.Range(0, whole=True, optional=True),
             "futures": ranges.COUNT,
             "fixed_states": ranges.WHOLE_NOT_NEGATIVE,
             "branches": ranges.WHOLE_NOT_NEGATIVE,
@@ -92,8 +95,14 @@ class ExaminationConfig(RolesConfig):
 
     @property
     def examination(self) -> ExaminationSettings:
-        """What evaluation asks the critic."""
-        return ExaminationSettings(**self.evaluation_critic)
+        """What evaluation asks the critic, the number of turns resolved."""
+        asked = ExaminationSettings(**self.evaluation_critic)
+        if asked.states is not None:
+            return asked
+        answers = ANSWERS_PER_TRANSITION * self.total_train_batch_size * (self.evaluation_interval or 1)
+        # Of each turn so many futures, and as many turns are the replay buffer's.
+        affordable = answers // (8 * 2 * asked.futures)
+        return replace(asked, states=max(LEAST_STATES, min(MOST_STATES, affordable)))
 
 
 class Examiner:

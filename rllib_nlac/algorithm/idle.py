@@ -10,7 +10,7 @@ from rllib_nlac.engine.remote import RemoteEngines
 
 IDLE = "idle"
 # Parts of ``seconds``. A sync is the work of both.
-OF_ENGINE = ("play", "waves", "branches", "second_attempts", "reflection", "base_answers", "evaluation", "sync")
+OF_ENGINE = ("play", "waves", "branches", "second_attempts", "reflection", "evaluation", "sync")
 OF_LEARNER = ("learner", "teacher", "logprob_gap", "record", "sync")
 
 

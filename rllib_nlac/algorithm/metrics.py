@@ -7,14 +7,13 @@ Its entries stand on the page 'Reading a run'. What an iteration did not do is 0
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
@@ -127,14 +126,6 @@ def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
     metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
     metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
     metrics.log_value((FAULTS, "num_broken_broadcasts"), report.num_broken, window=1)
-
-
-def log_retention(metrics: MetricsLogger, figures: Mapping[str, float]) -> None:
-    """What an evaluation says of the untrained model's own answers."""
-    summary = MetricsLogger(root=False)
-    for name, value in figures.items():
-        summary.log_value(name, value, window=1)
-    metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, "retention"))
 
 
 def logprob_gap(

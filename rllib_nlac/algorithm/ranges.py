@@ -88,16 +88,24 @@ class Range:
 
 @dataclass(frozen=True)
 class Flag:
-    """True or false, and nothing that Python takes for one of them: the text "no" counts as true."""
+    """True or false, and nothing that Python takes for one of them: the text "no" counts as true.
+
+    Attributes:
+        optional: Whether None will do.
+    """
+
+    optional: bool = False
 
     def complaint(self, value: Any) -> str | None:
         """As ``Range.complaint``."""
-        return None if isinstance(value, (bool, np.bool_)) else f"must be true or false{_hint(value)}"
+        good = isinstance(value, (bool, np.bool_)) or (value is None and self.optional)
+        return None if good else f"must be true or false{_hint(value)}"
 
 
 Ranges = Mapping[str, Range | Flag]
 
 FLAG = Flag()
+FLAG_OR_NONE = Flag(optional=True)
 # For losses that divide the learner's probabilities by those that the engine sampled with.
 POLICY_GRADIENT: Ranges = {
     "action_temperature": Range(

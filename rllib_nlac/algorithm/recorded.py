@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,6 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
-from rllib_nlac.algorithm.ahead import CriticisedBatch
 from rllib_nlac.algorithm.examination import ExaminationConfig
 from rllib_nlac.algorithm.examined import ExaminedAlgorithm
 from rllib_nlac.algorithm.metrics import stage
@@ -34,7 +34,9 @@ from rllib_nlac.algorithm.record import (
 )
 from rllib_nlac.episode import episode_success, known_task_seed, task_of
 from rllib_nlac.language.prediction import predicted_success
+from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.group import on_every_learner
+from rllib_nlac.replay.buffer import ReplaySample
 from rllib_nlac.replay.dialogues import as_row
 from rllib_nlac.types import BellmanTarget, Future, Refinement, Transition, Weights
 from rllib_nlac.version import __version__
@@ -79,6 +81,25 @@ class RecordedConfig(ExaminationConfig):
     def record_settings(self) -> RecordSettings:
         """How much is recorded."""
         return RecordSettings(**self.record)
+
+
+@dataclass(frozen=True)
+class CriticisedBatch:
+    """Transitions with what the critic said of them.
+
+    Attributes:
+        sample: The transitions.
+        targets: The Bellman target of each.
+        refinements: The refined action of each.
+        report: What the waves cost and lost.
+        version: Version of the weights that answered.
+    """
+
+    sample: ReplaySample
+    targets: Sequence[BellmanTarget]
+    refinements: Sequence[Refinement]
+    report: StageReport
+    version: int
 
 
 class RecordedAlgorithm(ExaminedAlgorithm):

@@ -251,10 +251,7 @@ class ReplayAlgorithm(LanguageAlgorithm):
         if episodes:
             with stage(self.metrics, "replay", "keeping the episodes"):
                 self.local_replay_buffer.add(episodes)
-        sample = self.draw()
-        if not episodes:  # nothing but logged dialogues
-            self.remember_base(lambda: sample.transitions)
-        return sample
+        return self.draw()
 
     def draw(self) -> ReplaySample:
         """A batch of transitions."""

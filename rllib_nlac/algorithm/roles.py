@@ -21,6 +21,7 @@ class RolesConfig(LanguageAlgorithmConfig):
     trains_by_imitation = True
     RANGES = {
         **{f"max_{key}_tokens": ranges.COUNT_OR_NONE for key in ("future", "critique")},
+        "structured_answers": ranges.FLAG_OR_NONE,
         "max_reasoning_tokens": ranges.WHOLE_NOT_NEGATIVE,
         "tau": ranges.Range(0, 1, why="the backup is made under the target weights, 0 freezes and 1 copies them"),
         "policy_loss_coeff": ranges.NOT_NEGATIVE,
@@ -123,4 +124,3 @@ class RolesConfig(LanguageAlgorithmConfig):
         self._check_choice("judge_weights", "target", "policy", "initial")
         self._check_choice("train_on_yes", "success", "always", "never")
         self._check_choice("backup", "written", "composed")
-        self._check(self.structured_answers in (None, True, False), "structured_answers", "must be true, false or left out")

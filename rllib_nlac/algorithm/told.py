@@ -16,6 +16,7 @@ ROLES = {
     "critique": ("critic's critiques", "max_critique_tokens"),
     "refinement": ("refined actions", "max_action_tokens"),
 }
+WITH_FORM = ("future", "target", "critique")  # roles whose answers have a form that an engine can enforce
 
 
 def lookup(results: Mapping[str, Any], path: str) -> Any:

@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.algorithm.metrics import SECONDS
 from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
-from rllib_nlac.algorithm.told import BEFORE, ROLES, figure
+from rllib_nlac.algorithm.told import BEFORE, ROLES, WITH_FORM, figure
 from rllib_nlac.algorithm.trends import Trends
 from rllib_nlac.engine.chat import TOO_LONG
 from rllib_nlac.language.report import StageReport
@@ -107,9 +107,12 @@ class Watched(Algorithm):
         self.notices.heed("long prompts", text)
         for role, (name, limit) in ROLES.items():
             failed, asked, cut_off = report.unparsed[role], report.answered[role], report.cut_off[role]
-            self.heed_parsing(f"the {name}", failed, asked, cut_off, report.examples.get(role, ""), limit)
+            example, has_form = report.examples.get(role, ""), role in WITH_FORM
+            self.heed_parsing(f"the {name}", failed, asked, cut_off, example, limit, has_form)
 
-    def heed_parsing(self, role: str, failed: int, asked: int, cut_off: int, example: str, limit: str) -> None:
+    def heed_parsing(
+        self, role: str, failed: int, asked: int, cut_off: int, example: str, limit: str, has_form: bool = False
+    ) -> None:
         """Tells a person where most answers of a role do not parse, and what to do; once, until it is better.
 
         Args:
@@ -119,23 +122,29 @@ class Watched(Algorithm):
             cut_off: How many of those that failed the token limit cut off.
             example: One of them, as it came.
             limit: The key of the token limit.
+            has_form: Whether an engine can enforce the form of these answers.
         """
         if failed <= MANY * asked:
             if asked:
                 self.notices.heed(role, None)
             return
-        if 2 * cut_off > failed:
+        if has_form and not self.config.manners.structured_answers:
+            advice = f"set structured_answers: true, so that the engine enforces the form; or {self._suitable()}"
+        elif 2 * cut_off > failed:
             advice = f"raise {limit}, which is {getattr(self.config.manners, limit)}"
         else:
-            advice = (
-                f"see that language_model ({self.config.language_model}) is instruction-tuned and that prompts "
-                f"({_name(self.config.manners.prompts)}) are written for it: 'default' suits them all but the shipped models"
-            )
+            advice = self._suitable()
         cut = f", {cut_off} of them cut off by {limit}" if cut_off else ""
         self.notices.heed(
             role,
             f"{failed} of {asked} of {role} ({failed / asked:.0%}) do not parse{cut}. One of them: {shown(example)}. "
             f"What to do: {advice}",
+        )
+
+    def _suitable(self) -> str:
+        return (
+            f"see that language_model ({self.config.language_model}) is instruction-tuned and that prompts "
+            f"({_name(self.config.manners.prompts)}) are written for it: 'default' suits large models, 'small' those below 3B"
         )
 
     def examine(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
@@ -145,9 +154,6 @@ class Watched(Algorithm):
             episodes: As the current policy has just played them.
             group: Who plays in evaluations; None: the algorithm's own runner.
         """
-
-    def check_retention(self) -> None:
-        """What an evaluation looks at to see what is forgotten; here nothing."""
 
     def way_back(self) -> str:
         """Where a run that ends because of its numbers can go on, and with what."""

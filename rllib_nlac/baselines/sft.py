@@ -26,8 +26,8 @@ HELD_OUT_AT_MOST = 256  # turns, whose loss is computed
 class SFTConfig(LanguageAlgorithmConfig):
     """Configures SFT.
 
-    An iteration trains on ``train_batch_size_per_learner`` conversations for each learner; ``minibatch_size`` counts their
-    turns. ``evaluation_interval`` plays the environment, as under any other algorithm.
+    An iteration trains on ``train_batch_size_per_learner`` conversations, or groups of them, for each learner;
+    ``minibatch_size`` counts their turns. ``evaluation_interval`` plays the environment, as under any other algorithm.
     """
 
     learns_from_logs = True
@@ -131,7 +131,7 @@ class SFT(LanguageAlgorithm):
         turns = [sequence for place in places for sequence in self.conversations[place]]
         self.metrics.log_value((SFT_RESULTS, "epochs"), passes, window=1)
         self.metrics.log_value((SFT_RESULTS, "num_conversations"), len(self.conversations), window=1)
-        return into_minibatches(turns, self.config.minibatch_size, self.config.num_epochs, self.rng)
+        return into_minibatches(turns, self.config.minibatch_size, self.config.num_epochs, None)
 
     def held_out_loss(self) -> float:
         """Mean negative log-likelihood of a token of the held-out turns, in nats."""

@@ -70,6 +70,7 @@ def write_conversations(
             with unfinished.open("w", encoding="utf-8") as file:
                 for episode in player.episodes(episodes):
                     for row in player.rows(episode, roles, other=before):
+                        row["group"] = player.counts["episodes"]
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")
                         rows += 1
                     before = episode

@@ -65,13 +65,10 @@ class GuessNumber(TextEnv[int]):
         return str((low + high) // 2)
 
     def expert_judgement(self, action: str) -> tuple[bool, str]:
-        low, high = self.left()
-        known = f"The number is {low}" if low == high else f"The number is from {low} to {high}"
-        guess = guess_in(action)
-        if guess is None or not low <= guess <= high:
-            return False, f"{known}."
-        best = guess in ((low + high) // 2, -((low + high) // -2))
-        return best, f"{known}, and {guess} {'halves it' if best else 'is not the middle'}."
+        (low, high), guess = self.left(), guess_in(action)
+        middle = (low + high) // 2
+        known = f"It is {low}" if low == high else f"It is from {low} to {high}, and {middle} is the middle"
+        return guess in (middle, -((low + high) // -2)), f"{known}."
 
     def left(self) -> tuple[int, int]:
         """Smallest and largest number that the replies so far allow."""

@@ -133,6 +133,7 @@ class CritiqueForm:
         reason: Label of the reason.
         fix: Label of the better action.
         better: What an instruction without examples calls the better action.
+        reason_first: Whether the reason comes before the verdict, so that a small model reasons before it decides.
         reason_characters: Largest number of characters of a reason that the pattern allows.
         fix_characters: Largest number of characters of a better action that the pattern allows.
         examples: Whole answers, which the instruction shows in place of placeholders.
@@ -144,32 +145,43 @@ class CritiqueForm:
     reason: str = "Reason"
     fix: str = "Fix"
     better: str = "the better action"
+    reason_first: bool = False
     reason_characters: int = 240
     fix_characters: int = 200
     examples: tuple[str, ...] = ()
 
     def written(self, optimal: bool, reason: str, fix: str = "") -> str:
         """A whole answer in this form; reason and fix are one line each."""
-        lines = [f"{self.verdict}: {self.accept if optimal else self.reject}", f"{self.reason}: {reason}"]
-        return "\n".join(lines if optimal else [*lines, f"{self.fix}: {fix}"])
+        return self._in_order(
+            f"{self.verdict}: {self.accept if optimal else self.reject}",
+            f"{self.reason}: {reason}",
+            "" if optimal else f"\n{self.fix}: {fix}",
+        )
+
+    def _in_order(self, verdict: str, reason: str, fix: str) -> str:
+        first, second = (reason, verdict) if self.reason_first else (verdict, reason)
+        return f"{first}\n{second}{fix}"
 
     @property
     def shown(self) -> str:
         """What an instruction says about the form."""
         if self.examples:
             return "\nor\n".join(self.examples)
-        return (
-            f"{self.verdict}: {self.accept} or {self.reject}\n{self.reason}: <one or two sentences>\n"
-            f"{self.fix}: <{self.better}; leave this line out if the answer is {self.accept}>"
+        return self._in_order(
+            f"{self.verdict}: {self.accept} or {self.reject}",
+            f"{self.reason}: <one or two sentences>",
+            f"\n{self.fix}: <{self.better}; leave this line out if the answer is {self.accept}>",
         )
 
     def pattern(self, max_tokens: int) -> str:
         """Regular expression of an answer that ends before a token limit."""
         share = min(1.0, CHARACTERS_PER_TOKEN * max_tokens / (self.reason_characters + self.fix_characters))
         reason, fix = (max(int(share * most), 2) for most in (self.reason_characters, self.fix_characters))
-        reasoned = f"\\n{re.escape(self.reason)}: {_START}[^\\n]{{0,{reason - 1}}}"
+        reasoned = f"{re.escape(self.reason)}: {_START}[^\\n]{{0,{reason - 1}}}"
         fixed = f"\\n{re.escape(self.fix)}: {_START}[^\\n]{{0,{fix - 1}}}"
-        return f"{re.escape(self.verdict)}: (?:{self.accept}{reasoned}|{self.reject}{reasoned}{fixed})"
+        if self.reason_first:
+            return f"{reasoned}\\n{re.escape(self.verdict)}: (?:{self.accept}|{self.reject}{fixed})"
+        return f"{re.escape(self.verdict)}: (?:{self.accept}\\n{reasoned}|{self.reject}\\n{reasoned}{fixed})"
 
     def parse(self, text: str) -> Critique | None:
         """Reads verdict, reason and fix. A no without a fix does not parse."""

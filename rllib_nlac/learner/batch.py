@@ -13,7 +13,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from rllib_nlac.episode import generations_of
 
-CRITIC, POLICY, REHEARSAL = 0, 1, 2
+CRITIC, POLICY = 0, 1
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TrainingSequence:
     Attributes:
         prompt_ids: Token ids of the prompt.
         answer_ids: The sampled ids.
-        role: CRITIC (L1), POLICY (L2), or REHEARSAL of an answer of the untrained model.
+        role: CRITIC (L1) or POLICY (L2).
         item: Which transition of the sampled batch it belongs to, or which sequence it is where there is none; -1 of a copy
             that only fills up.
         minibatch: Which gradient step it belongs to.
@@ -90,20 +90,20 @@ def shard_evenly(sequences: Sequence[TrainingSequence], num_learners: int) -> li
 
 
 def into_minibatches(
-    sequences: Sequence[TrainingSequence], size: int, epochs: int, rng: np.random.Generator
+    sequences: Sequence[TrainingSequence], size: int, epochs: int, rng: np.random.Generator | None
 ) -> list[TrainingSequence]:
-    """Shuffles sequences into gradient steps, ``epochs`` times, and makes the weights of each step sum to 1.
+    """Divides sequences into gradient steps, ``epochs`` times, and makes the weights of each step sum to 1.
 
     Args:
         sequences: Their weights count relative to each other.
         size: The most sequences of a gradient step.
         epochs: How often each sequence is trained on.
-        rng: For the order.
+        rng: Shuffles them; None keeps their order.
     """
     steps: list[list[TrainingSequence]] = []
     sequences = [replace(sequence, item=item) for item, sequence in enumerate(sequences)]
     for _ in range(epochs):
-        order = rng.permutation(len(sequences))
+        order = np.arange(len(sequences)) if rng is None else rng.permutation(len(sequences))
         steps += [[sequences[i] for i in order[start : start + size]] for start in range(0, len(order), size)]
     return [
         replace(sequence, minibatch=number, weight=sequence.weight / sum(s.weight for s in step))

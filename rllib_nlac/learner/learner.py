@@ -21,12 +21,12 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from rllib_nlac.activity import STEPS, activity
 from rllib_nlac.engine.channel import Sender
 from rllib_nlac.learner.adapter import as_base, has_adapter, served_names, with_dropout
-from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL
+from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
 from rllib_nlac.learner.flops import arithmetic_of, peak_flops
 from rllib_nlac.learner.heap import give_back_large_tensors
 from rllib_nlac.learner.layout import Layout
-from rllib_nlac.learner.losses import answer_mean, refinement_loss, rehearsal_loss, successor_loss
+from rllib_nlac.learner.losses import answer_mean, refinement_loss, successor_loss
 from rllib_nlac.learner.packing import Packing
 from rllib_nlac.learner.rl_module import own_entries
 from rllib_nlac.learner.target import TargetWeights
@@ -179,14 +179,14 @@ class LanguageLearner(TorchLearner):
         return (fwd_out[SEQUENCE_LOSSES] * batch["weight"]).sum()
 
     def _sequence_losses(self, rows: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """L1 of each critic sequence, L2 of each policy sequence and the loss of each rehearsed one, shape (B,).
+        """L1 of each critic sequence and L2 of each policy sequence, shape (B,).
 
         Beside them what is added to each for the KL to the base, which is neither logged as a loss nor part of a priority.
         """
         logprobs, mask, _, kl = self._answers(rows["ids"], rows["prompt_length"], rows["length"])
         role = rows["role"]
-        others = torch.where(role == CRITIC, successor_loss(logprobs, mask), rehearsal_loss(logprobs, mask))
-        return torch.where(role == POLICY, refinement_loss(logprobs, mask), others), (role == POLICY) * kl
+        own = torch.where(role == POLICY, refinement_loss(logprobs, mask), successor_loss(logprobs, mask))
+        return own, (role == POLICY) * kl
 
     def _answers(
         self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor, temperature: float = 1.0
@@ -347,7 +347,7 @@ class LanguageLearner(TorchLearner):
         columns = [column.numpy() for column in (item, role, step, losses, norms)]
         # A series, which RLlib concatenates over learners; the algorithm takes it out of the results again.
         self.metrics.log_value((DEFAULT_MODULE_ID, SEQUENCE_LOSSES), np.stack(columns, axis=1), reduce="item_series")
-        for name, kind in (("critic_loss", CRITIC), ("policy_loss", POLICY), ("rehearsal_loss", REHEARSAL)):
+        for name, kind in (("critic_loss", CRITIC), ("policy_loss", POLICY)):
             if (role == kind).any():
                 mean = losses[(role == kind) & norms.isfinite()].mean().item()  # NaN where every step was stopped
                 self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, window=1)

@@ -84,21 +84,6 @@ def refinement_loss(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.
     return _mean_nll(logprobs, answer_mask)
 
 
-def rehearsal_loss(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
-    """Loss of an answer of the untrained model, per sequence: KL(π_base || π_θ), up to the base's entropy.
-
-    Args:
-        logprobs: log π_θ(y_i | x, y_<i), shape (B, T), with y sampled from the base at temperature 1.
-        answer_mask: 1 on the tokens of y, 0 on prompt and padding, shape (B, T).
-
-    Returns:
-        -1/|y| Σ_i log π_θ(y_i | ...), shape (B,).
-
-    Source: that what the model itself said keeps more of it than foreign data does, arXiv 2509.04259.
-    """
-    return _mean_nll(logprobs, answer_mask)
-
-
 def clipped_policy_loss(
     logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor, advantage: torch.Tensor, answer_mask: torch.Tensor, clip: float
 ) -> torch.Tensor:

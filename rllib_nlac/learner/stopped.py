@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rllib_nlac.learner.batch import CRITIC, POLICY, REHEARSAL, TrainingSequence
+from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 
 MAX_IN_A_ROW = 3
 logger = logging.getLogger(__name__)
-ROLES = {CRITIC: "critic", POLICY: "policy", REHEARSAL: "rehearsal"}
+ROLES = {CRITIC: "critic", POLICY: "policy"}
 
 
 @dataclass(frozen=True)

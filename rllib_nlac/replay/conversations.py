@@ -5,7 +5,8 @@ One row is one conversation, as other trainers read them::
     {"messages": [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}, {"role": "assistant", ...}]}
 
 Assistant messages are trained, each under the dialogue before it. ``"weight": 0`` in one leaves it out. User and tool messages
-that follow each other are read as one. Other columns are ignored, but for ``kind``, by which the loss is reported.
+that follow each other are read as one. Rows that follow each other with the same ``group``, such as those of one episode, stay
+together when rows are drawn: what they begin with alike is then computed once. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from ray.rllib.offline.offline_data import OfflineData
 
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
-from rllib_nlac.envs.rows import Row, read_rows
+from rllib_nlac.envs.rows import Row, id_field, read_rows
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.learner.batch import POLICY, TrainingSequence
@@ -38,12 +39,14 @@ class Conversation:
         place: Where it was read, as in "chats.jsonl, line 7".
         messages: The dialogue; it begins with a system or user message.
         trained: Places of the assistant messages that are trained.
+        group: Rows that follow each other with the same one stay together; None stands alone.
         num_replaced: Characters that no tokenizer reads, for which U+FFFD stands.
     """
 
     place: str
     messages: tuple[Message, ...]
     trained: tuple[int, ...]
+    group: str | None = None
     num_replaced: int = 0
 
 
@@ -77,7 +80,7 @@ def parse_conversation(row: Row) -> Conversation:
             messages.append(Message("user" if role == "tool" else role, content))
     if not trained:
         raise ValueError(f"{row.place}: no message of the assistant's is trained, so there is nothing to learn from")
-    return Conversation(row.place, tuple(messages), tuple(trained), num_replaced)
+    return Conversation(row.place, tuple(messages), tuple(trained), id_field(row, "group"), num_replaced)
 
 
 def _role_and_content(row: Row, number: int, message: Any) -> tuple[str, str]:
@@ -147,20 +150,26 @@ class ConversationData(OfflineData):
         self.fingerprint = ""
 
     def sequences(self, chat: Chat) -> list[list[TrainingSequence]]:
-        """The trained turns of every conversation that fits the context, in the order of files and lines.
+        """The trained turns of every group of conversations that fit the context, in the order of files and lines.
 
         Raises:
             ValueError: A row is malformed, there is none, or none fits.
             FileNotFoundError: A name matches no file.
         """
         digest, found, num_replaced, last = hashlib.sha256(), list[list[TrainingSequence]](), 0, ""
+        group: str | None = None
         self.num_too_long = 0
         for row in read_rows(input_files(self.config.input_)):
             conversation = parse_conversation(row)
             digest.update(repr((conversation.messages, conversation.trained)).encode())
             num_replaced += conversation.num_replaced
             try:
-                found.append(sequences_of(conversation, chat))
+                turns = sequences_of(conversation, chat)
+                if found and conversation.group is not None and conversation.group == group:
+                    found[-1] += turns
+                else:
+                    found.append(turns)
+                group = conversation.group
             except PromptTooLong as error:
                 self.num_too_long, last = self.num_too_long + 1, str(error)
         self.fingerprint = digest.hexdigest()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from rllib_nlac.algorithm.told import ROLES, figure, largest_k
+from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
+from rllib_nlac.algorithm.told import ROLES, WITH_FORM, figure, largest_k
 from rllib_nlac.reporting.results import Results, Run
 
 CRITIC, STAGES = "evaluation/critic", "language_stages"
@@ -81,11 +82,19 @@ def no_parsing(run: Run) -> str | None:
     if not name:
         return None
     what, limit = ROLES[name]
+    if name in WITH_FORM and not _is_structured(run):
+        return f"Of the {what} {worst:.0%} do not parse: set structured_answers: true, so that the engine enforces their form."
     if 2 * figure(run.last, f"{STAGES}/{name}/cut_off_rate") > worst:
         return f"Of the {what} {worst:.0%} do not parse, most of them cut off: raise {limit}."
     return (
         f"Of the {what} {worst:.0%} do not parse: see that the prompts suit the model (an instruction-tuned one, or its own)."
     )
+
+
+def _is_structured(run: Run) -> bool:
+    """Whether the engine enforced the form of the critic's answers: by default for all models but the shipped ones."""
+    asked = run.config.get("structured_answers")
+    return asked if isinstance(asked, bool) else run.config.get("language_model") not in SHIPPED_MODELS
 
 
 def policy_idle(run: Run) -> str | None:
