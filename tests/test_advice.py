@@ -185,7 +185,6 @@ class TestAdvice:
         turns = changed(RULE_CASES["turns_unparsed"][0], "env_runners/action_parse_failures_cut_off", 6)
         assert text(turns, "turns_unparsed") == "Of the policy's turns 11% do not parse: raise max_action_tokens."
         assert "see that action_format suits" in text(RULE_CASES["turns_unparsed"][0], "turns_unparsed")
-        assert "see that the prompts suit the model" in text(RULE_CASES["no_parsing"][0], "no_parsing")
         assert "Success fell from 0.70 (iteration 2) to 0.50" in text(RULE_CASES["fell_back"][0], "fell_back")
         assert "hopes for more than comes: it predicts 0.80 where 0.60 came" in text(
             RULE_CASES["critic_biased"][0], "critic_biased"

@@ -43,7 +43,7 @@ def run(config, tmp_path) -> list[tuple[str, dict]]:
 def small(config):
     config.training(episodes_per_iteration=8, train_batch_size_per_learner=16, minibatch_size=16)
     config.num_envs_per_env_runner = 4
-    return config.evaluation(evaluation_interval=1, evaluation_duration=6)
+    return config.evaluation(evaluation_interval=1, evaluation_duration=6, evaluate_before_training=False)
 
 
 def test_the_same_callbacks_as_under_ppo(small, ray_session, lent_engine, tmp_path):

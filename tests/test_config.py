@@ -68,7 +68,7 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("train_on_yes", "maybe", "one of success, always, never"),
         ("action_format", "xml", "one of plain, react"),
         ("learner_model", {"packing": "on"}, r"learner_model\['packing'\] is 'on' and must be one of auto, always, never"),
-        ("learner_model", {"dtype": "float16"}, "one of float32, bfloat16"),
+        ("learner_model", {"dtype": "float16"}, "one of auto, float32, bfloat16"),
         ("action_temperature", -1.0, "must not be negative"),
         ("num_env_runners", 2, "num_engines"),
         ("evaluation_num_env_runners", 1, "evaluation_num_env_runners is 1 and must be 0 where num_engines is 0"),
@@ -247,8 +247,8 @@ def test_what_is_said_of_evaluations_is_not_said_within_evaluation_config(key, v
 def test_what_a_configuration_leaves_open_its_model_brings():
     config = NLACConfig().environment("TwentyQuestions")
     config.validate()
-    assert config.manners == Manners("compact", 12, 24, 32, "model")
-    assert config.language(prompts="default", max_action_tokens=7).manners == Manners("default", 7, 24, 32, "model")
+    assert config.manners == Manners("compact", 12, 24, 32, False, "model")
+    assert config.language(prompts="default", max_action_tokens=7).manners == Manners("default", 7, 24, 32, False, "model")
     other = NLACConfig().language(language_model="Qwen/Qwen2.5-7B-Instruct")
     assert other.manners == Manners("default", 128, 192, 192) and other.stage_settings.critique.max_tokens == 192
 

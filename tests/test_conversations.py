@@ -129,7 +129,7 @@ def test_a_configuration_says_what_it_lacks(chats, tmp_path):
 
 
 @pytest.fixture()
-def algorithms(ray_session, lent_engine):
+def algorithms(ray_session):
     built = []
 
     def build(config):
@@ -142,9 +142,11 @@ def algorithms(ray_session, lent_engine):
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("lora", [None, {"rank": 4}])
-def test_it_learns_what_it_is_shown_resumes_bit_for_bit_and_is_where_others_start(algorithms, chats, tmp_path, lora):
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 4}, marks=pytest.mark.long)])
+def test_it_learns_what_it_is_shown_resumes_bit_for_bit_and_is_where_others_start(algorithms, chats, tmp_path, lora, request):
     """The loss falls to what is left to chance: each of two answers is given half of the time."""
+    if lora is None:  # one engine serves all; it has no adapters
+        request.getfixturevalue("lent_engine")
     rows = [{"messages": [USER, {"role": "assistant", "content": answer}]} for answer in ("Is it big?", "Is it red?") * 8]
     path = chats(*rows)
     algorithm = algorithms(config_of(path, lora=lora, num_epochs=4, held_out_fraction=0.25))

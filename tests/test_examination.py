@@ -35,6 +35,7 @@ def generation(number: int) -> Generation:
 def small(config):
     config.training(episodes_per_iteration=16, train_batch_size_per_learner=48, minibatch_size=24, tau=0.5)
     config.evaluation(evaluation_interval=1, evaluation_duration=32, evaluation_critic={"states": 24, "branches": 2})
+    config.evaluation(evaluate_before_training=False)
     config.num_envs_per_env_runner = 16
     return config
 

@@ -71,7 +71,8 @@ class TestEveryPromptSet:
             asked = backing_up.send(answers)
         with pytest.raises(StopIteration):
             backing_up.send([(known.generation, "Future: won SUCCESS")])
-        expected = (*STATE, Message("assistant", known.action), Message("user", prompts.predict))
+        shown = prompts.forms.future.shown
+        expected = (*STATE, Message("assistant", known.action), Message("user", prompts.predict.format(future_form=shown)))
         assert {*evaluating.prompts, *improving.prompts} == {expected} and trained == [expected]
         assert asked.role == "target" and "OBSERVED" in str(asked.prompts)
 
@@ -180,7 +181,7 @@ class TestBadPromptSets:
         assert load_prompts({**self.base(), "system": None, "instruct": None}).instruct is None
 
     def test_unknown_name(self):
-        with pytest.raises(ValueError, match="shipped are 'default' and 'compact'"):
+        with pytest.raises(ValueError, match="shipped are default, small, compact"):
             load_prompts("compakt")
 
     def test_evaluator_that_sees_no_futures(self):

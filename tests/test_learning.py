@@ -60,7 +60,7 @@ def rllib(commands, ray_session):
 def test_progress_can_be_followed_and_the_end_says_where_to_look(trained):
     output = trained.output
     lines = [line.split() for line in output.splitlines() if re.match(r"\s*\d+\s+\d+\s", line)]
-    assert [line[1] for line in lines] == ["32", "64", "96", "128"]
+    assert [line[1] for line in lines] == ["0", "32", "64", "96", "128"]
     for word in ("success", "L1 critic", "L2 policy", "tokens/s", "left", "tensorboard --logdir", "rllib evaluate"):
         assert word in output
 
@@ -110,12 +110,15 @@ def test_the_run_is_told_on_screen_and_in_a_report(trained):
     """What the report says is what the results say."""
     output = trained.output
     (results,) = trained.storage.glob("**/result.json")
-    last = json.loads(results.read_text().splitlines()[-1])
+    first, *_, last = map(json.loads, results.read_text().splitlines())
     played, critic = last["evaluation"]["env_runners"], last["evaluation"]["critic"]
-    success = "{success_rate:.3f} ({success_low:.3f} to {success_high:.3f})".format(**played)
+    shown = "{success_rate:.3f} ({success_low:.3f} to {success_high:.3f})"
+    before, success = shown.format(**first["before_training"]["env_runners"]), shown.format(**played)
     report = (results.parent / "report.md").read_text()
-    assert f"Success:     {success} (evaluation after iteration 4)" in output and "Critic:      AUC" in output
+    told = f"Success:     {before} (evaluation before training) -> {success} (evaluation after iteration 4)"
+    assert told in output and "Critic:      AUC" in output
     assert f"Report:      {results.parent / 'report.md'}" in output
+    assert f"| evaluation before training | {before} |" in report
     assert f"| evaluation after iteration 4 | {success} |" in report and f"| Brier score | {critic['brier']:.3f} |" in report
     assert "lr: 0.001   # default: 1e-06" in report and "How it ended | as it should" in report
     for title in ("Of one that was lost", "What the critic knows", "Time and tokens", "What to try next"):

@@ -326,7 +326,7 @@ class TestRuns:
             algorithm.engine.generate = garbage(False)
             again = [text for text in algorithm.train()[NOTICES].splitlines() if "the critic's futures" in text]
             (future,) = [text for text in again if "cut off by max_future_tokens" in text]
-            assert "What to do: raise max_future_tokens, which is 24" in future
+            assert "What to do: set structured_answers: true" in future
             assert any("futures 100% do not parse, where it was 0%" in text for text in again)
         finally:
             algorithm.stop()

@@ -61,7 +61,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
             log(self.metrics, {**results, **figures})
             self.examined(episodes, heard, fixed)
             self.writer.write_histograms(
-                self.iteration + 1,
+                self.evaluated_iteration,
                 {
                     "replay_buffer/priorities": self.local_replay_buffer.priorities,
                     "replay_buffer/ages": self.local_replay_buffer.ages(self.weight_version),
@@ -98,7 +98,7 @@ class ExaminedAlgorithm(ReplayAlgorithm):
         refinements = examiner.refine(self._fixed)
         for number, refinement in enumerate(refinements, start=1):
             name = f"state_{number}"
-            self.writer.write_state(name, self.iteration + 1, refinement)
+            self.writer.write_state(name, self.evaluated_iteration, refinement)
             figures[name] = {
                 "predicts_success": float(predicts_success(refinement.futures)),
                 "optimal": float(refinement.critique.optimal) if refinement.critique else float("nan"),

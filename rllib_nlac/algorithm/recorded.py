@@ -181,7 +181,7 @@ class RecordedAlgorithm(ExaminedAlgorithm):
         settings = self.config.record_settings
         if not settings.transitions:
             return
-        iteration, version = self.iteration + 1, self.weight_version
+        iteration, version = self.evaluated_iteration, self.weight_version
         common = {"iteration": iteration, "version": version}
         who = {role: [w.value, 0 if w is Weights.INITIAL else version] for role, w in self.stages.answered_by.items()}
         lines: list[dict[str, Any]] = [

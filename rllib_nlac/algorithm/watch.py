@@ -34,6 +34,7 @@ class Watched(Algorithm):
     config: Any
     engine: Any = None  # the algorithm's own; None where each runner has one, as under RLlib's algorithms
     instructions = ""  # what the policy is told beside the environment's own system prompt
+    _is_before_training = False
     weight_version: int | None = None  # of the weights that play; None where RLlib's own sync numbers none
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -90,8 +91,17 @@ class Watched(Algorithm):
         config = self.config
         if not (config.evaluation_interval and config.evaluate_before_training):
             return None
-        results = self.evaluate()
+        self._is_before_training = True
+        try:
+            results = self.evaluate()
+        finally:
+            self._is_before_training = False
         return results, self.evaluation_seconds[EVALUATION]
+
+    @property
+    def evaluated_iteration(self) -> int:
+        """Number of the iteration that an evaluation under way is of; 0 before training."""
+        return 0 if self._is_before_training else self.iteration + 1
 
     def _heed_turns(self, runners: dict[str, Any], examples: str | list[str]) -> None:
         names = ("action_parse_failures", NUM_ENV_STEPS_SAMPLED, "action_parse_failures_cut_off")

@@ -79,7 +79,7 @@ def expert(
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 300,
     skill: Annotated[float, typer.Option(min=0, max=1, help="Share of the expert's turns; the others are mistakes.")] = 0.7,
     prompts: Annotated[str, typer.Option(help="Prompt set that words the roles.")] = "small",
-    roles: Annotated[str, typer.Option(help="Which roles to write, separated by commas.")] = ",".join(EXPERT_ROLES),
+    roles: Annotated[str, typer.Option(help="Roles, separated by commas; twice: at two turns.")] = ",".join(EXPERT_ROLES),
     teacher: Annotated[
         str, typer.Option(help="A larger model in the expert's place: {base_url: ..., model: ...} as YAML or JSON.")
     ] = "",

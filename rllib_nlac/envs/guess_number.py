@@ -67,8 +67,9 @@ class GuessNumber(TextEnv[int]):
     def expert_judgement(self, action: str) -> tuple[bool, str]:
         (low, high), guess = self.left(), guess_in(action)
         middle = (low + high) // 2
+        said = "No number" if guess is None else str(guess)  # beside the best one, so that a small model can compare them
         known = f"It is {low}" if low == high else f"It is from {low} to {high}, and {middle} is the middle"
-        return guess in (middle, -((low + high) // -2)), f"{known}."
+        return guess in (middle, -((low + high) // -2)), f"{said} was said. {known}."
 
     def left(self) -> tuple[int, int]:
         """Smallest and largest number that the replies so far allow."""

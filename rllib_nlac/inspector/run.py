@@ -220,7 +220,8 @@ def _iteration(row: Mapping[str, Any], key: str = "training_iteration") -> int:
 def _episode(line: Mapping[str, Any]) -> dict[str, Any] | None:
     """All fields of an episode, each of its kind; None of what is no episode."""
     iteration, messages, rewards = _iteration(line, "iteration"), line.get("messages"), line.get("rewards")
-    if not (iteration and isinstance(messages, list) and isinstance(rewards, list) and all(map(_is_message, messages))):
+    is_known = iteration > 0 or (type(line.get("iteration")) is int and line["iteration"] == 0)  # 0: before training
+    if not (is_known and isinstance(messages, list) and isinstance(rewards, list) and all(map(_is_message, messages))):
         return None
     if not all(each is None or isinstance(each, (int, float)) for each in rewards):
         return None

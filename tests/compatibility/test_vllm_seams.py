@@ -1,4 +1,4 @@
-"""vLLM's private seams, all of them in ``engine/vllm_engine.py`` and ``engine/vllm_worker.py``."""
+"""vLLM's private seams, all of them in ``engine/vllm_engine.py``, ``vllm_structure.py`` and ``vllm_worker.py``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.reasoning import ReasoningParserManager
+from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+from vllm.v1.structured_output import StructuredOutputManager
 
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.engine.vllm_engine import CPU_BLOCK, VLLMEngine
+from rllib_nlac.engine.vllm_structure import register_thinking, why_not
 from rllib_nlac.engine.vllm_worker import WorkerExtension
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights
@@ -202,3 +206,24 @@ def test_no_matrix_is_packed_on_a_cpu(monkeypatch, dtype):
     assert layer.weight.shape == (128, 256) and layer.weight.dtype == layer.bias.dtype == dtype
     layer.weight.data.zero_()
     assert torch.equal(layer.cpu_linear(torch.ones(1, 256, dtype=dtype), layer.weight, layer.bias)[0], layer.bias)
+
+
+def test_the_grammar_is_xgrammars_and_refuses_what_it_cannot_compile(engine):
+    """``auto`` would choose by the first request, and one backend serves all that follow."""
+    config = engine._llm.vllm_config
+    assert config.structured_outputs_config.backend == "xgrammar"
+    assert why_not("a{2,3}") is None and "regex" in why_not("(?<=a)b").lower()
+
+
+def test_where_reasoning_ends_is_asked_of_a_registered_parser():
+    """By the prompt's ids before the first token, and by the new ones after it."""
+    kind = ReasoningParserManager.get_reasoning_parser(register_thinking())
+    assert issubclass(kind, BaseThinkingReasoningParser)
+    assert list(inspect.signature(BaseThinkingReasoningParser.is_reasoning_end).parameters) == ["self", "input_ids"]
+    source = inspect.getsource(StructuredOutputManager)
+    assert "is_reasoning_end(request.prompt_token_ids" in source and "is_reasoning_end_streaming(" in source
+
+
+def test_the_block_on_a_cpu_holds_fewer_tokens_than_a_short_dialogue(engine):
+    """Fails where vLLM's own size of 128 is in force: then no prefix of a short dialogue is ever found again."""
+    assert engine._llm.vllm_config.cache_config.block_size == CPU_BLOCK == 32

@@ -47,7 +47,7 @@ function calibrationView(app) {
   const line = (name, path, low, high) => ({ name, xs, ys: of(path), low: low && of(low), high: high && of(high) });
   const charts = h("div", { class: "charts" });
   const place = h("div", { class: "charts" }), surprises = h("div", null);
-  const select = h("select", { "aria-label": "Evaluation", id: "evaluation", onchange: () => draw(known[Number(select.value)]) }, known.map((each, at) => h("option", { value: String(at), selected: at === known.length - 1 }, `after iteration ${number(each.iteration)}`)));
+  const select = h("select", { "aria-label": "Evaluation", id: "evaluation", onchange: () => draw(known[Number(select.value)]) }, known.map((each, at) => h("option", { value: String(at), selected: at === known.length - 1 }, each.iteration ? `after iteration ${number(each.iteration)}` : "before training")));
   const draw = (each) => {
     const sets = [["fresh episodes", each.critic.reliability], ["replay buffer", each.critic.replayed && each.critic.replayed.reliability]].filter(([, own]) => isReliability(own)).map(([name, own]) => ({ name, ...own }));
     replace(place, sets.length ? reliabilityChart(sets, "Reliability") : null, figuresCard(each.critic), byCard("By turn", each.critic.by_turn), byCard("Replay buffer, by age", each.critic.replayed && each.critic.replayed.by_age), refinementCard(each.critic.refinement));
