@@ -45,7 +45,7 @@ def read_target(
     answer: Answer | None,
     next_action: str | None,
     next_future: Future | None,
-    form: FutureForm = FutureForm(),  # noqa: B008
+    form: FutureForm,
 ) -> BellmanTarget:
     """The target, without a generation to train on where it does not parse or was cut off."""
     generation, text = answer if answer else (None, "")

@@ -30,7 +30,7 @@ def backup_stage(
     next_actions, next_futures = yield from _continuation(transitions, ends, prompts, settings, chat, report, variant)
 
     later: list[Future | None] = list(next_futures)
-    targets: list[BellmanTarget] = [backup.read_target(t, None, None, None) for t in transitions]
+    targets = [backup.read_target(t, None, None, None, p.forms.future) for t, p in zip(transitions, prompts, strict=True)]
     for depth in range(max(map(len, chains), default=0)):
         due = [i for i, chain in enumerate(chains) if len(chain) > depth]
         steps = [chains[i][-1 - depth] for i in due]

@@ -19,6 +19,7 @@ from rllib_nlac.names import unknown_key
 from rllib_nlac.types import Critique, Future
 
 CHARACTERS_PER_TOKEN = 2  # fewer than English text has, so that the longest answer of a pattern ends before its token limit
+LONGEST = 4000  # characters of a part of an answer, the most that a form may allow
 _START = r"[^\s<]"  # of a field: neither a space nor what a placeholder begins with
 _PLACEHOLDER = re.compile(r"[^\w<]*<[^<>\n]+>[\W_]*\Z")  # copied from an instruction
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
@@ -31,7 +32,7 @@ class FutureForm:
     Attributes:
         label: Word before the colon.
         success: Word that ends a future in which the task succeeds.
-        failure: Word that ends any other.
+        failure: Word that ends a future in which the task fails.
         what: What an instruction without examples calls the words in between.
         characters: Largest number of characters of these words that the pattern allows.
         examples: Whole answers, which the instruction shows in place of a placeholder.
@@ -101,7 +102,7 @@ class FutureForm:
         """What a future says before its outcome."""
         return re.sub(rf"\W*\b(?:{self.success}|{self.failure})\W*\Z", "", future.text, flags=re.IGNORECASE)
 
-    def check(self, max_tokens: int = 64) -> None:
+    def check(self) -> None:
         """Refuses a form whose answers the parser would not read back.
 
         Raises:
@@ -111,15 +112,8 @@ class FutureForm:
         if self.success.lower() in (self.failure.lower(), self.label.lower()) or self.label.lower() == self.failure.lower():
             raise ValueError("label, success and failure must be three different words")
         _check_lengths(self, ("characters",))
-        pattern = compiled(self.pattern(max_tokens))
-        for success in (True, False):
-            answer = self.written("It goes on.", success)
-            read = self.parse(answer)
-            if pattern.fullmatch(answer) is None or read != Future(f"It goes on. {self.outcome(success)}", success):
-                raise ValueError(f"an answer in this form, {answer!r}, would not be read back")
-        for example in self.examples:
-            if self.parse(example) is None:
-                raise ValueError(f"the example {example!r:.100} is not in this form, as {self.written('It ends.', True)!r} is")
+        both = (True, False)
+        _check_reading(self, {self.written("It ends.", each): Future(f"It ends. {self.outcome(each)}", each) for each in both})
 
 
 @dataclass(frozen=True)
@@ -129,7 +123,7 @@ class CritiqueForm:
     Attributes:
         verdict: Label of the verdict.
         accept: Verdict on an action that is good as it is.
-        reject: Verdict on any other.
+        reject: Verdict on an action that could be better.
         reason: Label of the reason.
         fix: Label of the better action.
         better: What an instruction without examples calls the better action.
@@ -206,7 +200,7 @@ class CritiqueForm:
             return None
         return Critique(text, optimal, field(self.reason), "" if optimal else field(self.fix))
 
-    def check(self, max_tokens: int = 64) -> None:
+    def check(self) -> None:
         """Refuses a form whose answers the parser would not read back.
 
         Raises:
@@ -217,15 +211,8 @@ class CritiqueForm:
         if len(labels) < 3 or self.accept.lower() == self.reject.lower():
             raise ValueError("verdict, reason and fix must be three different words, and so must accept and reject")
         _check_lengths(self, ("reason_characters", "fix_characters"))
-        pattern = compiled(self.pattern(max_tokens))
-        for optimal in (True, False):
-            answer = self.written(optimal, "It is so.", "Go on.")
-            read = self.parse(answer)
-            if pattern.fullmatch(answer) is None or read != Critique(answer, optimal, "It is so.", "" if optimal else "Go on."):
-                raise ValueError(f"an answer in this form, {answer!r}, would not be read back")
-        for example in self.examples:
-            if self.parse(example) is None:
-                raise ValueError(f"the example {example!r:.100} is not in this form, as {self.written(True, 'It ends.')!r} is")
+        yes, no = self.written(True, "It ends."), self.written(False, "It ends.", "Go on.")
+        _check_reading(self, {yes: Critique(yes, True, "It ends.", ""), no: Critique(no, False, "It ends.", "Go on.")})
 
 
 @dataclass(frozen=True)
@@ -241,21 +228,17 @@ class Forms:
     critique: CritiqueForm = CritiqueForm()
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Self:
+    def of(cls, data: Mapping[str, Mapping[str, Any]]) -> Self:
         """Forms as a YAML file has them; what is left out is as in the default set.
 
         Raises:
             ValueError: A key is unknown, a value is of another kind, or answers in a form would not be read back.
         """
-        if not isinstance(data, Mapping):
-            raise ValueError(f"forms must be a mapping with the keys future and critique, and it is {data!r:.80}")
         made: dict[str, Any] = {}
         for name, own in data.items():
             kind = {"future": FutureForm, "critique": CritiqueForm}.get(name)
             if kind is None:
                 raise ValueError(f"forms: {unknown_key(name, ('future', 'critique'))}")
-            if not isinstance(own, Mapping):
-                raise ValueError(f"forms.{name} must be a mapping, and it is {own!r:.80}")
             known = {field.name for field in fields(kind)}
             for key, value in own.items():
                 if key not in known:
@@ -270,12 +253,6 @@ class Forms:
             except ValueError as error:
                 raise ValueError(f"forms.{name}: {error}") from None
         return cls(**made)
-
-
-@functools.lru_cache(maxsize=256)
-def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern as Python's own regular expression, to see whether an answer keeps it."""
-    return re.compile(pattern)
 
 
 def _first_clause(text: str) -> str:
@@ -324,5 +301,15 @@ def _check_words(form: Any, names: Sequence[str]) -> None:
 def _check_lengths(form: Any, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(form, name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 8 <= value <= 4000:
-            raise ValueError(f"{name} must be a whole number between 8 and 4000, and it is {value!r:.80}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 8 <= value <= LONGEST:
+            raise ValueError(f"{name} must be a whole number between 8 and {LONGEST}, and it is {value!r:.80}")
+
+
+def _check_reading(form: FutureForm | CritiqueForm, answers: Mapping[str, Future | Critique]) -> None:
+    """Holds pattern, parser and examples of a form against answers of which it is known what they say."""
+    for answer, meant in answers.items():
+        if re.fullmatch(form.pattern(LONGEST), answer) is None or form.parse(answer) != meant:
+            raise ValueError(f"an answer in this form, {answer!r}, would not be read back")
+    for example in form.examples:
+        if form.parse(example) is None:
+            raise ValueError(f"the example {example!r:.100} is not in this form, as {next(iter(answers))!r} is")

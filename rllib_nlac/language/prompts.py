@@ -255,9 +255,10 @@ def load_prompts(source: str | dict[str, Any], env: str | None = None) -> Prompt
     own = dict(overrides.get(env or "", {}))
     forms = _merged(forms, own.pop("forms", None), data["name"])
     try:
-        return replace(PromptSet(**data, forms=Forms.of(forms)), **own)
+        made = Forms.of(forms)
     except ValueError as error:
-        raise error if str(error).startswith("prompt set") else ValueError(f"prompt set {data['name']!r}, {error}") from None
+        raise ValueError(f"prompt set {data['name']!r}, {error}") from None
+    return replace(PromptSet(**data, forms=made), **own)
 
 
 def _merged(forms: dict[str, Any], more: Any, name: Any) -> dict[str, Any]:
