@@ -17,8 +17,12 @@ from typing import Any
 
 from rllib_nlac.names import unknown_key
 
+logger = logging.getLogger(__name__)
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"  # OpenAI's reasoning models know the second alone, and say so
+# How a server is told what an answer must look like: as vLLM's does, as OpenAI's does, or not at all.
+WAYS = ("structured_outputs", "response_format", "")
 
 
 class EndpointError(RuntimeError):
@@ -29,17 +33,27 @@ class RequestRefusedError(EndpointError):
     """The endpoint works and does not take this request: too long a prompt for its model, or one that a filter refuses."""
 
 
-# How a server is told what an answer must look like: as vLLM's does, as OpenAI's does, or not at all.
-WAYS = ("structured_outputs", "response_format", "")
-logger = logging.getLogger(__name__)
-
-
 def _speaks_of_structure(message: str) -> bool:
     """Whether an error is about the form of the answer, or about an argument that the server does not know."""
     return (
         re.search(r"structured_outputs|response_format|regex|grammar|schema|pattern|extra|unknown|unrecogni", message, re.I)
         is not None
     )
+
+
+def _enforced(pattern: str, way: str) -> dict[str, Any]:
+    """What a request says of the form of its answer, in one of ``WAYS``."""
+    if way == "structured_outputs":
+        return {"extra_body": {way: {"regex": pattern}}}
+    if way == "response_format":
+        schema = {
+            "type": "object",
+            "properties": {"answer": {"type": "string", "pattern": f"^(?:{pattern})$"}},
+            "required": ["answer"],
+            "additionalProperties": False,
+        }
+        return {way: {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}}
+    return {}
 
 
 @dataclass(frozen=True)
@@ -109,8 +123,9 @@ class Endpoint:
 
         arguments: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_tokens, **sampling}
         arguments[self._limit] = arguments.pop(LIMIT)
+        way = self._way  # of this call; another thread may go on to the next one meanwhile
         if pattern is not None:
-            arguments |= self._enforced(pattern)
+            arguments |= _enforced(pattern, WAYS[way])
         cause = ""
         for attempt in range(self.max_retries + 1):
             if attempt:
@@ -121,7 +136,7 @@ class Endpoint:
                 text = choice.message.content
                 if may_be_empty or (isinstance(text, str) and text.strip()):
                     finished = choice.finish_reason != "length"
-                    return Answer(text or "" if pattern is None else self._kept(text or "", pattern), finished)
+                    return Answer(text or "" if pattern is None else self._kept(text or "", pattern, WAYS[way]), finished)
                 cause = "an answer without content"
             except openai.APIResponseValidationError as error:
                 cause = f"an answer that is no chat completion ({error})"
@@ -130,8 +145,8 @@ class Endpoint:
                 if refused and LIMIT in arguments and NEWER_LIMIT in str(error):
                     self._limit = NEWER_LIMIT
                     return self.ask(messages, may_be_empty, pattern, **sampling)
-                if refused and pattern is not None and self._way < len(WAYS) - 1 and _speaks_of_structure(str(error)):
-                    self._way += 1
+                if refused and pattern is not None and way < len(WAYS) - 1 and _speaks_of_structure(str(error)):
+                    self._way = max(self._way, way + 1)
                     return self.ask(messages, may_be_empty, pattern, **sampling)
                 # Not "from error": the client's exceptions do not survive Ray's pickling, and with one as its cause ours
                 # would not either.
@@ -141,25 +156,10 @@ class Endpoint:
                 cause = f"an answer that is no chat completion ({type(error).__name__}: {error})"
         raise EndpointError(f"the endpoint {self.base_url} gave {cause}, {self.max_retries + 1} times")
 
-    def _enforced(self, pattern: str) -> dict[str, Any]:
-        """What a request says of the form of its answer, in the way that this server takes."""
-        way = WAYS[self._way]
-        if way == "structured_outputs":
-            return {"extra_body": {way: {"regex": pattern}}}
-        if way == "response_format":
-            schema = {
-                "type": "object",
-                "properties": {"answer": {"type": "string", "pattern": f"^(?:{pattern})$"}},
-                "required": ["answer"],
-                "additionalProperties": False,
-            }
-            return {way: {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}}
-        return {}
-
-    def _kept(self, text: str, pattern: str) -> str:
+    def _kept(self, text: str, pattern: str, way: str) -> str:
         """An answer as text; counted if it does not have the form that was asked for."""
         said = text.rpartition("</think>")[2].strip()
-        if WAYS[self._way] == "response_format":
+        if way == "response_format":
             try:
                 answer = json.loads(said)["answer"]
                 text = said = answer if isinstance(answer, str) else said
