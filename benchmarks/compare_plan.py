@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
+from rllib_nlac.algorithm.manners import SHIPPED_MODELS
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.inputs import plain_yaml
 from rllib_nlac.names import nearest

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import ABLATIONS, FreshActions, Hindsight, PermutedFutures
-from rllib_nlac.algorithm.language_config import Manners
+from rllib_nlac.algorithm.manners import Manners
 from rllib_nlac.algorithm.told import lookup
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.baselines.erl import ERL

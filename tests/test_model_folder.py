@@ -11,7 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from rllib_nlac import NLACConfig
 from rllib_nlac.baselines.react import ReActConfig
+from rllib_nlac.engine import model_folder
+from rllib_nlac.engine.model_folder import precision
 
 WEIGHTS = "model.safetensors"
 
@@ -100,3 +103,25 @@ def test_behind_an_endpoint_only_the_tokenizer_is_needed(folder):
     config.validate()
     with pytest.raises(FileNotFoundError, match="no weights"):
         config.training(endpoint={}).validate()
+
+
+@pytest.mark.parametrize("computes", [False, True])
+@pytest.mark.parametrize("saved", ["float32", "bfloat16"])
+def test_a_cpu_takes_bfloat16_where_it_computes_in_it_and_the_model_is_saved_in_it(
+    model_path, tmp_path, monkeypatch, computes, saved
+):
+    folder = tmp_path / "model"
+    shutil.copytree(model_path, folder)
+    edit(folder, dtype=saved)
+    monkeypatch.setattr(model_folder, "computes_in_bfloat16", lambda: computes)
+    expected = "bfloat16" if computes and saved == "bfloat16" else "float32"
+    assert (
+        precision(str(folder), "auto", on_gpu=False) == expected and precision(str(folder), "auto", on_gpu=True) == "bfloat16"
+    )
+    assert precision(str(folder), "float32", on_gpu=True) == "float32"
+    config = NLACConfig().language(language_model=str(folder))
+    assert config.held_model.dtype == expected
+    assert config.language(learner_model={"dtype": "float32"}).held_model.dtype == "float32"
+    config.language(learner_model={}).learners(num_gpus_per_learner=1)
+    assert config.held_model.dtype == "float32"  # as before; a GPU's learner is asked for bfloat16
+    assert precision("nobody/knows", "auto", on_gpu=False) == "float32"

@@ -165,8 +165,8 @@ class TestStart:
 
         monkeypatch.setattr(Algorithm, "setup", setup)
         algorithm = Watched.__new__(Watched)
-        algorithm._storage = None
-        algorithm.setup(None)
+        algorithm.config, algorithm._storage = RFTConfig(), None
+        algorithm.setup(algorithm.config)
 
     def test_runners_that_never_answered_are_said(self, monkeypatch):
         group = SimpleNamespace(num_remote_env_runners=lambda: 2)
@@ -182,10 +182,10 @@ class TestStart:
 class TestIterations:
     """RLlib's own logger repeats what was ever logged, with NaN for what was not logged since."""
 
-    def stepped(self, monkeypatch, *iterations, kind=Watched) -> list[dict]:
+    def stepped(self, monkeypatch, *iterations, kind=Watched, config=None, iteration=0) -> list[dict]:
         root, todo = MetricsLogger(root=True), iter(iterations)
         a = kind.__new__(kind)
-        a.notices, a.evaluation_seconds, a.config, a._iteration = Notices(), {}, RFTConfig(), 0
+        a.notices, a.evaluation_seconds, a.config, a._iteration = Notices(), {}, config or RFTConfig(), iteration
         a.trends, a.spending = Trends(a.notices.heed), SimpleNamespace(since_last=dict)
 
         a.metrics = root
@@ -242,6 +242,32 @@ class TestIterations:
             trial.update_last_result(dict(result))
         found = trial.metric_analysis["evaluation/env_runners/success_rate"]
         assert (found["max"], found["last"]) == (0.9, 0.5)
+
+    @pytest.mark.parametrize(
+        ("asked", "iteration", "evaluates"),
+        [
+            ({}, 0, True),
+            ({}, 4, False),
+            ({"evaluate_before_training": False}, 0, False),
+            ({"evaluation_interval": None}, 0, False),
+        ],
+    )
+    def test_a_run_is_evaluated_before_training_and_a_restored_one_is_not(self, monkeypatch, asked, iteration, evaluates):
+        said: list[int] = []
+
+        def evaluate(self) -> dict:
+            said.append(self.evaluated_iteration)
+            self.evaluation_seconds["evaluation"] = 2.0
+            return {"env_runners": {"success_rate": 0.25}}
+
+        monkeypatch.setattr(Watched, "evaluate", evaluate)
+        config = RFTConfig().evaluation(**{"evaluation_interval": 4, **asked})
+        (result,) = self.stepped(monkeypatch, lambda root: None, config=config, iteration=iteration)
+        assert said == ([0] if evaluates else [])
+        assert ("before_training" in result) is evaluates and "evaluation" not in result
+        if evaluates:
+            assert result["before_training"] == {"env_runners": {"success_rate": 0.25}}
+            assert result["seconds"]["evaluation_before"] == 2.0
 
     def test_what_a_callback_logs_at_the_end_of_an_evaluation_is_in_its_results(self, monkeypatch):
         """Fails where RLlib's results are returned as they are: they were taken before, and the next evaluation starts anew."""

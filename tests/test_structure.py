@@ -10,11 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 from chat_server import ChatServer
+from ray.rllib.algorithms.algorithm import Algorithm
 from scripted_engine import ScriptedEngine
 from scripted_roles import SETTINGS, script, transition
 
 import rllib_nlac.inputs.endpoint
 from rllib_nlac import NLACConfig
+from rllib_nlac.activity import activity
+from rllib_nlac.algorithm.manners import manners_that_suit
+from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
@@ -101,13 +105,28 @@ class TestConfiguration:
         assert config.action_sampling.structured
 
     def test_a_small_model_gets_small_prompts_and_a_large_one_the_default(self, model_path):
-        from rllib_nlac.algorithm.language_config import prompts_that_suit
-
-        assert prompts_that_suit(model_path)[0] == "small" and "million parameters" in prompts_that_suit(model_path)[1]
+        own = manners_that_suit(model_path)
+        assert own.prompts == "small"
+        assert re.fullmatch(r"prompt set small: the model has \d+ million parameters, less than 3 billion", own.why)
         for name, prompts in (("Qwen/Qwen2.5-7B-Instruct", "default"), ("Qwen/Qwen2.5-1.5B-Instruct", "small")):
             assert NLACConfig().language(language_model=name).manners.prompts == prompts
-        assert prompts_that_suit("nobody/knows") == ("default", "nothing here says how large the model is")
+        unknown = manners_that_suit("nobody/knows")
+        assert (unknown.prompts, unknown.why) == ("default", "prompt set default: nothing here says how large the model is")
         assert NLACConfig().manners.prompts == "compact"
+
+    def test_why_is_said_of_a_choice_alone(self, model_path):
+        config = NLACConfig().language(language_model=model_path)
+        assert config.manners.why.startswith("prompt set small: ")
+        assert config.language(prompts="default").manners.why == "" and NLACConfig().manners.why == ""
+
+    def test_a_run_says_which_prompts_were_chosen(self, model_path, monkeypatch):
+        said: list[str] = []
+        monkeypatch.setattr(Algorithm, "setup", lambda self, config: said.append(activity.now.stage))
+        for config in (NLACConfig().language(language_model=model_path), NLACConfig()):
+            run = Watched.__new__(Watched)
+            run.config, run._storage = config, None
+            run.setup(config)
+        assert said[0].startswith("loading the model, prompt set small: the model has") and said[1] == "loading the model"
 
 
 class TestActionForms:
@@ -122,7 +141,9 @@ class TestActionForms:
         form = action_form(info, "plain")
         assert all(re.fullmatch(form.regex, text) for text in matches)
         assert not any(re.fullmatch(form.regex, text) for text in not_)
-        assert re.fullmatch(action_form(info, "react").regex, f"Thought: hm.\nAction: {matches[0]}") and THOUGHT
+        thoughtful = action_form(info, "react").regex
+        assert thoughtful.startswith(THOUGHT) and re.fullmatch(thoughtful, f"Thought: hm.\nAction: {matches[0]}")
+        assert re.fullmatch(thoughtful, matches[0]) is None
         assert why_not(form.regex) is None
 
     def test_the_order_of_choices_makes_no_other_pattern(self):
@@ -287,6 +308,20 @@ class TestEndpoints:
         assert text == "c" and endpoint.num_unstructured == 1 and WAYS[endpoint._way] == ""
         endpoint.ask([{"role": "user", "content": "x"}], pattern="(?:a|b)")
         assert not {"structured_outputs", "response_format"} & server.asked[-1].keys()  # it is not tried again
+
+    def test_another_threads_refusal_meanwhile_skips_no_way(self):
+        """Fails where a call counts up from the way that another call has found by then."""
+        server = ChatServer(say=json.dumps({"answer": "b"}))
+        endpoint = Endpoint(server.url, "m", max_retries=0)
+
+        class Refusals(list):
+            def pop(self, place):
+                endpoint._way = 1
+                return super().pop(place)
+
+        server.behaviours = Refusals([(400, "Unrecognized request argument supplied: structured_outputs")])
+        assert endpoint.ask([{"role": "user", "content": "x"}], pattern="(?:a|b)").text == "b"
+        assert "response_format" in server.asked[1] and WAYS[endpoint._way] == "response_format"
 
     def test_another_refusal_is_no_reason_to_give_the_form_up(self):
         server = ChatServer([(400, "context length exceeded")], say="a")

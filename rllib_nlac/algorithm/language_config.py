@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,15 +14,14 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.evaluation import Repeats, evaluate_tasks
+from rllib_nlac.algorithm.manners import SHIPPED_MODELS, Manners, manners_that_suit
 from rllib_nlac.algorithm.placement import placed_learners
 from rllib_nlac.algorithm.transfer import WAYS
 from rllib_nlac.checkpoints.start import starting_point
 from rllib_nlac.engine.chat import Chat, check_model_path
 from rllib_nlac.engine.lora import SERVED_RANKS, LoRASettings
 from rllib_nlac.engine.make import ENGINES, MERGES_LORA, EngineKeys, EngineSpec
-from rllib_nlac.engine.model_folder import check_weights, saved_in_bfloat16
-from rllib_nlac.engine.places import computes_in_bfloat16
-from rllib_nlac.engine.shapes import UnknownShape, shape_of
+from rllib_nlac.engine.model_folder import check_weights, suits_bfloat16
 from rllib_nlac.envs import registry
 from rllib_nlac.inputs.pretrained import PRETRAINED, prepare
 from rllib_nlac.language.prompts import PromptSet, load_prompts
@@ -33,46 +31,6 @@ from rllib_nlac.learner.packing import WAYS as PACKING
 from rllib_nlac.learner.rl_module import LearnerModel
 from rllib_nlac.names import unknown_key
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-
-
-@dataclass(frozen=True)
-class Manners:
-    """Prompts and token limits that suit a model. They fill the keys that a configuration leaves at None.
-
-    Attributes:
-        prompts: A prompt set, see ``load_prompts``.
-        max_action_tokens: The most tokens of a turn.
-        max_future_tokens: Of a future and of a Bellman target.
-        max_critique_tokens: Of a critique.
-        structured_answers: Whether an engine enforces the form of futures and critiques.
-        folder: Of a model shipped with this package, below ``tiny/``; see ``tiny/worlds.py``.
-    """
-
-    prompts: str | dict[str, Any] = "default"
-    max_action_tokens: int = 128
-    max_future_tokens: int = 192
-    max_critique_tokens: int = 192
-    structured_answers: bool = True
-    folder: str | None = None
-
-
-# They were taught their forms, so that nothing needs to be enforced.
-SHIPPED_MODELS = {
-    "tiny": Manners("compact", 12, 24, 32, False, "model"),
-    "tiny_house": Manners("compact", 12, 48, 40, False, "house_model"),
-}
-SMALL = 3_000_000_000  # parameters, below which a model gets the prompt set "small"
-
-
-@functools.lru_cache(maxsize=64)
-def prompts_that_suit(model: str) -> tuple[str, str]:
-    """The shipped prompt set for a pretrained model, and why it is that one."""
-    try:
-        size = shape_of(model).parameters
-    except (UnknownShape, OSError, ValueError):
-        return "default", "nothing here says how large the model is"
-    name, than = ("small", "less") if size < SMALL else ("default", "not less")
-    return name, f"the model has {size / 1e6:,.0f} million parameters, {than} than {SMALL // 10**9} billion"
 
 
 class LanguageConfig(AlgorithmConfig):
@@ -318,11 +276,14 @@ class LanguageConfig(AlgorithmConfig):
     def manners(self) -> Manners:
         """How the model is spoken to: what is set here, and else what it brings."""
         names = [field.name for field in fields(Manners)]
-        return replace(self._brought, **{name: value for name in names if (value := vars(self).get(name)) is not None})
+        own: dict[str, Any] = {name: value for name in names if (value := vars(self).get(name)) is not None}
+        if "prompts" in own:  # nothing was chosen
+            own["why"] = ""
+        return replace(self._brought, **own)
 
     @property
     def _brought(self) -> Manners:
-        return SHIPPED_MODELS.get(self.language_model) or Manners(prompts=prompts_that_suit(self.model_path)[0])
+        return SHIPPED_MODELS.get(self.language_model) or manners_that_suit(self.model_path)
 
     @property
     def model_path(self) -> str:
@@ -345,9 +306,7 @@ class LanguageConfig(AlgorithmConfig):
     @property
     def action_sampling(self) -> Sampling:
         """How the policy samples a turn."""
-        return Sampling(
-            self.manners.max_action_tokens, self.action_temperature, self.action_top_p, bool(self.structured_actions)
-        )
+        return Sampling(self.manners.max_action_tokens, self.action_temperature, self.action_top_p, self.structured_actions)
 
     @property
     def engine_spec(self) -> EngineSpec:
@@ -379,8 +338,7 @@ class LanguageConfig(AlgorithmConfig):
         if held.dtype != "auto":
             return held
         halves = (self.has_master_weights or self.lora is not None) and not self.num_gpus_per_learner
-        fast = halves and computes_in_bfloat16() and saved_in_bfloat16(self.model_path)
-        return replace(held, dtype="bfloat16" if fast else "float32")
+        return replace(held, dtype="bfloat16" if halves and suits_bfloat16(self.model_path) else "float32")
 
     @property
     def model_settings(self) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class RolesConfig(LanguageAlgorithmConfig):
             "future": Sampling(self.manners.max_future_tokens, structured=structured),
             "backup": Sampling(self.manners.max_future_tokens, 0.0, structured=structured),
             "critique": Sampling(self.manners.max_critique_tokens, temperatures.critique, structured=structured),
-            "refine": Sampling(self.manners.max_action_tokens, temperatures.refine, structured=bool(self.structured_actions)),
+            "refine": Sampling(self.manners.max_action_tokens, temperatures.refine, structured=self.structured_actions),
             "reasoning": Sampling(self.max_reasoning_tokens, 0.0) if self.max_reasoning_tokens else None,
             "judge_weights": Weights(self.judge_weights),
             "backup_by": self.backup,

@@ -46,7 +46,8 @@ class Watched(Algorithm):
 
     @override(Algorithm)
     def setup(self, config: Any) -> None:
-        activity.turn_to("loading the model", iteration=0)
+        chosen = self.config.manners.why
+        activity.turn_to(f"loading the model{', ' if chosen else ''}{chosen}", iteration=0)
         if self._storage is not None:  # Tune's, whose driver reads it
             publish_to_ray(self._storage.trial_dir_name)
         try:

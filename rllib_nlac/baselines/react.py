@@ -20,7 +20,8 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.language_config import LanguageConfig, Manners
+from rllib_nlac.algorithm.language_config import LanguageConfig
+from rllib_nlac.algorithm.manners import Manners
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import ENDPOINT_KEYS, EndpointChat
 from rllib_nlac.engine.make import EngineSpec

@@ -60,10 +60,13 @@ def read_config(model: str) -> PreTrainedConfig:
     return config
 
 
-def saved_in_bfloat16(model: str) -> bool:
-    """Whether a model's weights are in bfloat16, as most pretrained ones are; False where nobody knows."""
+def suits_bfloat16(model: str) -> bool:
+    """Whether a model is held in bfloat16 on this machine's processor: that computes in it, and the weights are saved in it.
+
+    False where nobody knows how they are saved.
+    """
     try:
-        return AutoConfig.from_pretrained(model).dtype == torch.bfloat16
+        return computes_in_bfloat16() and AutoConfig.from_pretrained(model).dtype == torch.bfloat16
     except (OSError, ValueError):  # it is on a hub that cannot be reached; who loads it will say so
         return False
 
@@ -78,7 +81,7 @@ def precision(model: str, asked: str, on_gpu: bool) -> str:
     """
     if asked != "auto":
         return asked
-    return "bfloat16" if on_gpu or (computes_in_bfloat16() and saved_in_bfloat16(model)) else "float32"
+    return "bfloat16" if on_gpu or suits_bfloat16(model) else "float32"
 
 
 def check_tokenizer_files(path: Path) -> None:

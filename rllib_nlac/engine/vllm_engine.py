@@ -30,12 +30,11 @@ from rllib_nlac.engine.tally import Tally
 from rllib_nlac.engine.vllm_structure import THINKING, register_thinking, structure, why_not
 from rllib_nlac.types import Generation, Request, Weights
 
+logger = logging.getLogger(__name__)
+
 # vLLM's own block on a CPU holds 128 tokens, more than most dialogues here, so that its prefix cache would never hit.
 CPU_BLOCK = 32
 ADAPTERS = {Weights.POLICY: 1, Weights.TARGET: 2}  # vLLM's numbers of them; the initial weights are the base
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,9 @@ class VLLMEngine:
         extra.setdefault("max_num_batched_tokens", max(BATCHED_TOKENS, max_context))  # built this way vLLM reads 2,048
         extra.setdefault("structured_outputs_config", {"backend": "xgrammar"})
         parser = settings.reasoning_parser
-        extra.setdefault("reasoning_parser", register_thinking() if parser == THINKING else "" if parser == "auto" else parser)
+        if parser == THINKING:
+            register_thinking()
+        extra.setdefault("reasoning_parser", "" if parser == "auto" else parser)
         self._lora = lora
         if merges_lora is None:
             merges_lora = not on_gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
+from rllib_nlac.algorithm.manners import SHIPPED_MODELS
 from rllib_nlac.algorithm.told import ROLES, WITH_FORM, figure, largest_k
 from rllib_nlac.reporting.results import Results, Run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllib_nlac.algorithm.language_config import SHIPPED_MODELS
+from rllib_nlac.algorithm.manners import SHIPPED_MODELS
 from rllib_nlac.algorithm.told import figure, lookup
 from rllib_nlac.reporting.results import Run
 from rllib_nlac.reporting.words import EVALUATION
