@@ -74,7 +74,7 @@ def log_stages(
     }
     for name, value in rates.items():
         metrics.log_value((STAGES, name), value, window=1)
-    for name in ("prompt_too_long", "reasoning_rewritten", "reasoning_emptied"):
+    for name in ("prompt_too_long", "unstructured", "reasoning_rewritten", "reasoning_emptied"):
         metrics.log_value((STAGES, f"num_{name}"), report.counts[name], reduce="sum")
     metrics.log_value((STAGES, "retokenised_prompts"), report.counts["retokenised"], reduce="sum")
     metrics.log_value((STAGES, "num_engine_calls"), report.calls, reduce="sum")

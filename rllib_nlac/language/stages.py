@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.language.backup_stage import backup_stage
 from rllib_nlac.language.improvement_stage import improvement_stage
+from rllib_nlac.language.parsing import without_thinking
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import StageSettings
@@ -199,9 +201,10 @@ class LanguageStages:
             report.calls += 1
             with activity.stage(f"wave {number}", len(requests), ANSWERS):
                 generations = self.engine.generate(requests)
-            for (part, place, greedy), generation in zip(asked, generations, strict=True):
+            for (part, place, greedy), request, generation in zip(asked, requests, generations, strict=True):
                 # The ids of an answer that goes on as somebody else would be trained on as they are: it says nothing.
                 said = "" if self.chat.invents_a_turn(generation) else self.chat.said(generation)
+                report.counts["unstructured"] += generation.finished and not _keeps(request.pattern, said)
                 answer = answers[part][place] = (generation, said)
                 if greedy is not None:
                     known[greedy] = answer
@@ -215,6 +218,11 @@ class LanguageStages:
             report.kept_tokens += len(kept[0].token_ids)
         report.seconds[name] = time.perf_counter() - started
         return answers
+
+
+def _keeps(pattern: str | None, said: str) -> bool:
+    """Whether an answer has the form that was asked for."""
+    return pattern is None or re.fullmatch(pattern, without_thinking(said)) is not None
 
 
 def _wanted(ask: Ask, place: int) -> Wanted:
