@@ -30,7 +30,7 @@ from rllib_nlac.algorithm.evaluation import (
     success_metrics,
     success_table,
 )
-from rllib_nlac.algorithm.replay import LOGGED
+from rllib_nlac.algorithm.logs import LOGGED
 from rllib_nlac.baselines.grpo import GRPO, GRPOConfig
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
 from rllib_nlac.command import evaluate

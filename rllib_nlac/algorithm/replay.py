@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,12 +16,12 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.logs import LOGGED, check_logs, played_env, take_logs
 from rllib_nlac.algorithm.metrics import stage
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
-from rllib_nlac.replay.dialogues import DialogueData, input_files
+from rllib_nlac.replay.dialogues import DialogueData
 
-LOGGED = "LoggedDialogues"  # the environment of a run that has none
 REPLAY_BUFFER = "replay_buffer"  # its folder in a checkpoint
 
 
@@ -125,10 +124,8 @@ class ReplayConfig(LanguageAlgorithmConfig):
 
     @property
     def played_env(self) -> str:
-        """The environment that episodes are of: of a run on logs alone the one that evaluation plays, if it plays one."""
-        if self.env == LOGGED and isinstance(self.evaluation_config, Mapping):
-            return str(self.evaluation_config.get("env") or self.env)
-        return str(self.env)
+        """The environment that episodes are of."""
+        return played_env(self)
 
     @property
     def replay_settings(self) -> ReplaySettings:
@@ -137,28 +134,13 @@ class ReplayConfig(LanguageAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        if (names := _as_texts(self.input_)) != self.input_:  # a frozen configuration stays as it is
-            self.input_ = names
-        self._check(
-            isinstance(names, str)
-            or (bool(names) and isinstance(names, list) and all(isinstance(name, str) for name in names)),
-            "input_",
-            "must name the dialogues: a file, a pattern or a folder, or a list of them",
-        )
-        if self.env is None and self.is_offline:
-            self.env = LOGGED
+        take_logs(self, "dialogues")
         super().validate()
-        if self.is_offline:
-            input_files(self.input_)
+        check_logs(self, alone=self.env == LOGGED)
         self._check(
             self.minibatch_size <= self.total_train_batch_size,
             "minibatch_size",
             f"must not exceed the batch, train_batch_size_per_learner times the learners, {self.total_train_batch_size}",
-        )
-        self._check(
-            self.env != LOGGED or not isinstance(self.lr, (list, tuple)),
-            "lr",
-            "counts environment steps, and learning from logs alone makes none: give one number, or a scheduler of DeepSpeed",
         )
         self._check(self.offline_iterations is None or self.is_offline, "offline_iterations", "needs input_, the dialogues")
         self._check(
@@ -171,13 +153,6 @@ class ReplayConfig(LanguageAlgorithmConfig):
             "evaluation_interval",
             "needs evaluation_config: {env: NAME}, for logged dialogues cannot be played",
         )
-
-
-def _as_texts(names: Any) -> Any:
-    """Names of files as RLlib takes them: a text or a list of texts."""
-    if isinstance(names, (list, tuple)):
-        return [_as_texts(name) for name in names]
-    return fspath(names) if isinstance(names, PathLike) else names
 
 
 class ReplayAlgorithm(LanguageAlgorithm):

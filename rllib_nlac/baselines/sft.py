@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -12,12 +11,11 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.replay import LOGGED
+from rllib_nlac.algorithm.logs import LOGGED, check_logs, played_env, take_logs
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.learner.batch import TrainingSequence, into_minibatches
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.replay.conversations import ConversationData, epochs
-from rllib_nlac.replay.dialogues import input_files
 
 SFT_RESULTS = "sft"  # key of its own results
 HELD_OUT_AT_MOST = 256  # turns, whose loss is computed
@@ -63,30 +61,18 @@ class SFTConfig(LanguageAlgorithmConfig):
                 "config.input_ must name the conversations: a file, a pattern or a folder of .jsonl or .parquet, or a list of "
                 "them. `rllib env expert ENV --out chats.jsonl` writes some"
             )
-        if self.env is None:
-            self.env = LOGGED
+        take_logs(self, "conversations")
         super().validate()
-        input_files(self.input_)
+        check_logs(self, alone=True)
         self._check(
-            self.in_evaluation or not self.evaluation_interval or self.env != LOGGED or _has_env(self.evaluation_config),
+            self.in_evaluation or not self.evaluation_interval or played_env(self) != LOGGED,
             "evaluation_interval",
             "needs an environment to play: set env",
         )
-        self._check(
-            not isinstance(self.lr, (list, tuple)),
-            "lr",
-            "counts environment steps, and this algorithm makes none: give one number, or a scheduler of DeepSpeed",
-        )
-
-
-def _has_env(config: Any) -> bool:
-    return isinstance(config, Mapping) and bool(config.get("env"))
 
 
 class SFT(LanguageAlgorithm):
     """Trains the assistant turns of conversations, token by token."""
-
-    nothing_to_learn = "there are no conversations"
 
     @classmethod
     @override(LanguageAlgorithm)
@@ -100,14 +86,11 @@ class SFT(LanguageAlgorithm):
         data = self.offline_data
         assert isinstance(data, ConversationData)
         read = data.sequences(self.chat)
-        held = np.random.default_rng([self.config.seed or 0, 1]).permutation(len(read))[: self._num_held_out(len(read))]
-        chosen = set(held.tolist())
+        num_held_out = min(int(len(read) * self.config.held_out_fraction), len(read) - 1)
+        chosen = set(np.random.default_rng([self.config.seed or 0, 1]).permutation(len(read))[:num_held_out].tolist())
         self.held_out = [sequence for place in sorted(chosen) for sequence in read[place]][:HELD_OUT_AT_MOST]
         self.conversations = [own for place, own in enumerate(read) if place not in chosen]
         self.named_data = self.known_data = data.fingerprint
-
-    def _num_held_out(self, count: int) -> int:
-        return min(int(count * self.config.held_out_fraction), count - 1)
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
@@ -116,9 +99,7 @@ class SFT(LanguageAlgorithm):
                 "config.input_ names other conversations than those that the checkpoint was trained on, and a restored run "
                 "goes on as it was: set input_ as it was, or begin a run from the exported model (rllib export)"
             )
-        sequences = self.next_batch()
-        self.heed_lessons(sequences)
-        self.learn(sequences)
+        self.learn(self.next_batch())
         self.sync_weights()
         if self.held_out:
             self.metrics.log_value((SFT_RESULTS, "held_out_loss"), self.held_out_loss(), window=1)

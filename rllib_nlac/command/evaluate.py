@@ -16,7 +16,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 import rllib_nlac
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import success_metrics
-from rllib_nlac.algorithm.replay import LOGGED
+from rllib_nlac.algorithm.logs import LOGGED
 from rllib_nlac.checkpoints.checkpoint import is_ours, opened
 from rllib_nlac.command.errors import running
 from rllib_nlac.command.ray import start_ray
