@@ -20,7 +20,7 @@ from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.inputs.endpoint import Endpoint
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.replay.conversations import parse_conversation
-from rllib_nlac.replay.expert import ROLES, Expert, Teacher
+from rllib_nlac.sampling.expert import ROLES, Expert, Teacher
 from rllib_nlac.types import Message
 
 ENVS = {

@@ -16,7 +16,6 @@ from rllib_nlac.command.terminal import terminal
 app = typer.Typer(help="List, play and check environments.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A registered name, or my_module:MyEnvironment.")]
 EnvConfig = Annotated[str, typer.Option(help="env_config as YAML or JSON.")]
-EXPERT_ROLES = ("policy", "predict", "backup", "evaluate", "refine")
 NEEDS = {"MiniWoB": "selenium", "TextArena": "textarena", "TauBench": "tau_bench", "Tau2Bench": "tau2"}
 
 
@@ -79,7 +78,12 @@ def expert(
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 300,
     skill: Annotated[float, typer.Option(min=0, max=1, help="Share of the expert's turns; the others are mistakes.")] = 0.7,
     prompts: Annotated[str, typer.Option(help="Prompt set that words the roles.")] = "small",
-    roles: Annotated[str, typer.Option(help="Roles, separated by commas; twice: at two turns.")] = ",".join(EXPERT_ROLES),
+    roles: Annotated[
+        str,
+        typer.Option(
+            help="Of policy, predict, backup, evaluate and refine, separated by commas; twice: at two turns. Default: all."
+        ),
+    ] = "",
     teacher: Annotated[
         str, typer.Option(help="A larger model in the expert's place: {base_url: ..., model: ...} as YAML or JSON.")
     ] = "",

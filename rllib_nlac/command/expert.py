@@ -14,7 +14,7 @@ from rllib_nlac.envs.base import TextEnv
 from rllib_nlac.inputs.endpoint import endpoint_from
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.names import unknown_key
-from rllib_nlac.replay.expert import ROLES, Episode, Expert, Teacher
+from rllib_nlac.sampling.expert import ROLES, Episode, Expert, Teacher
 
 EVERY = 50  # episodes between two lines of progress
 
@@ -35,12 +35,12 @@ def write_conversations(
 
     Args:
         name: Registered name of the environment, or ``module:Class``.
-        config: Its ``env_config``.
+        config: ``env_config`` of the environment.
         out: The file; it must end in .jsonl.
         episodes: Number of episodes.
         skill: Share of turns that are the expert's.
         prompts: Prompt set that words the roles.
-        roles: Which roles to write.
+        roles: Which roles to write; a role that is named twice is written at two turns. None named: all.
         teacher: An endpoint in the expert's place.
         seed: Seeds tasks and mistakes.
         terminal: Where to report.
@@ -50,6 +50,7 @@ def write_conversations(
     """
     if out.suffix != ".jsonl":
         raise ValueError(f"--out must be a file that ends in .jsonl, and it is {str(out)!r}")
+    roles = roles or ROLES
     for role in roles:
         if role not in ROLES:
             raise ValueError(f"--roles: {unknown_key(role, ROLES, 'role')}")

@@ -68,8 +68,8 @@ class Expert:
 
     Args:
         env: An environment with ``expert_action``.
-        name: Its registered name.
-        prompts: Its prompt set.
+        name: Registered name of the environment.
+        prompts: Prompt set that words the roles.
         skill: Share of turns that are the expert's.
         seed: Seeds tasks and mistakes.
     """
@@ -83,7 +83,7 @@ class Expert:
 
     def episodes(self, count: int) -> Iterator[Episode]:
         """Plays so many episodes; one that the environment loses is counted and replaced."""
-        for number in range(POOL if self.skill < 1 and self._has_script else 0):
+        for number in range(POOL if self.skill < 1 else 0):
             self._play(number, skill=1.0)
         made = number = 0
         while made < count:
@@ -98,10 +98,6 @@ class Expert:
             self.counts["episodes"] += 1
             self.counts["won"] += episode.success
             yield episode
-
-    @property
-    def _has_script(self) -> bool:
-        return True
 
     def _play(self, number: int, skill: float) -> Episode | None:
         try:
@@ -246,9 +242,9 @@ class Teacher(Expert):
 
     Args:
         env: Any text environment.
-        name: Its registered name.
-        prompts: Its prompt set.
-        endpoint: Who answers.
+        name: Registered name of the environment.
+        prompts: Prompt set that words the roles.
+        endpoint: The larger model.
         seed: Seeds tasks and requests.
         max_tokens: Largest number of tokens of an answer.
     """
@@ -264,10 +260,6 @@ class Teacher(Expert):
     ) -> None:
         super().__init__(env, name, prompts, skill=1.0, seed=seed)
         self.endpoint, self.max_tokens = endpoint, max_tokens
-
-    @property
-    def _has_script(self) -> bool:
-        return False
 
     def _ask(self, messages: Sequence[Message], temperature: float, pattern: str | None = None) -> str:
         answer = self.endpoint.ask(
