@@ -23,8 +23,8 @@ class Doing:
     Attributes:
         stage: What is done, as a person calls it; empty where nothing is known.
         iteration: In which iteration; 0 is before the first.
-        done: So much of it.
-        total: Of so much; 0 where that is not known.
+        done: How much is done.
+        total: How much there is to do; 0 where that is not known.
         unit: What is counted.
         remark: What a person should know beside it.
     """

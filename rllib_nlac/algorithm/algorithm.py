@@ -483,8 +483,8 @@ def last_losses(tables: Sequence[np.ndarray], count: int) -> dict[int, np.ndarra
     """Each item's loss by role in its last gradient step.
 
     Args:
-        tables: Of every learner, rows of item, role, gradient step, loss and norm of the step's gradient. With several epochs
-            the steps of an item may be with different learners.
+        tables: One table for each learner, with rows of item, role, gradient step, loss and norm of the step's gradient. With
+            several epochs the steps of an item may be with different learners.
         count: How many items there are; of any other nothing is kept.
 
     Returns:

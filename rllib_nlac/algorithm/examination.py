@@ -177,9 +177,9 @@ def calibration(
 
     Args:
         transitions: The turns.
-        futures: Of each.
-        sizes: A number of each, by which the figures are given too; None where nobody knows it.
-        name: Of these.
+        futures: The futures that the critic predicted for each turn.
+        sizes: A number for each turn, by which the figures are given too; None where nobody knows it.
+        name: What the sizes are, as in the key ``by_NAME``: "turn" or "age".
     """
     predicted, came, known = predictions(transitions, futures)
     curve = reliability(predicted, came)
@@ -271,10 +271,10 @@ def examine(
 
     Args:
         examiner: Asks the critic.
-        episodes: Of the evaluation, played by the current policy.
-        replayed: The replay buffer's.
-        version: Of the current weights.
-        states: Turns of either.
+        episodes: Episodes of the evaluation, played by the current policy.
+        replayed: Episodes of the replay buffer.
+        version: Version of the current weights.
+        states: Number of turns that are examined of either set.
         branches: Continuations of an action and of its refined one; 0: none.
         play: Plays them.
         asked: Takes the turns of the evaluation's episodes, with what was predicted of each.
