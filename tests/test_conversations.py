@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -95,7 +96,7 @@ def chats(tmp_path):
     return write
 
 
-def config_of(path: str, **keys) -> SFTConfig:
+def config_of(path, **keys) -> SFTConfig:
     config = SFTConfig().offline_data(input_=path, held_out_fraction=0.0).debugging(seed=0)
     config.training(lr=2e-3, train_batch_size_per_learner=8, minibatch_size=4)
     return config.update_from_dict(keys)
@@ -122,9 +123,12 @@ def test_a_configuration_says_what_it_lacks(chats, tmp_path):
         config_of(str(tmp_path / "none.jsonl")).validate()
     with pytest.raises(ValueError, match=r"evaluation_interval .* set env"):
         config_of(chats({"messages": CHAT}), evaluation_interval=1).validate()
-    config = config_of(chats({"messages": CHAT}))
+    path = chats({"messages": CHAT})
+    with pytest.raises(ValueError, match=r"config.input_ is \[3\] and must name the conversations"):
+        config_of([3]).validate()
+    config = config_of((Path(path),))
     config.validate()
-    assert config.env == LOGGED
+    assert config.env == LOGGED and config.input_ == [path]
 
 
 @pytest.fixture()

