@@ -164,13 +164,6 @@ class NLACConfig(ReplayConfig, RecordedConfig):
             "critic_input",
             "speaks of stored actions, and this algorithm judges new ones: set it to predicted",
         )
-        self._check(
-            variant.predicts or not self.evaluate_refined,
-            "evaluate_refined",
-            "needs predictions, and this algorithm reads what really came, which nobody knows while a game is played",
-        )
-        reason = variant.unrefined_because
-        self._check(not reason or not self.evaluate_refined, "evaluate_refined", f"must be False: {reason}")
         asked = self.examination
         self._check(
             variant.predicts or not (asked.states or asked.fixed_states),

@@ -17,11 +17,14 @@ def stand_in_for_smollm2(folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     cached = converted_folder(SMOLLM2)
-    for place in (cached, *(folder / "results" / f"{task}-smollm2-sft" for task in ("guess-number",))):
+    for place in (
+        cached,
+        *(folder / "results" / f"{task}-smollm2-sft" for task in ("guess-number", "twenty-questions", "text-house")),
+    ):
         shutil.copytree(NLACConfig().model_path, place)
         config = json.loads((place / "config.json").read_text())
         (place / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
     sizes = {path.name: path.stat().st_size for path in cached.iterdir()}
     (cached / MARK).write_text(json.dumps({"sizes": sizes}))
-    for task in ("guess_number",):
+    for task in ("guess_number", "twenty_questions", "text_house"):
         (folder / "results" / f"{task}.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")

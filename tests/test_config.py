@@ -11,7 +11,7 @@ from stand_ins import stand_in_for_smollm2
 from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig
-from rllib_nlac.ablations import ABLATIONS, FreshActions, Hindsight, PermutedFutures
+from rllib_nlac.ablations import ABLATIONS, FreshActions, Hindsight
 from rllib_nlac.algorithm.manners import Manners
 from rllib_nlac.algorithm.told import lookup
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
@@ -212,29 +212,18 @@ def test_an_iteration_that_would_never_end_is_refused(name):
         config.reporting(min_train_timesteps_per_iteration=1).validate()
 
 
-def test_hindsight_reads_whole_episodes_and_cannot_refine_at_play():
+def test_hindsight_reads_whole_episodes():
     config = Hindsight.get_default_config().environment("TwentyQuestions")
     config.validate()
     assert (config.n_step, config.examination.states, config.algo_class) == (1000, 0, Hindsight)
-    with pytest.raises(ValueError, match="evaluate_refined is True and needs predictions, and this algorithm reads"):
-        config.evaluation(evaluate_refined=True).validate()
     for asked in ({"branches": 4}, {"states": 0}, {"states": 8, "fixed_states": 0}):
         config = Hindsight.get_default_config().environment("TwentyQuestions").evaluation(evaluation_critic=asked)
         with pytest.raises(ValueError, match=r"evaluation_critic is .* and asks for predictions, and this algorithm reads"):
             config.validate()
-    NLACConfig().environment("TwentyQuestions").evaluation(evaluate_refined=True).validate()
-
-
-def test_futures_that_are_exchanged_cannot_refine_at_play():
-    """Whose futures a turn got would depend on which turns the runners ask about together, and alone it would get its own."""
-    config = PermutedFutures.get_default_config().environment("TwentyQuestions")
-    config.validate()
-    with pytest.raises(ValueError, match="evaluate_refined is True and must be False: this algorithm exchanges futures"):
-        config.evaluation(evaluate_refined=True).validate()
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("evaluate_refined", True), ("evaluation_critic", {"states": 8}), ("evaluation_duration", 64)]
+    ("key", "value"), [("evaluate_before_training", True), ("evaluation_critic", {"states": 8}), ("evaluation_duration", 64)]
 )
 def test_what_is_said_of_evaluations_is_not_said_within_evaluation_config(key, value):
     """Fails where it passes, and is ignored."""

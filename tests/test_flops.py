@@ -134,12 +134,12 @@ class TestLearner:
         return str(path)
 
     @pytest.fixture()
-    def flops(self, config, folder):
+    def flops(self, config, folder, monkeypatch):
         """FLOPs of an update on sequences of several lengths, as its results have them."""
+        monkeypatch.setattr("rllib_nlac.learner.learner.peak_flops", lambda device, dtype: self.PEAK)
 
         def flops(sequences, **settings) -> float:
-            held = {"flops_per_s": self.PEAK, **settings.pop("learner_model", {})}
-            result = update(build_learner(config, language_model=folder, learner_model=held, **settings), sequences)
+            result = update(build_learner(config, language_model=folder, **settings), sequences)
             result = {name: float(value.peek()) for name, value in result.items() if name in ("mfu", "tokens_per_s")}
             tokens = sum(len(s.prompt_ids) + len(s.answer_ids) for s in sequences if s.item >= 0)
             return result["mfu"] * self.PEAK * tokens / result["tokens_per_s"]

@@ -90,7 +90,7 @@ def table(chat, compact) -> dict[str, dict[str, set[str]]]:
         refining = RefiningPolicy(engine, chat, lambda env: compact, settings, variant)
         refining.submit([Request(chat.prompt_ids(prompt), 24, messages=prompt)])
         refining.poll()
-        rows[f"`evaluate_refined`, {name}"] = asked_by(engine)
+        rows[f"`rllib evaluate --refined`, {name}"] = asked_by(engine)
     for name, variant in (("the defaults", NLAC_AS_IT_IS), ("run: NLAC_FrozenCritic", FrozenCritic.variant)):
         engine = ScriptedEngine(chat, answers)
         settings = NLACConfig().roles(max_reasoning_tokens=64).stage_settings
@@ -123,7 +123,7 @@ def test_the_policys_next_action_and_the_targets_are_whose_they_should_be(table)
 def test_every_role_is_asked_by_default(table):
     assert table["defaults"].keys() == set(ROLES)
     assert table["num_refinements: 0"].keys() == set(ROLES) - {"a_r"}
-    assert table["`evaluate_refined`, the defaults"].keys() == {"a'", "d", "critique", "a_r", "rethink"}
+    assert table["`rllib evaluate --refined`, the defaults"].keys() == {"a'", "d", "critique", "a_r", "rethink"}
     assert table["`evaluation/critic`, the defaults"].keys() == {"d", "critique", "a_r"}  # what was played is judged
     assert table["run: NLAC_Hindsight"].keys() == {"critique", "a_r", "rethink"}
     assert table["run: NLQL"].keys() == set(ROLES) - {"a_r"}

@@ -186,7 +186,6 @@ def test_a_run_says_what_the_engine_counted(config, ray_session, lent_engine):
     config.evaluation(
         evaluation_interval=2,
         evaluation_duration=8,
-        evaluate_refined=True,
         evaluation_repeats={"tasks": 4, "attempts": 2},
         evaluation_critic={"states": 8, "branches": 1, "fixed_states": 2},
     )

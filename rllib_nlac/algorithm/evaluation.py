@@ -30,7 +30,6 @@ from rllib_nlac.sampling.slot import Start
 
 Work = Callable[[Any, Sequence[Any]], list[SingleAgentEpisode]]  # what a runner does with its share
 
-REFINED = "refined"  # results of the policy with one refinement, beside those of the policy alone
 REPEATED = "repeated"  # results of the tasks that are attempted several times, for pass@k
 
 
@@ -51,21 +50,19 @@ class Repeats:
 def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
     """RLlib's hook: plays ``evaluation_duration`` episodes, and whatever else the config asks for.
 
-    That is as many with a refinement, a few tasks again for pass@k, and whatever the algorithm's ``examine`` looks at.
+    That is a few tasks again for pass@k, and whatever the algorithm's ``examine`` looks at.
     """
     config = algorithm.config
     own = algorithm.evaluation_config or config  # may have another temperature
     tasks = range(config.evaluation_duration)
     rounds = [(ENV_RUNNER_RESULTS, tasks, 1)]
-    if config.evaluate_refined:
-        rounds.append((REFINED, tasks, 1))
     if own.num_repeated_tasks:
         rounds.append((REPEATED, range(own.num_repeated_tasks), own.repeats.attempts))
     steps = 0
     for key, tasks, attempts in rounds:
         again = activity.stage("evaluating again, for pass@k", len(tasks) * attempts, EPISODES)
         with again if key == REPEATED else nullcontext():
-            episodes, results = play_tasks(algorithm, group, tasks, attempts, refined=key == REFINED)
+            episodes, results = play_tasks(algorithm, group, tasks, attempts)
         summary = MetricsLogger(root=False)
         entropy = action_entropy(episodes) if own.action_temperature else {}
         for name, value in {**success_metrics(episodes), **entropy}.items():
@@ -81,7 +78,7 @@ def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[di
 
 
 def play_tasks(
-    algorithm: Watched, group: EnvRunnerGroup | None, tasks: Sequence[int], attempts: int, refined: bool = False
+    algorithm: Watched, group: EnvRunnerGroup | None, tasks: Sequence[int], attempts: int
 ) -> tuple[list[SingleAgentEpisode], list[Any]]:
     """Plays tasks on the runners of a group, or on the algorithm's own one.
 
@@ -91,7 +88,7 @@ def play_tasks(
     Raises:
         CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
     """
-    work = partial(_tasks, attempts=attempts, refined=refined, instructions=algorithm.instructions)
+    work = partial(_tasks, attempts=attempts, instructions=algorithm.instructions)
     episodes, metrics = on_runners(algorithm, group, tasks, work)
     if algorithm.weight_version is not None:
         check_age(episodes, algorithm.weight_version, max_staleness=0)
@@ -164,8 +161,8 @@ def _play(runner: Any, engine: Engine | None, items: Sequence[Any], work: Work) 
         return work(runner, items), runner.get_metrics(), 0
 
 
-def _tasks(runner: Any, tasks: Sequence[int], attempts: int, refined: bool, instructions: str) -> list[SingleAgentEpisode]:
-    return runner.sample_tasks(tasks, attempts, refined, instructions)
+def _tasks(runner: Any, tasks: Sequence[int], attempts: int, instructions: str) -> list[SingleAgentEpisode]:
+    return runner.sample_tasks(tasks, attempts, False, instructions)
 
 
 def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:

@@ -49,7 +49,6 @@ class LanguageConfig(AlgorithmConfig):
         "episodes_per_iteration": ranges.COUNT_OR_NONE,
         "env_threads": ranges.WHOLE_NOT_NEGATIVE,
         "env_step_timeout_s": ranges.Range(0, above=True, optional=True),
-        "evaluate_refined": ranges.FLAG,
         "evaluate_before_training": ranges.FLAG,
         "max_context": ranges.COUNT_OR_NONE,
         "max_action_tokens": ranges.COUNT_OR_NONE,
@@ -63,7 +62,7 @@ class LanguageConfig(AlgorithmConfig):
         "num_gpus_per_engine": ranges.NOT_NEGATIVE,
     }
     NESTED_RANGES: Mapping[str, ranges.Ranges] = {
-        "learner_model": {"gradient_checkpointing": ranges.FLAG, "flops_per_s": ranges.Range(0, above=True, optional=True)},
+        "learner_model": {"gradient_checkpointing": ranges.FLAG},
         "evaluation_repeats": {
             "tasks": ranges.Range(0, whole=True, optional=True),
             "attempts": ranges.Range(2, whole=True, why="pass@k of one attempt is success"),
@@ -97,7 +96,6 @@ class LanguageConfig(AlgorithmConfig):
         self.env_step_timeout_s: float | None = None
         # evaluation(...)
         self.custom_evaluation_function = evaluate_tasks
-        self.evaluate_refined = False
         self.evaluate_before_training = True
         self.evaluation_repeats: dict[str, Any] = {}
         self.evaluation_sample_timeout_s = 1800.0
@@ -160,7 +158,7 @@ class LanguageConfig(AlgorithmConfig):
             action_temperature: Temperature of the policy; a policy gradient is taken at the same one, and needs at least 0.01.
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_model: How the learner holds the model: the fields of ``LearnerModel`` (dtype, attn_implementation,
-                packing, gradient_checkpointing, flops_per_s).
+                packing, gradient_checkpointing).
             max_tokens_per_micro_batch: Tokens that go through the learner's model at once: those of a pack, shared ones counted
                 once, or where sequences are padded with the padding.
 
@@ -200,7 +198,6 @@ class LanguageConfig(AlgorithmConfig):
     def evaluation(  # type: ignore[override]
         self,
         *,
-        evaluate_refined: bool | None = NotProvided,
         evaluate_before_training: bool | None = NotProvided,
         evaluation_repeats: dict[str, Any] | None = NotProvided,
         **kwargs: Any,
@@ -210,8 +207,6 @@ class LanguageConfig(AlgorithmConfig):
         Every evaluation plays the same tasks with the same seeds, however many runners it has.
 
         Args:
-            evaluate_refined: Whether the policy is evaluated a second time, with one round of critique and refinement a
-                turn; needs a critic in words. Its results stand under ``evaluation/refined``.
             evaluate_before_training: Whether a run with evaluations begins with one, of what it starts from. It stands under
                 ``before_training`` in the first result.
             evaluation_repeats: The fields of ``Repeats`` (tasks, attempts): how many tasks are attempted again for pass@k,
@@ -407,11 +402,6 @@ class LanguageConfig(AlgorithmConfig):
             "num_gpus_per_engine",
             "needs num_engines of at least 1: without, the engine has the GPU of its process (num_gpus_per_learner; under PPO "
             "and APPO num_gpus_per_env_runner)",
-        )
-        self._check(
-            not self.evaluate_refined or self.criticises_in_words,
-            "evaluate_refined",
-            "needs an algorithm with a critic in words, such as NLAC",
         )
         self._check(
             not self.structured_actions or not self.trains or self.trains_by_imitation,

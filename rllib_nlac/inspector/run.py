@@ -244,7 +244,7 @@ def _evaluation(row: Mapping[str, Any]) -> dict[str, Any] | None:
     own = row.get("evaluation")
     if not isinstance(own, Mapping):
         return None
-    parts = {name: own[name] for name in ("critic", "repeated", "refined", "env_runners") if isinstance(own.get(name), Mapping)}
+    parts = {name: own[name] for name in ("critic", "repeated", "env_runners") if isinstance(own.get(name), Mapping)}
     found = {name: _numbers(part) for name, part in parts.items()}
     if all(value is None for part in found.values() for _, value in _leaves(part, "", lambda name: True)):
         return None  # without an evaluation of its own an iteration tells of the last one again, or nothing but NaN

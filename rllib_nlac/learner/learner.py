@@ -75,7 +75,7 @@ class LanguageLearner(TorchLearner):
         held = config.held_model
         models = [self.lm] if self._base is None else [self.lm, self._base]
         self.packing = Packing.of(held.packing, config.max_tokens_per_micro_batch, models)
-        self._peak = held.flops_per_s or peak_flops(torch.device(self._device), held.dtype)
+        self._peak = peak_flops(torch.device(self._device), held.dtype)
         self._arithmetic = arithmetic_of(self.lm)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=self._first_lr(config.lr), **_adam(config))

@@ -31,15 +31,12 @@ class LearnerModel:
             with; where the model's attention does not allow it they are padded, and the log says why. "never" pads. "auto"
             packs on a CPU and pads on a GPU.
         gradient_checkpointing: Trades compute for memory.
-        flops_per_s: What the learner's device could do at most, in FLOP/s, to report ``mfu`` by. None: of a GPU in bfloat16
-            what its maker says, where its name is known; else there is no ``mfu``.
     """
 
     dtype: str = "auto"
     attn_implementation: str | None = None
     packing: str = "auto"
     gradient_checkpointing: bool = False
-    flops_per_s: float | None = None
 
 
 class CausalLMModule(TorchRLModule):

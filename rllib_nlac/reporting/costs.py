@@ -70,7 +70,7 @@ def stages(run: Run) -> list[Stage]:
     if not total:
         return []
     evaluations = [r for r in run.results if has_evaluation(r)]
-    parts = ("env_runners", "refined", "repeated")
+    parts = ("env_runners", "repeated")
     tokens = {
         "play": run.total("env_runners/num_generated_tokens"),
         "waves": run.total("language_stages/num_generated_tokens"),
