@@ -113,9 +113,9 @@ def test_guess_number_is_halved_and_judged_by_what_is_known():
     env.step("10")
     assert env.left() == (11, 20)
     for said, good in (("15", True), ("16", True), ("12", False), ("3", False)):
-        assert env.expert_judgement(said) == (good, f"{said} was said. It is from 11 to 20, and 15 is the middle.")
+        assert env.expert_judgement(said) == (good, f"It is above 10 and below 21, so 15 is best, and {said} was said.")
     assert env.expert_judgement("no idea")[0] is False
-    assert env.step("3 or 4")[0] == "Say a number." and env.step("12")[0] == "Higher."
+    assert env.step("3 or 4")[0] == "Say a number." and env.step("12")[0] == "It is above 12."
 
 
 def test_twenty_questions_is_judged_by_how_the_objects_are_divided():

@@ -1,4 +1,4 @@
-"""Guess a number by asking for higher and lower: the smallest task on which a real model has something to learn."""
+"""Guess a number that is above or below what was guessed: the smallest task on which a real model has something to learn."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv, check_number
 
-HIGHER, LOWER, CORRECT, UNCLEAR = "Higher.", "Lower.", "Correct.", "Say a number."
+ABOVE, BELOW, CORRECT, UNCLEAR = "It is above", "It is below", "Correct.", "Say a number."
 
 
 class GuessNumber(TextEnv[int]):
-    """Finding a number from 1 to ``top`` within ``max_turns`` guesses; each wrong one is answered with higher or lower.
+    """Finding a number from 1 to ``top`` within ``max_turns`` guesses; the reply to a wrong one says whether the number is above or below it.
 
     The number is drawn uniformly. Halving the rest at each turn wins every game if 2 ** max_turns exceeds ``top``.
 
@@ -57,7 +57,7 @@ class GuessNumber(TextEnv[int]):
             return Reply(UNCLEAR)
         if guess == task:
             return Reply(CORRECT, 1.0, success=True)
-        return Reply(HIGHER if guess < task else LOWER)
+        return Reply(f"{ABOVE if guess < task else BELOW} {guess}.")
 
     def expert_action(self) -> str:
         """Halves the numbers that are left; it does not know the answer."""
@@ -67,17 +67,18 @@ class GuessNumber(TextEnv[int]):
     def expert_judgement(self, action: str) -> tuple[bool, str]:
         (low, high), guess = self.left(), guess_in(action)
         middle = (low + high) // 2
-        said = "No number" if guess is None else str(guess)  # beside the best one, so that a small model can compare them
-        known = f"It is {low}" if low == high else f"It is from {low} to {high}, and {middle} is the middle"
-        return guess in (middle, -((low + high) // -2)), f"{said} was said. {known}."
+        # The bounds as the replies have them, and both guesses side by side, so that a small model can copy and compare.
+        said = "No number" if guess is None else str(guess)
+        known = f"It is above {low - 1} and below {high + 1}, so {middle} is best, and {said} was said."
+        return guess in (middle, -((low + high) // -2)), known
 
     def left(self) -> tuple[int, int]:
         """Smallest and largest number that the replies so far allow."""
         low, high = 1, self.top
         for action, reply in self.dialogue:
             if (guess := guess_in(action)) is not None:
-                low = max(low, guess + 1) if reply.startswith(HIGHER) else low
-                high = min(high, guess - 1) if reply.startswith(LOWER) else high
+                low = max(low, guess + 1) if reply.startswith(ABOVE) else low
+                high = min(high, guess - 1) if reply.startswith(BELOW) else high
         return low, high
 
 
