@@ -98,6 +98,33 @@ class TestTurnsThatEndOtherwise:
         assert chat.prompt_ids((Message("system", "Play."), DIALOGUE[1], DIALOGUE[2]))
 
 
+class TestTemplatesOfBaseModels:
+    """As of base models that ship a chat template: their files name another end, and some templates know no header."""
+
+    TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    HEADER = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+
+    def chat(self, template: str) -> Chat:
+        return Chat(Family(template, ("<|endoftext|>", "<|im_start|>", "<|im_end|>")).tokenizer(), 4096)
+
+    def test_what_the_template_writes_behind_a_turn_ends_it_though_no_file_says_so(self):
+        """Fails where only named tokens end an answer: none ends, and the words of other roles become actions."""
+        chat = self.chat(self.TEMPLATE + self.HEADER)
+        assert chat.tokenizer.eos_token == "<|endoftext|>" and chat.ends == "<|endoftext|>, <|im_end|>"
+        assert chat.tokenizer.convert_ids_to_tokens(chat.encode("Is it big?")[-1]) == "<|im_end|>"
+
+    def test_text_behind_a_turn_is_no_end(self):
+        chat = self.chat("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}assistant: ")
+        assert chat.ends == "<|endoftext|>"
+
+    def test_a_prompt_ends_with_the_header_that_the_template_leaves_out(self):
+        """Fails where the model has to write it: "assistant" then leads every action."""
+        chat, whole = self.chat(self.TEMPLATE), self.chat(self.TEMPLATE + self.HEADER)
+        assert chat.template.header == "<|im_start|>assistant\n" and whole.template.header == ""
+        assert chat.prompt_ids(DIALOGUE) == whole.prompt_ids(DIALOGUE)
+        assert chat.template.obstacle == "" and chat.template.opening == whole.template.opening
+
+
 @pytest.mark.parametrize("special", [False, True])
 def test_a_reasoning_block_is_no_invented_turn_though_its_tokens_be_special(special):
     think = ("<think>", "</think>")
@@ -137,6 +164,9 @@ def test_the_tokens_by_which_a_model_ends_are_read_from_its_folder(tmp_path, mod
     assert Chat.from_pretrained(str(tmp_path / "model")).end_ids == (1, 3)
     file.unlink()
     assert Chat.from_pretrained(str(tmp_path / "model")).end_ids == (1,)
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [1, 3]}))
+    assert Chat.from_pretrained(str(tmp_path / "model")).end_ids == (1, 3)
 
 
 def test_a_prompt_beyond_the_context_says_what_to_change(chat):

@@ -110,6 +110,28 @@ def test_reasoning_that_was_cut_off_reaches_no_environment(chat, config, monkeyp
     assert int(runner.get_metrics()["action_parse_failures"]) == (0 if reached else len(episode))
 
 
+@pytest.mark.parametrize("turn", ["SECRET THOUGHT</think>Is it big?", "SECRET THOUGHT"])
+def test_a_thought_that_the_prompt_opened_is_in_no_later_prompt(chat, config, monkeypatch, turn):
+    """Fails where the template, which looks for both marks, gets one alone, or none of a thought without an end."""
+    tokenizer = copy.deepcopy(chat.tokenizer)
+    both = "(c.split('</think>')[-1] if '<think>' in c and '</think>' in c else c)"
+    template = tokenizer.chat_template
+    for name in ("message['content']", 'message["content"]'):
+        template = template.replace(name, both.replace("c.", "@@.").replace("in c", "in @@").replace("else c", "else @@"))
+    tokenizer.chat_template = template.replace("@@", "message['content']") + "{% if add_generation_prompt %}<think>{% endif %}"
+    opening = Chat(tokenizer, chat.max_context)
+    config.language(max_action_tokens=32)
+    monkeypatch.setattr(config, "make_chat", lambda: opening)
+    runner = TextEnvRunner(config=config, worker_index=0)
+    runner.attach(ScriptedEngine(opening, lambda prompt, weights: turn))
+    (episode,) = runner.sample(num_episodes=1)
+    assert len(episode) > 1
+    for t in range(len(episode)):
+        prompt = text(opening, episode.get_extra_model_outputs(GENERATION, t).prompt_ids)
+        assert "SECRET THOUGHT" not in prompt and "</think>" not in prompt and prompt.endswith("<think>")
+        assert prompt.count("Is it big?") == (t if "</think>" in turn else 0)
+
+
 def test_training_uses_the_prompt_that_the_engine_saw_and_the_ids_that_it_sampled(played, stripping, compact):
     engine, episodes = played
     buffer = TextReplayBuffer(env="TwentyQuestions", seed=0)

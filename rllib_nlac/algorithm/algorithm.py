@@ -104,8 +104,11 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         if obstacle := self.chat.template.obstacle:
             text = f"each later turn's prompt is encoded from its text, which costs time and breaks nothing: {obstacle}"
             self.notices.heed("template", text)
+        if header := self.chat.template.header:
+            text = f"its chat template ends a prompt without the header of an answer, so {header!r} is added, as in a dialogue"
+            self.notices.heed("header", text)
         self.prompts_for = functools.cache(self.config.prompts_for)
-        activity.turn_to("starting the engine")
+        activity.turn_to(f"starting the engine; an answer ends with {self.chat.ends}")
         self.engine = make_engine(self.config.engine_spec, self.chat)
         self.spending = Spending(self.engine)
         activity.turn_to(f"giving the engine its weights, {self.config.transfer}")

@@ -64,8 +64,9 @@ class Chat:
         end_ids: Other tokens than the tokenizer's ``eos_token`` by which the model ends a turn.
 
     Attributes:
-        end_id: Ends a turn in a dialogue: the one of them that the template writes there.
-        end_ids: All of them.
+        end_id: Token id that ends a turn in a dialogue: the special token that the template writes there, whether or not the
+            model's files name it, or else ``eos_token``.
+        end_ids: All token ids that end an answer.
 
     Raises:
         ValueError: The tokenizer has no chat template or no end-of-sequence token.
@@ -86,8 +87,22 @@ class Chat:
         self.template = ChatTemplate(tokenizer)
         # Of a reasoning block, where the tokenizer calls them special and would leave them out.
         self._thinking_ids = {id for id in self.template.control.thinking_ids if not self._text([id])}
-        self.end_ids = tuple(dict.fromkeys((tokenizer.eos_token_id, *end_ids)))
-        self.end_id: int = next((id for id in self.template.behind_a_turn if id in self.end_ids), tokenizer.eos_token_id)
+        named = (tokenizer.eos_token_id, *end_ids)
+        self.end_id: int = self._end_of_a_turn(named)
+        self.end_ids = tuple(dict.fromkeys((*named, self.end_id)))
+
+    def _end_of_a_turn(self, named: Sequence[int]) -> int:
+        """The first token behind a turn that is named as an end, or that is special and has nothing but spaces before it."""
+        behind = self.template.behind_a_turn
+        if (end := next((id for id in behind if id in named), None)) is not None:
+            return end
+        first = next((id for id in behind if self._text([id], keep=True).strip()), None)
+        return first if first in self.template.control.special_ids else named[0]
+
+    @property
+    def ends(self) -> str:
+        """The texts of the tokens that end an answer, for people."""
+        return ", ".join(str(self.tokenizer.convert_ids_to_tokens(id)) for id in self.end_ids)
 
     @classmethod
     def from_pretrained(cls, model: str, max_context: int | None = None) -> Chat:
@@ -113,7 +128,8 @@ class Chat:
                 f"the tokenizer of {model!r} cannot be read ({type(error).__name__}: {error}): copy its files again"
             ) from error
         check_vocabulary(model, config, tokenizer)
-        return cls(tokenizer, max_context or longest, _end_ids(model))
+        ends = getattr(config.get_text_config(), "eos_token_id", None)
+        return cls(tokenizer, max_context or longest, (*_end_ids(model), *_ids(ends)))
 
     def prompt_ids(self, messages: Sequence[Message], room: int = 0) -> tuple[int, ...]:
         """Token ids of a prompt that the assistant answers next.
@@ -173,7 +189,8 @@ class Chat:
         turn = self._open_turn(seen)
         if len(messages) < 3 or not self.template.control.special_ids.isdisjoint(turn):
             return None
-        return self.template.extension(messages) if self.decode(turn) == messages[-2].content else None
+        is_said = self.opened(seen.prompt_ids, self.decode(turn)) == messages[-2].content
+        return self.template.extension(messages) if is_said else None
 
     def _open_turn(self, seen: Seen) -> tuple[int, ...]:
         """A turn's ids without their end, which the template writes, also where the turn was cut off."""
@@ -204,11 +221,12 @@ class Chat:
         return self.opened(generation.prompt_ids, self.decode(generation.token_ids))
 
     def opened(self, prompt_ids: Sequence[int], text: str) -> str:
-        """An answer's text. A reasoning block that its prompt opened and that it does not close is opened here.
+        """An answer's text, with the ``<think>`` that its prompt ends with.
 
-        So no parser takes what is all reasoning for an answer.
+        So no parser takes what is all reasoning for an answer, and a template finds both marks of a thought that it leaves out
+        of later prompts.
         """
-        return f"<think>{text}" if "</think>" not in text and self.opens_thinking(prompt_ids) else text
+        return f"<think>{text}" if "<think>" not in text and self.opens_thinking(prompt_ids) else text
 
     def invents_a_turn(self, generation: Generation) -> bool:
         """Whether an answer holds special tokens before its end, as of a model that goes on with what another says."""
@@ -229,9 +247,12 @@ class Chat:
 def _end_ids(model: str) -> tuple[int, ...]:
     """What the model itself says that it stops at, in generation_config.json."""
     try:
-        said = GenerationConfig.from_pretrained(model).eos_token_id
+        return _ids(GenerationConfig.from_pretrained(model).eos_token_id)
     except OSError:  # there is none
         return ()
+
+
+def _ids(said: int | Sequence[int] | None) -> tuple[int, ...]:
     return tuple(said) if isinstance(said, (list, tuple)) else () if said is None else (said,)
 
 

@@ -47,6 +47,8 @@ class ChatTemplate:
         opening: The spaces that the template writes between a prompt and the answer to it, which an answer brings itself; None
             where no dialogue can be extended, and why is in ``obstacle``.
         obstacle: Empty where there is none.
+        header: What stands before an answer in a dialogue and is missing at the end of a prompt, as of a template that knows no
+            ``add_generation_prompt``; every prompt ends with it. Empty for other templates.
         behind_a_turn: The token ids that it writes between a turn of the agent's and the message that follows, and of that
             message.
     """
@@ -58,7 +60,9 @@ class ChatTemplate:
         self._num_characters = 0
         self._mark = f"\ue000{secrets.token_hex(16)}:"  # of a placeholder; no text can know it, and no ids depend on it
         self._folds_system = False  # into the message behind it
+        self.header = ""
         self._folds_system = not self._takes_system()
+        self.header = self._find_header()
         self.opening, self.obstacle = self._find_opening()
         self.behind_a_turn = self._find_end()
 
@@ -130,12 +134,16 @@ class ChatTemplate:
 
     def _apply(self, messages: Sequence[Message]) -> str:
         rows = [message._asdict() for message in messages]
+        for row in rows:
+            said = row["content"].lstrip() if row["role"] == "assistant" else ""
+            if said.startswith("<think>") and "</think>" not in said:
+                row["content"] = ""  # a thought without an end is no answer
         if self._folds_system and rows and rows[0]["role"] == "system":
             told = rows.pop(0)["content"]
             if rows and rows[0]["role"] == "user":
                 told = f"{told}\n\n{rows.pop(0)['content']}"
             rows.insert(0, {"role": "user", "content": told})
-        return str(self._tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True))
+        return str(self._tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)) + self.header
 
     def _takes_system(self) -> bool:
         """Whether the template has a place for a system message."""
@@ -143,6 +151,21 @@ class ChatTemplate:
             return "Play." in self._apply((Message("system", "Play."), Message("user", "Guess my object.")))
         except (TemplateError, TypeError, ValueError):
             return False
+
+    def _find_header(self) -> str:
+        """What every small dialogue has between a prompt and the answer to it, spaces at its end left out."""
+        found = set()
+        for messages in _probes():
+            if len(messages[-2].content) < 2:
+                continue  # a header holds that letter too
+            try:
+                before, after = self._apply(messages[:-2]), self._apply(messages)
+            except (TemplateError, TypeError, ValueError):
+                continue
+            place = after.find(messages[-2].content, len(before))
+            found.add(after[len(before) : place] if after.startswith(before) and place >= 0 else "")
+        header = found.pop() if len(found) == 1 else ""
+        return header if header.strip() else ""
 
     def _find_end(self) -> tuple[int, ...]:
         for messages in _probes():

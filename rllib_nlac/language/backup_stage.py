@@ -115,7 +115,7 @@ def _continuation(
         [t.next_seen for _, t in states],
         settings.action.patterns(t.next_action_form for _, t in states),
     )
-    actions = [chat.decode(answer[0].token_ids) if answer else None for answer in answers]  # as a turn that was played
+    actions = [chat.said(answer[0]) if answer else None for answer in answers]  # as a turn that was played
     seen = [answer[0].seen if answer else None for answer in answers]
     answers = yield Ask(
         "next_future",

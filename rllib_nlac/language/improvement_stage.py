@@ -100,7 +100,7 @@ def improvement_stage(
         limit = settings.action.max_tokens
         corrected = yield from reasoning.correction_stage(thoughts, settings.reasoning, limit, chat, report)
         for attempt, g in zip(attempts, corrected, strict=True):
-            attempt.refined = (g, chat.decode(g.token_ids)) if g is not None else attempt.refined
+            attempt.refined = (g, chat.said(g)) if g is not None else attempt.refined
     refinements = [
         refine.decide(
             a.transition,

@@ -216,8 +216,9 @@ class TextPlayer:
 
     def action(self, slot: Slot, generation: Generation) -> str:
         """The part of a turn that goes to a slot's environment; an empty text for a malformed turn."""
-        turn = slot.turn = self._chat.decode(generation.token_ids)
-        action = parse_action(self._chat.said(generation), self._config.action_format)
+        turn = slot.turn = self._chat.said(generation)
+        action = parse_action(turn, self._config.action_format)
+        self.count("invented_turns", self._chat.invents_a_turn(generation))
         self.count("action_parse_failures", action is None)
         self.count("action_parse_failures_cut_off", action is None and not generation.finished)
         if action is None and self.unparsed_turn is None:

@@ -69,7 +69,7 @@ class RefiningPolicy:
                 id=ticket,
                 env=request.env,
                 state=request.messages,
-                action=self._chat.decode(turn.token_ids),
+                action=self._chat.said(turn),
                 generation=turn,
                 observation="",
                 reward=0.0,
