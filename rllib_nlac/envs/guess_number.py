@@ -11,7 +11,7 @@ ABOVE, BELOW, CORRECT, UNCLEAR = "It is above", "It is below", "Correct.", "Say 
 
 
 class GuessNumber(TextEnv[int]):
-    """Finding a number from 1 to ``top`` within ``max_turns`` guesses; the reply to a wrong one says whether the number is above or below it.
+    """Finding a number from 1 to ``top`` within ``max_turns`` guesses; the reply to a wrong one says where the number is.
 
     The number is drawn uniformly. Halving the rest at each turn wins every game if 2 ** max_turns exceeds ``top``.
 
