@@ -252,7 +252,7 @@ def write_log(path, count: int, win: bool = False) -> None:
             messages += [{"role": "assistant", "content": action}, {"role": "user", "content": reply}]
         rows.append({"messages": messages, "reward": float(win), "success": win})
     if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=1)  # of nested texts, in several groups
     else:
         path.write_text("".join(json.dumps(fields) + "\n" for fields in rows))
 
