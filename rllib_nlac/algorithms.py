@@ -6,7 +6,6 @@ from ray.rllib.algorithms.algorithm import Algorithm
 
 from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.baselines.erl import ERL
-from rllib_nlac.baselines.gepa import GEPA
 from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.baselines.nlrl import NLRL
@@ -21,7 +20,7 @@ from rllib_nlac.names import attribute_of, names_attribute
 from rllib_nlac.nlac import NLAC
 
 OURS: dict[str, type[Algorithm]] = {
-    cls.__name__: cls for cls in (NLAC, SFT, GRPO, RFT, NLRL, SelfDistillation, SDPO, ERL, NLQL, ScalarCritic, ReAct, GEPA)
+    cls.__name__: cls for cls in (NLAC, SFT, GRPO, RFT, NLRL, SelfDistillation, SDPO, ERL, NLQL, ScalarCritic, ReAct)
 } | ABLATIONS
 #: RLlib's algorithms that play text, by RLlib's names.
 STOCK_ON_TEXT: dict[str, type[Algorithm]] = {"PPO": TextPPO, "APPO": TextAPPO}

@@ -182,7 +182,7 @@ class Transition:
         truncated: A limit ended the episode here.
         episode_success: Whether the episode ended in success; for replay, diagnostics and baselines. The only prompts
             that show it are those of the evaluator that reads what really came, in self-distillation and ``NLAC_Hindsight``, of
-            SDPO's teacher, and of the reflections of ERL and GEPA.
+            SDPO's teacher, and of the reflections of ERL.
         returns_to_go: Undiscounted sum of rewards from this step to the end. No prompt shows it.
         next_messages: s', where it is not just s and one turn more, because old turns are left out; else None.
         following: The next steps of the same episode that an n-step backup uses, at most n - 1.

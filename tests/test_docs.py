@@ -148,8 +148,6 @@ def test_python_that_configures_says_what_the_config_takes(code, monkeypatch):
 def test_yaml_is_an_experiment_that_a_dry_run_takes(code, my_game):
     file = my_game / "experiment.yaml"
     file.write_text(code)
-    if "run: GEPA" in code:
-        pytest.importorskip("gepa", reason="pip install 'rllib_nlac[gepa]'")
     for experiment in load_experiments(file):
         tune_arguments(experiment)
         assert yaml.safe_load(describe(experiment))

@@ -18,14 +18,12 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint, CheckpointConfig
-from scripted_engine import ScriptedEngine
 
 from rllib_nlac.ablations import Hindsight, PermutedFutures
 from rllib_nlac.algorithm.evaluation import (
     action_entropy,
     evaluate_tasks,
     pass_at,
-    play_tasks,
     success_interval,
     success_metrics,
     success_table,
@@ -38,7 +36,6 @@ from rllib_nlac.command.evaluate import evaluate_checkpoint, evaluation_runner, 
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.episode import GENERATION, TASK, TASK_SEED
-from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Generation
 
 
@@ -203,15 +200,6 @@ def test_the_command_plays_as_the_runs_evaluations_do(config, ray_session, lent_
         algorithm.stop()
 
 
-def test_an_evaluation_is_told_the_instructions(config, chat):
-    """As GEPA's. Fails where they reach training alone, and evaluations stay those of the base model."""
-    runner = TextEnvRunner(config=config, worker_index=0)
-    runner.attach(ScriptedEngine(chat, lambda prompt, weights: "Is it big?"))
-    play_tasks(SimpleNamespace(weight_version=None, env_runner=runner, instructions="Say plum."), None, range(2), 1)
-    assert len(runner.engine.requests) > 1
-    assert all("Say plum." in runner.engine.text(request) for _, request in runner.engine.requests)
-
-
 def evaluated(version, own, of_evaluation=None) -> dict:
     """Results of an evaluation whose turns are of version 7 of the weights; the temperatures are the two configurations'."""
 
@@ -230,7 +218,6 @@ def evaluated(version, own, of_evaluation=None) -> dict:
         env_runner=SimpleNamespace(sample_tasks=sample_tasks, get_metrics=MetricsLogger(root=False).reduce),
         metrics=MetricsLogger(root=True),
         weight_version=version,
-        instructions="",
         examine=lambda *about: None,
     )
     evaluate_tasks(algorithm, None)

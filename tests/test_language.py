@@ -178,7 +178,7 @@ class TestBadPromptSets:
     def test_a_role_that_is_no_text_is_named(self, role, value):
         with pytest.raises(ValueError, match=rf"{role}: it must be a text, and it is {value}"):
             load_prompts({**self.base(), role: value})
-        assert load_prompts({**self.base(), "system": None, "instruct": None}).instruct is None
+        assert load_prompts({**self.base(), "system": None}).system is None
 
     def test_unknown_name(self):
         with pytest.raises(ValueError, match="shipped are default, small, compact"):

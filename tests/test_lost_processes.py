@@ -194,7 +194,7 @@ def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
             super().foreach_env_runner_async(function, tag=tag, remote_worker_ids=remote_worker_ids)
 
     group = Asked(make, 2)
-    rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, instructions=""))
+    rounds = _TaskRounds(algorithm, group, partial(_tasks, attempts=1))
     with pytest.raises(CollectionError, match=r"while they played task 11\. Its environment ends the process") as caught:
         rounds.play([tuple(range(0, 16, 2)), tuple(range(1, 16, 2))])
     assert len(re.findall(r"EnvRunner \d", str(caught.value))) == MAX_LOSSES == 5
@@ -213,7 +213,7 @@ def test_tasks_are_no_answer_to_who_plays_ahead(make, engine):
         env_runner_group=group,
         config=SimpleNamespace(sample_timeout_s=60.0),
     )
-    played, _ = _TaskRounds(algorithm, group, partial(_tasks, attempts=1, instructions="")).play([(3, 5), (7,)])
+    played, _ = _TaskRounds(algorithm, group, partial(_tasks, attempts=1)).play([(3, 5), (7,)])
     assert sorted(task_of(episode) for episode in played) == [3, 5, 7]
     after = [episode.id_ for episode in rounds.collect()[0]]
     assert len({*before, *after}) == 16
@@ -229,7 +229,7 @@ def test_tasks_have_the_time_of_the_runners_that_play_them(make, engine, is_trai
     )
     group.foreach_env_runner_async = lambda *_, **__: None
     with pytest.raises(CollectionError, match=rf"no episode came for .*\({key}\)"):
-        _TaskRounds(algorithm, group, partial(_tasks, attempts=1, instructions="")).play([(3,)])
+        _TaskRounds(algorithm, group, partial(_tasks, attempts=1)).play([(3,)])
 
 
 def test_nobody_answers_and_the_message_names_who_owes(make, engine):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm.ranges import FLAG, Flag, Range
 from rllib_nlac.baselines.erl import ERLConfig
-from rllib_nlac.baselines.gepa import GEPAConfig
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.nlql import NLQLConfig
 from rllib_nlac.baselines.nlrl import NLRLConfig
@@ -27,7 +25,6 @@ from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
 from rllib_nlac.engine.lora import LoRASettings
 
-needs_gepa = pytest.mark.skipif(find_spec("gepa") is None, reason="gepa is not installed: pip install 'rllib_nlac[gepa]'")
 CONFIGS = [
     NLACConfig,
     NLQLConfig,
@@ -39,7 +36,6 @@ CONFIGS = [
     SDPOConfig,
     ERLConfig,
     ReActConfig,
-    pytest.param(GEPAConfig, marks=needs_gepa),
     TextPPOConfig,
     TextAPPOConfig,
 ]
@@ -111,7 +107,6 @@ def test_none_of_them_takes_what_is_no_number_of_its_range(config):
         (NLACConfig, "evaluation_critic", ("states", "futures", "fixed_states", "branches")),
         (NLACConfig, "evaluation_repeats", ("tasks", "attempts")),
         (ReActConfig, "endpoint", ("max_concurrency", "max_retries", "timeout_s")),
-        pytest.param(GEPAConfig, "reflection_endpoint", ("max_concurrency", "max_retries", "timeout_s"), marks=needs_gepa),
         (NLACConfig, "lora", ("rank", "alpha", "dropout")),
     ],
 )

@@ -14,13 +14,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from scripted_engine import ScriptedEngine, last_message
-from scripted_roles import FRESH, NEXT, NO, role_of, thinking
+from scripted_roles import NEXT, NO, role_of, thinking
 
 from rllib_nlac.ablations import Constant, Fresh, Permuted, WhatCame
 from rllib_nlac.algorithm.examination import Examiner, forks_of
 from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.erl import ERL, ERLConfig
-from rllib_nlac.baselines.gepa import GEPA, GEPAConfig
 from rllib_nlac.baselines.nlql import BestOfStages
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
@@ -223,7 +222,7 @@ def told_that_it_was_won(prompt: str) -> str:
 
 
 class TestHindsight:
-    """SDPO's teacher, the evaluator of NLAC_Hindsight and who reflects in ERL and GEPA read how an episode ended, in words; the
+    """SDPO's teacher, the evaluator of NLAC_Hindsight and who reflects in ERL read how an episode ended, in words; the
     policy that is trained never does."""
 
     def algorithm(self, kind, config, chat, world: int):
@@ -299,24 +298,6 @@ class TestHindsight:
         differing = [(a, b) for a, b in zip(lost, won, strict=True) if a != b]
         assert differing and all(role_of(a) == "critique" and told_that_it_was_won(a) == b for a, b in differing)
         assert not any(secret in prompt for prompt in lost + won for secret in (SECRET, *RETURNS))
-
-    def test_gepas_policy_sees_nothing_but_its_instructions(self, chat):
-        pytest.importorskip("gepa", reason="pip install 'rllib_nlac[gepa]'")
-
-        def ask(world: int) -> list[str]:
-            a, runner = self.algorithm(GEPA, GEPAConfig, chat, world)
-            a.config.training(episodes_per_iteration=8, num_validation_tasks=4, tasks_per_round=2)
-            a.reflector, a.reflection_chat, a.search, a._iteration = a.engine, chat, None, 0
-            a.training_step()
-            return prompts_of(runner.engine)
-
-        lost, won = ask(0), ask(1)
-        reflections = [prompt for prompt in lost if last_message(prompt).startswith("Instruct.")]
-        assert reflections and all(f"The task was lost, with a return of {RETURNS[0]}." in r for r in reflections)
-        assert not any(SECRET in prompt for prompt in lost + won)
-        played = set(lost) - set(reflections)
-        assert set(won) < played and not any(r in p or "lost" in p for p in played for r in RETURNS)  # nothing to reflect on
-        assert all(f"<|system|>{FRESH}<|end|>" in prompt for prompt in played - set(won))
 
 
 def test_the_rest_of_a_refined_turn_is_no_way_round(own_config, chat, compact):

@@ -129,16 +129,6 @@ class TestSpending:
         spending.since_last()
         assert spending.since_last() == {"tokens": {"future": 8, "play": 0}, "prompt_tokens": {"future": 9, "play": 0}}
 
-    def test_an_engine_beside_the_algorithms_counts_too(self):
-        """As the one behind GEPA's ``reflection_endpoint``."""
-        engine, other = SimpleNamespace(tally=Tally()), SimpleNamespace(tally=Tally())
-        spending = Spending(engine, other)
-        for each, role, count in ((engine, "play", 2), (other, "reflection", 5), (engine, "reflection", 1)):
-            ask = Request((1, 2, 3), 8, role=role)
-            each.tally.book(ask, answered(ask, count))
-        assert spending.since_last()["tokens"] == {"play": 2, "reflection": 6}
-        assert spending.since_last()["tokens"] == {"play": 0, "reflection": 0}
-
     def test_an_actor_tells_what_its_engine_counts(self):
         class Engine:
             mixes_sets = True

@@ -88,7 +88,7 @@ def play_tasks(
     Raises:
         CollectionError: A runner reports an error, or none answers within ``evaluation_sample_timeout_s``.
     """
-    work = partial(_tasks, attempts=attempts, instructions=algorithm.instructions)
+    work = partial(_tasks, attempts=attempts)
     episodes, metrics = on_runners(algorithm, group, tasks, work)
     if algorithm.weight_version is not None:
         check_age(episodes, algorithm.weight_version, max_staleness=0)
@@ -161,8 +161,8 @@ def _play(runner: Any, engine: Engine | None, items: Sequence[Any], work: Work) 
         return work(runner, items), runner.get_metrics(), 0
 
 
-def _tasks(runner: Any, tasks: Sequence[int], attempts: int, instructions: str) -> list[SingleAgentEpisode]:
-    return runner.sample_tasks(tasks, attempts, False, instructions)
+def _tasks(runner: Any, tasks: Sequence[int], attempts: int) -> list[SingleAgentEpisode]:
+    return runner.sample_tasks(tasks, attempts)
 
 
 def success_metrics(episodes: Sequence[SingleAgentEpisode]) -> dict[str, float]:

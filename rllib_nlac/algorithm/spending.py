@@ -13,11 +13,10 @@ class Spending:
 
     Args:
         engine: The algorithm's.
-        other: One beside it, in this process.
     """
 
-    def __init__(self, engine: Any, other: Any = None) -> None:
-        self._engine, self._other = engine, other
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
         # Actors begin with it, and may not answer yet.
         self._read = [] if isinstance(engine, RemoteEngines) else self._tallies()
 
@@ -47,5 +46,4 @@ class Spending:
     def _tallies(self) -> list[dict[str, Tokens]]:
         """Of each engine, in the same order every time; nothing where one did not answer at once."""
         engine = self._engine
-        own = (engine.tokens_so_far() or []) if isinstance(engine, RemoteEngines) else [engine.tally.so_far()]
-        return [*own, self._other.tally.so_far()] if own and self._other is not None else own
+        return (engine.tokens_so_far() or []) if isinstance(engine, RemoteEngines) else [engine.tally.so_far()]

@@ -33,7 +33,6 @@ class Watched(Algorithm):
 
     config: Any
     engine: Any = None  # the algorithm's own; None where each runner has one, as under RLlib's algorithms
-    instructions = ""  # what the policy is told beside the environment's own system prompt
     _is_before_training = False
     weight_version: int | None = None  # of the weights that play; None where RLlib's own sync numbers none
 

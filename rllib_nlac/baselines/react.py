@@ -27,14 +27,14 @@ from rllib_nlac.engine.endpoint_engine import ENDPOINT_KEYS, EndpointChat
 from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.names import unknown_key
 
-ENDPOINT_RANGES = {"max_concurrency": ranges.COUNT, "max_retries": ranges.WHOLE_NOT_NEGATIVE, "timeout_s": ranges.POSITIVE}
-
 
 class ReActConfig(LanguageAlgorithmConfig):
     """Configures ReAct prompting."""
 
     trains = False
-    NESTED_RANGES = {"endpoint": ENDPOINT_RANGES}
+    NESTED_RANGES = {
+        "endpoint": {"max_concurrency": ranges.COUNT, "max_retries": ranges.WHOLE_NOT_NEGATIVE, "timeout_s": ranges.POSITIVE}
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReAct)
@@ -90,17 +90,13 @@ class ReActConfig(LanguageAlgorithmConfig):
                 complaint = "must be 0 with an endpoint; for more at a time raise max_concurrency of endpoint, or env_threads"
                 self._check(not getattr(self, key), key, complaint)
         super().validate()
-        self._check_endpoint("endpoint")
+        for key in self.endpoint:
+            if key not in ENDPOINT_KEYS:
+                raise ValueError(f"config.endpoint: {unknown_key(key, ENDPOINT_KEYS)}")
+        if self.endpoint and not {"base_url", "model"} <= set(self.endpoint):
+            raise ValueError("config.endpoint needs 'base_url', as in http://localhost:8000/v1, and 'model'")
         key = "min_train_timesteps_per_iteration"
         self._check(not getattr(self, key), key, "is never reached, for nothing is trained: leave it out")
-
-    def _check_endpoint(self, name: str) -> None:
-        endpoint = getattr(self, name)
-        for key in endpoint:
-            if key not in ENDPOINT_KEYS:
-                raise ValueError(f"config.{name}: {unknown_key(key, ENDPOINT_KEYS)}")
-        if endpoint and not {"base_url", "model"} <= set(endpoint):
-            raise ValueError(f"config.{name} needs 'base_url', as in http://localhost:8000/v1, and 'model'")
 
 
 class NoModule(TorchRLModule):

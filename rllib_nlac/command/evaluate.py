@@ -70,7 +70,7 @@ def evaluate_checkpoint(
             raise ValueError(f"{runner.config.env} is no environment of text, and has no tasks to repeat: leave out --attempts")
         with running():
             if isinstance(runner, TextEnvRunner):
-                played = runner.sample_tasks(range(episodes // attempts), attempts, refined, algorithm.instructions)
+                played = runner.sample_tasks(range(episodes // attempts), attempts, refined)
             else:
                 if getattr(runner, "env", None) is None:  # RLlib's algorithms make none here where they have remote runners
                     runner.make_env()

@@ -36,7 +36,6 @@ _REQUIRED = {
     "rethink_action": {"reasoning"},
     "reflect": {"came"},
     "retry": {"reflection"},
-    "instruct": {"instructions", "attempts"},
 }
 
 # Where an instruction says how to answer, it may show the form that the set declares.
@@ -67,7 +66,6 @@ class PromptSet:
         rethink_action: Asks it for the reasoning behind a turn again, without the critique.
         reflect: Asks what an attempt teaches that has ended.
         retry: Shows that, behind each observation of the next attempt at the same task.
-        instruct: Asks for better instructions for the policy, from what came of the present ones. None: GEPA's own wording.
         quote: Prefix of every line of a quoted text, such as "| "; the instruction says that such lines are data. Empty: no
             prefix, for models that know exact wordings only. Then labels and list numbers within a quoted text are altered, so
             that no reader takes them for the instruction's or the answer's own.
@@ -103,7 +101,6 @@ class PromptSet:
         "Look back over the whole attempt: what went wrong, and what would you do instead if the same task came again? Be "
         "short: three sentences at most, concrete enough to be followed."
     )
-    instruct: str | None = None
     retry: str = "[You have tried this task before, and noted this afterwards. Never mention it:]\n{reflection}"
     quote: str = ""
     react: str = "Answer with a line 'Thought: ...' and then a line 'Action: ...'. Only the action reaches the environment."
@@ -132,14 +129,11 @@ class PromptSet:
                 f"prompt set {self.name!r}, quote: it must be empty or hold a visible mark, and it is {self.quote!r}"
             )
 
-    def state(
-        self, system_prompt: str, first_observation: str, action_format: str = "plain", instructions: str = ""
-    ) -> tuple[Message, ...]:
-        """The messages at the start of an episode; ``instructions`` are told behind the environment's own system prompt."""
+    def state(self, system_prompt: str, first_observation: str, action_format: str = "plain") -> tuple[Message, ...]:
+        """The messages at the start of an episode."""
         system = system_prompt if self.system is None else self.system
-        for told in (self.react if action_format == "react" else "", instructions):
-            if told:
-                system = f"{system}\n\n{told}".strip()
+        if action_format == "react" and self.react:
+            system = f"{system}\n\n{self.react}".strip()
         opening = (Message("user", first_observation),)
         return (Message("system", system), *opening) if system else opening
 

@@ -164,16 +164,13 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self.metrics.log_value(UNPARSED_TURNS, self.player.unparsed_turn, reduce="item_series")
         return episodes
 
-    def sample_tasks(
-        self, tasks: Sequence[int], attempts: int = 1, refined: bool = False, instructions: str = ""
-    ) -> list[SingleAgentEpisode]:
+    def sample_tasks(self, tasks: Sequence[int], attempts: int = 1, refined: bool = False) -> list[SingleAgentEpisode]:
         """Plays evaluation tasks: a number means the same task and the same seeds on every runner and at any time.
 
         Args:
             tasks: Their numbers.
             attempts: Episodes of each task, sampled with seeds of their own.
             refined: Whether each turn is criticised and refined once before it is played.
-            instructions: What the policy is told beside the environment's own system prompt.
 
         Returns:
             The episodes in the order of tasks and attempts, without those that a failing environment lost.
@@ -184,21 +181,16 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 f"task-{task:08d}-{attempt:04d}",
                 hash_seed(seed, task),
                 hash_seed(seed, task * attempts + attempt),
-                instructions=instructions,
                 role="evaluation",
             )
             for task in tasks
             for attempt in range(attempts)
         ]
-        played = self.play_starts(starts, refined)
+        self.prepare()
+        played = self._play(iter(starts).__next__, len(starts), 0, replace_lost=False, refined=refined)
         for episode in played:  # two tasks may share a seed of 31 bits
             episode.custom_data[TASK] = int(episode.id_.split("-")[1])
         return played
-
-    def play_starts(self, starts: Sequence[Start], refined: bool = False) -> list[SingleAgentEpisode]:
-        """Plays these episodes, in the order of their names, without those that a failing environment lost."""
-        self.prepare()
-        return self._play(iter(starts).__next__, len(starts), 0, replace_lost=False, refined=refined)
 
     def play_forks(self, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
         """Plays episodes that repeat a prefix of others and then differ in one turn; see ``Start``.

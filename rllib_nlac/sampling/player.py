@@ -139,14 +139,8 @@ class TextPlayer:
         self._tell("on_episode_start", slot)
         prompts = self._prompts_for(environment_of(slot.episode) or self._config.env)
         slot.num_tokens = 0
-        for instructions in dict.fromkeys((start.instructions, "")):  # beyond the context they are left out
-            opening = (info.get("system_prompt") or "", observation, self._config.action_format, instructions)
-            slot.messages = prompts.state(*opening)
-            (prompt,) = self._chat.prompts([Wanted(slot.messages, self._max_tokens)])
-            if isinstance(prompt, Prompt):
-                break
-            if instructions:
-                self.count("instructions_left_out", 1)
+        slot.messages = prompts.state(info.get("system_prompt") or "", observation, self._config.action_format)
+        (prompt,) = self._chat.prompts([Wanted(slot.messages, self._max_tokens)])
         if isinstance(prompt, PromptTooLong):
             self._discard(slot, "context_limit", f"the first prompt of task {info.get('task_id')!r}: {prompt}")
             return False

@@ -26,7 +26,6 @@ class Start:
         turn: What is played after the prefix, in the policy's place.
         note: A reflection on a former attempt, which the policy has in view in every turn; what is recorded as the dialogue is
             without it.
-        instructions: What the policy is told beside the environment's own system prompt.
         role: What the policy's turns are asked for, by which their tokens are counted.
     """
 
@@ -36,7 +35,6 @@ class Start:
     prefix: tuple[SingleAgentEpisode, int] | None = None
     turn: Generation | None = None
     note: str = ""
-    instructions: str = ""
     role: str = "play"
 
 
