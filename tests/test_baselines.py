@@ -25,6 +25,7 @@ from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.baselines.sdpo import SDPOConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
+from rllib_nlac.checkpoints.checkpoint import CheckpointError, export_model
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import EndpointEngine
 from rllib_nlac.engine.protocol import EngineError
@@ -85,7 +86,11 @@ def test_every_baseline_trains_saves_and_goes_on(build, name, tmp_path):
         learned = next(own for r in results if (own := r["learners"]["default_policy"])["num_gradient_steps"] >= 1)
         assert learned["num_gradient_steps"] >= 1 and math.isfinite(learned["gradient_norm"])
         assert results[1]["logprob_gap"] < 1e-3  # the engine plays with the weights of the last sync
-    algorithm.restore_from_path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
+    saved = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    if name in UNTRAINED:
+        with pytest.raises(CheckpointError, match=f"{name}, which trains nothing: use tiny"):
+            export_model(saved, tmp_path / "model")
+    algorithm.restore_from_path(saved)
     result = algorithm.train()
     assert result["training_iteration"] == 3 and result["env_runners"]["num_episodes"] >= 16
     assert name in UNTRAINED or result["logprob_gap"] < 1e-3
