@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.figures import FILTER_MS, FIRST_PAINT_MS, PAGE_MB, RECORDING, Figure, add_option, hand_over
 from rllib_nlac.inspector.bundle import MOST, bundle
 from rllib_nlac.inspector.page import packed, render
-from rllib_nlac.inspector.run import RunReader, trial_of
+from rllib_nlac.inspector.run import read_run, trial_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from browsed import Page, start_browser
@@ -127,7 +127,7 @@ def main() -> None:
         else:
             path = trial_of(arguments.run)
         started = time.perf_counter()
-        run = RunReader(path).read()
+        run = read_run(path)
         page = render(packed(bundle([run])), "benchmark")
         seconds = time.perf_counter() - started
         count = f"{min(transitions(run), MOST)} transitions"

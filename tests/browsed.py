@@ -9,7 +9,7 @@ from typing import Any
 
 from rllib_nlac.inspector import page
 from rllib_nlac.inspector.bundle import bundle
-from rllib_nlac.inspector.run import RunReader
+from rllib_nlac.inspector.run import read_run
 
 SECONDS = 60  # for anything to happen on a busy machine
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars")
@@ -135,7 +135,7 @@ class Page:
 def save(folder: Path, *runs: Path) -> str:
     """Writes the page of runs and returns its address."""
     file = folder / "page.html"
-    file.write_bytes(page.render(page.packed(bundle([RunReader(run).read() for run in runs])), "a run"))
+    file.write_bytes(page.render(page.packed(bundle([read_run(run) for run in runs])), "a run"))
     return file.as_uri()
 
 

@@ -7,20 +7,16 @@ import gzip
 import json
 import math
 import re
-import urllib.error
-import urllib.request
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import episode, make_run, result, transition, write_iteration, write_lines
-from typer.testing import CliRunner
 
 from rllib_nlac.algorithm.record import (
     EVALUATION,
@@ -34,20 +30,13 @@ from rllib_nlac.algorithm.record import (
     plain,
     transition_lines,
 )
-from rllib_nlac.command.cli import app
 from rllib_nlac.command.inspect import inspect
 from rllib_nlac.command.terminal import Terminal
-from rllib_nlac.inspector.atif import trajectories
 from rllib_nlac.inspector.buffer import read_checkpoint
 from rllib_nlac.inspector.bundle import Texts, bundle, columns, thinned
-from rllib_nlac.inspector.follow import Server, Source
-from rllib_nlac.inspector.inspect_log import logs
 from rllib_nlac.inspector.page import packed, render
-from rllib_nlac.inspector.run import STOPPED, RunReader, curves_of, trial_of
+from rllib_nlac.inspector.run import STOPPED, curves_of, read_run, trial_of
 from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Transition, Weights
-
-# By which Inspect AI 0.3.285 knows a file of JSON as a log; it lists no other.
-INSPECT_NAME = re.compile(r"^\d{4}-\d{2}-\d{2}T\d{2}[:-]\d{2}[:-]\d{2}[^/\\]*$")
 
 
 def record(folder: Path, said: list | None = None, **settings) -> Record:
@@ -129,7 +118,7 @@ class TestRecord:
             1: (2,),
         }
         record(tmp_path).write(ITERATION, 1, [strange])
-        (line,) = RunReader(tmp_path)._lines(tmp_path / "transitions" / "iteration_00000001.jsonl")[0]
+        line = json.loads((tmp_path / "transitions" / "iteration_00000001.jsonl").read_text())
         assert line == {"nan": None, "array": [1.0, None], "flag": True, "text": "\ud800 \u202e", "thing": "x", "1": [2]}
 
     def test_the_evaluations_that_are_left_span_the_run(self, tmp_path):
@@ -165,7 +154,7 @@ class TestRecord:
 
 class TestReading:
     def test_a_run(self, tmp_path):
-        run = RunReader(make_run(tmp_path / "run")).read()
+        run = read_run(make_run(tmp_path / "run"))
         kinds = [line["kind"] for line in run.lines]
         assert (kinds.count("transition"), kinds.count("state"), kinds.count("prediction"), len(run.episodes)) == (40, 4, 8, 6)
         assert run.iterations == [1, 2, 3, 4] and run.curves["env_runners/success_rate"] == [0.1, 0.2, 0.3, 0.4]
@@ -187,18 +176,18 @@ class TestReading:
     def test_what_a_run_had_come_to_before_it_went_on_from_an_earlier_checkpoint_is_left_out(self, tmp_path):
         folder = make_run(tmp_path / "run")
         write_lines(folder / "result.json", [result(number, number % 2 == 0) for number in (1, 2, 3, 4, 2)])
-        seen = {each["iteration"] for each in [*RunReader(folder).read().lines, *RunReader(folder).read().episodes]}
-        run = RunReader(folder).read()
+        seen = {each["iteration"] for each in [*read_run(folder).lines, *read_run(folder).episodes]}
+        run = read_run(folder)
         assert run.iterations == [1, 2] and [each["iteration"] for each in run.evaluations] == [2] and seen == {1, 2}
         write_iteration(folder, 3)  # of the iteration that is under way
-        assert {each["iteration"] for each in RunReader(folder).read().lines} == {1, 2, 3}
+        assert {each["iteration"] for each in read_run(folder).lines} == {1, 2, 3}
 
     def test_evaluations_that_found_the_same_are_several(self, tmp_path):
         """As of a method that wins nothing. Fails where figures alone tell one from the next."""
         folder, config = make_run(tmp_path / "run"), {"config": {"evaluation_interval": 2}}
         rows = [result(2, True) | {"training_iteration": number} | config for number in (2, 3, 4, 5, 6)]
         write_lines(folder / "result.json", rows)
-        assert [each["iteration"] for each in RunReader(folder).read().evaluations] == [2, 4, 6]
+        assert [each["iteration"] for each in read_run(folder).evaluations] == [2, 4, 6]
 
     def test_what_a_resumed_run_repeats_counts_once_and_the_later_one(self, tmp_path):
         """Tune appends to its results. Fails where rows count and not iterations: the page sums seconds and stopped steps."""
@@ -208,7 +197,7 @@ class TestReading:
             row["env_runners"]["success_rate"] = place / 10
             row["learners"]["default_policy"]["num_stopped_steps"] = 1
         write_lines(folder / "result.json", rows)
-        run = RunReader(folder).read()
+        run = read_run(folder)
         assert run.iterations == [1, 2, 3, 4] and run.curves["env_runners/success_rate"] == [0, 0.3, 0.4, 0.5]
         assert run.sums[STOPPED] == 4 and run.sums["seconds/play"] == 4
         assert [each["iteration"] for each in run.evaluations] == [2] and len(run.notices) == 1 and run.unread == 0
@@ -219,21 +208,21 @@ class TestReading:
         rows = [{"training_iteration": i, "seconds": {"play": 1.0, "waves": math.nan}} for i in range(1, 4002)]
         rows[999] |= {"learners": {"default_policy": {"num_stopped_steps": 1, "loss": 2.0}}, "secondsly": 1, "learn": 1}
         write_lines(folder / "result.json", rows)
-        (own,) = bundle([RunReader(folder).read()])["runs"]
+        (own,) = bundle([read_run(folder)])["runs"]
         assert own["sums"] == {STOPPED: 1, "seconds/play": 4001} and len(own["iterations"]) <= 2000
 
     @pytest.mark.parametrize("number", [0, -1, True, 1.5, "2", 10**10, 10**400, float("nan"), None])
     def test_results_of_what_is_no_iteration_are_left_out_and_counted(self, tmp_path, number):
         folder = make_run(tmp_path / "run")
         write_lines(folder / "result.json", [result(1, False), result(2, False) | {"training_iteration": number}])
-        run = RunReader(folder).read()
+        run = read_run(folder)
         assert run.iterations == [1] and run.unread == 1
 
     def test_whole_numbers_that_a_browser_would_round_are_rounded_here(self, tmp_path):
         folder = make_run(tmp_path / "run")
         values = (2**53 - 1, 10**20 + 1, -(10**20) - 1, 10**400)
         write_lines(folder / "result.json", [result(i, False) | {"time_total_s": v} for i, v in enumerate(values, start=1)])
-        found = RunReader(folder).read().curves["time_total_s"]
+        found = read_run(folder).curves["time_total_s"]
         assert found == [2**53 - 1, 1e20, -1e20, None] and list(map(type, found)) == [int, float, float, type(None)]
 
     def test_an_evaluation_that_the_next_iterations_tell_again_is_one(self, tmp_path):
@@ -241,7 +230,7 @@ class TestReading:
         again = result(2, True) | {"training_iteration": 3}
         nothing = {"training_iteration": 4, "evaluation": {"env_runners": {"success_rate": float("nan")}}}
         write_lines(folder / "result.json", [result(1, False), result(2, True), again, nothing])
-        run = RunReader(folder).read()
+        run = read_run(folder)
         assert [each["iteration"] for each in run.evaluations] == [2]
         assert run.curves["evaluation/env_runners/success_rate"] == [None, 0.2, None, None]
 
@@ -251,7 +240,7 @@ class TestReading:
         file.write_bytes(
             file.read_bytes() + b'not json\n[1]\n"text"\n{"kind": "other"}\n\xff\xfe\n' + b"[" * 100_000 + b'\n{"kind": "trans'
         )
-        run = RunReader(folder).read()
+        run = read_run(folder)
         assert run.unread == 6 and sum(line["kind"] == "transition" for line in run.lines) == 40
 
     @pytest.mark.parametrize(
@@ -286,11 +275,9 @@ class TestReading:
         write_lines(folder / "transitions" / "evaluation_00000002.jsonl", lines)
         facts = json.loads((folder / "transitions" / "run.json").read_text())
         (folder / "transitions" / "run.json").write_text(json.dumps(dict.fromkeys(facts, value)))
-        run = RunReader(folder).read()
+        run = read_run(folder)
         assert run.unread + len(run.episodes) == len(lines) + 3 and run.unread >= 1
-        for found in (trajectories(run), logs(run), bundle([run])):
-            json.dumps(found, allow_nan=False)
-        assert len(trajectories(run)) == len(run.episodes) == sum(len(one["samples"]) for one in logs(run).values())
+        json.dumps(bundle([run]), allow_nan=False)
 
     @pytest.mark.parametrize(
         "field",
@@ -309,8 +296,18 @@ class TestReading:
     def test_what_is_no_episode_is_left_out_and_counted(self, tmp_path, field):
         folder = make_run(tmp_path / "run")
         write_lines(folder / "transitions" / "evaluation_00000002.jsonl", [episode(2, 0) | field, episode(2, 1)])
-        run = RunReader(folder).read()
+        run = read_run(folder)
         assert run.unread == 1 and [each["task"] for each in run.episodes] == [1, 0, 1, 2]
+
+    def test_an_episode_with_rewards_that_json_lacks_or_without_any_is_shown(self, tmp_path):
+        folder = make_run(tmp_path / "run")
+        odd = episode(2, 0, rewards=[float("nan"), 1.0], task_seed=float("inf"))
+        lines = [odd, episode(2, 1, rewards=[]), episode(2, 2, rewards=[], messages=[])]
+        write_lines(folder / "transitions" / "evaluation_00000002.jsonl", lines)
+        (own,) = bundle([read_run(folder)])["runs"]
+        assert [each["rewards"] for each in own["episodes"][:3]] == [[0, 1.0], [], []]
+        assert own["episodes"][0]["task_seed"] is None and own["episodes"][2]["messages"] == []
+        json.dumps(own, allow_nan=False)
 
     def test_a_trial_is_found_and_several_are_named(self, tmp_path):
         run = make_run(tmp_path / "experiment" / "trial_1")
@@ -330,7 +327,7 @@ class TestReading:
         assert [line["id"] // 1_000_000 for line in thinned(buffer, 10)] == list(range(0, 1000, 100))
 
     def test_texts_are_kept_once_and_come_back(self, tmp_path):
-        data = bundle([RunReader(make_run(tmp_path / "run")).read()])
+        data = bundle([read_run(make_run(tmp_path / "run"))])
         assert len(set(data["texts"])) == len(data["texts"])
         rows, texts = data["runs"][0]["rows"], data["texts"]
         line = transition(1, 4, 1)
@@ -341,7 +338,7 @@ class TestReading:
 
 class TestPage:
     def test_it_holds_the_data_and_nothing_from_elsewhere(self, tmp_path):
-        data = bundle([RunReader(make_run(tmp_path / "run", more=(transition(99, 0, action="</script><b>"),))).read()])
+        data = bundle([read_run(make_run(tmp_path / "run", more=(transition(99, 0, action="</script><b>"),)))])
         page = render(packed(data), '"><script>alert(1)</script> {{DATA}}').decode()
         assert page.count("<script") == page.count("</script>") == 2 and "<b>" not in page
         assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", page)
@@ -352,105 +349,28 @@ class TestPage:
     def test_what_utf8_cannot_hold_does_no_harm_anywhere(self, tmp_path):
         folder = make_run(tmp_path / "run")
         write_lines(folder / "result.json", [result(1, True) | {"notices": "odd \ud800", "seconds": {"play\ud800": 1.0}}])
-        data = packed(bundle([RunReader(folder).read()]))
+        data = packed(bundle([read_run(folder)]))
         assert "odd ?" in gzip.decompress(data).decode() and b"odd ?" in render(data, "odd \ud800")
 
     def test_equal_runs_give_equal_pages(self, tmp_path):
-        reader = RunReader(make_run(tmp_path / "run"))
-        page = packed(bundle([reader.read()]))
-        assert page == packed(bundle([reader.read()])) and page[4:8] == bytes(4)  # where gzip writes the time
-
-    def test_a_server_gives_news_to_who_knows_its_path(self, tmp_path):
-        reader = RunReader(make_run(tmp_path / "run"))
-        with Server(Source(reader.stamp, lambda: packed(bundle([reader.read()])), "run")) as server:
-            Thread(target=server.serve_forever, daemon=True).start()
-
-            def get(place: str, **headers: str) -> bytes:
-                return urllib.request.urlopen(urllib.request.Request(server.address + place, headers=headers)).read()
-
-            assert b"connect-src 'self'; base-uri 'none'; form-action 'none'" in get("")
-            with urllib.request.urlopen(server.address) as reply:
-                assert reply.headers["X-Content-Type-Options"] == "nosniff"
-            stamp = get("stamp")
-            assert get("stamp") == stamp and len(json.loads(gzip.decompress(get("data")))["runs"][0]["rows"]["kind"]) == 52
-            write_iteration(reader.folder, 5)
-            assert get("stamp") != stamp and len(json.loads(gzip.decompress(get("data")))["runs"][0]["rows"]["kind"]) == 62
-            for place, headers in (("../stamp", {}), ("stamp", {"Host": "evil.example:80"}), ("/etc/passwd", {})):
-                with pytest.raises(urllib.error.HTTPError):
-                    get(place, **headers)
-            assert server.server_address[0] == "127.0.0.1"
-            for place in ("", "stamp", "data", "wrong/stamp"):  # without its secret
-                with pytest.raises(urllib.error.HTTPError, match="404"):
-                    urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/{place}")
-            server.shutdown()
-
-
-class TestOtherFormats:
-    def test_atif(self, tmp_path):
-        run = RunReader(make_run(tmp_path / "run")).read()
-        found = trajectories(run)
-        assert len(found) == 6
-        one = next(iter(found.values()))
-        assert one["schema_version"] == "ATIF-v1.7" and [step["step_id"] for step in one["steps"]] == [1, 2, 3, 4, 5, 6]
-        assert [step["source"] for step in one["steps"]] == ["system", "user", "agent", "user", "agent", "user"]
-        assert [step["extra"]["reward"] for step in one["steps"] if step["source"] == "agent"] == [0.0, 1.0]
-        assert one["final_metrics"]["extra"] == {"success": True, "return": 1.0}
-
-    def test_inspect(self, tmp_path):
-        found = logs(RunReader(make_run(tmp_path / "run")).read())
-        assert len(found) == 2 and all(INSPECT_NAME.match(name) for name in found)
-        one = found[max(found)]
-        assert one["results"]["scores"][0]["metrics"]["mean"]["value"] == pytest.approx(2 / 3)
-        assert [sample["scores"]["success"]["value"] for sample in one["samples"]] == [1.0, 0.0, 1.0]
-
-    def test_the_command_writes_them_and_says_where(self, tmp_path, capsys):
         folder = make_run(tmp_path / "run")
-        for kind, count in (("atif", 6), ("inspect", 2)):
-            inspect([folder], tmp_path / kind, kind, False, False, 0, 100, Terminal())
-            assert len(list((tmp_path / kind).glob("*.json"))) == count
-        inspect([folder, folder], tmp_path / "page.html", "html", False, False, 0, 100, Terminal())
+        page = packed(bundle([read_run(folder)]))
+        assert page == packed(bundle([read_run(folder)])) and page[4:8] == bytes(4)  # where gzip writes the time
+
+
+class TestCommand:
+    def test_it_writes_the_page_of_two_runs_and_says_where(self, tmp_path, capsys):
+        folder = make_run(tmp_path / "run")
+        inspect([folder, folder], tmp_path / "page.html", False, 100, Terminal())
         assert (tmp_path / "page.html").stat().st_size > 50_000 and "40 transitions recorded" in capsys.readouterr().out
-        for arguments, complaint in (
-            (([folder], None, "pdf", False, False), "--format is 'pdf' and must be one of html, atif, inspect"),
-            (([folder], None, "atif", False, True), "leave out --follow"),
-            (([folder], tmp_path / "x", "html", False, True), "leave out --output"),
-            (([folder], tmp_path / "page.html" / "x", "html", False, False), r"cannot write .*Give another --output"),
-        ):
-            with pytest.raises(ValueError, match=complaint):
-                inspect(*arguments, 0, 100, Terminal())
+        with pytest.raises(ValueError, match=r"cannot write .*Give another --output"):
+            inspect([folder], tmp_path / "page.html" / "x", False, 100, Terminal())
 
-    def test_an_episode_without_rewards_is_exported(self, tmp_path):
-        folder = make_run(tmp_path / "run")
-        lines = [episode(2, 0, rewards=[]), episode(2, 1, rewards=[], messages=[])]
-        write_lines(folder / "transitions" / "evaluation_00000002.jsonl", lines)
-        run = RunReader(folder).read()
-        played, empty, *_ = trajectories(run).values()
-        assert [step["extra"]["reward"] for step in played["steps"] if step["source"] == "agent"] == [None, None]
-        assert empty["steps"] == [] and [each["final_metrics"]["extra"]["return"] for each in (played, empty)] == [0, 0]
-        found = logs(run)
-        outputs = [sample["output"]["completion"] for sample in found[min(found)]["samples"]]
-        assert outputs == ["Kite?", ""]
-
-    @pytest.mark.parametrize("kind", ["atif", "inspect"])
-    def test_numbers_that_json_lacks_are_written_as_none(self, tmp_path, kind):
-        folder = make_run(tmp_path / "run")
-        line = episode(2, 0, rewards=[float("nan"), 1.0], task_seed=float("inf"))
-        write_lines(folder / "transitions" / "evaluation_00000002.jsonl", [line])
-        facts = {"algorithm": "NLAC", "env_config": {"limit": float("inf")}}
-        (folder / "transitions" / "run.json").write_text(json.dumps(facts))
-        inspect([folder], tmp_path / kind, kind, False, False, 0, 100, Terminal())
-        found = json.loads(min((tmp_path / kind).glob("*.json")).read_text(), parse_constant=pytest.fail)
-        if kind == "atif":
-            assert [step["extra"]["reward"] for step in found["steps"] if step["source"] == "agent"] == [None, 1.0]
-            assert found["extra"]["env_config"] == {"limit": None} and found["final_metrics"]["extra"]["return"] == 1
-        else:
-            assert found["samples"][0]["metadata"]["rewards"] == [None, 1.0] and found["eval"]["task_args"] == {"limit": None}
-
-
-@pytest.mark.parametrize("port", ["-1", "65536", "99999"])
-def test_a_port_that_there_is_not_is_refused(tmp_path, port):
-    made = CliRunner().invoke(app, ["inspect", str(make_run(tmp_path / "run")), "--follow", "--port", port])
-    assert made.exit_code == 2 and "Invalid value for '--port'" in made.output
+    def test_without_a_name_it_takes_those_of_the_runs(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        runs = [make_run(tmp_path / "runs" / name) for name in ("one", "other")]
+        inspect(runs, None, False, 100, Terminal())
+        assert [path.name for path in tmp_path.glob("*.html")] == ["one-and-other.html"]
 
 
 @pytest.fixture()
@@ -466,7 +386,7 @@ def test_a_real_run_records_itself_and_goes_on_where_it_cannot(small, tmp_path, 
     algorithm = small.build_algo()
     try:
         results = [algorithm.train() for _ in range(2)]
-        run = RunReader(algorithm.record.folder.parent).read()
+        run = read_run(algorithm.record.folder.parent)
         every = [line for line in run.lines if line["kind"] == "transition"]
         assert {line["iteration"]: sum(line["iteration"] == each["iteration"] for each in every) for line in every} == {
             1: 16,

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from browsed import key, save
-from recorded import episode, make_run, result, state, transition, write_iteration, write_lines
+from recorded import make_run, state, transition, write_lines
 
-from rllib_nlac.inspector import page
-from rllib_nlac.inspector.bundle import bundle
-from rllib_nlac.inspector.follow import Server, Source
-from rllib_nlac.inspector.run import RunReader
+from rllib_nlac.inspector.run import read_run
 
 STRIP = "return [...document.querySelectorAll('.token')].map((each) => each.getAttribute('style'))"
 
@@ -31,7 +27,7 @@ def address(run) -> str:
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
-    return [line for line in RunReader(run).read().lines if line["kind"] == "transition"]
+    return [line for line in read_run(run).lines if line["kind"] == "transition"]
 
 
 FILTERS: list[tuple[dict[str, Any], Callable[[dict], bool]]] = [
@@ -334,83 +330,12 @@ def test_two_runs_side_by_side(view, tmp_path):
     assert view.js("return app.which") == 1 and "Iteration 6" in view.text
 
 
-def test_a_run_is_followed_and_the_reader_left_in_peace(view, tmp_path):
-    reader = RunReader(make_run(tmp_path / "run"))
-    with Server(Source(reader.stamp, lambda: page.packed(bundle([reader.read()])), "run")) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        view.open(server.address + "#view=transitions")
-        view.set("outcome", "success")
-        before, opened = len(view.keys), view.keys[3]
-        view.go(f"#t={opened}")
-        write_iteration(reader.folder, 5, 40)
-        view.until("return document.documentElement.dataset.renewed")
-        assert len(view.keys) > before and all(each in view.keys for each in (opened,))
-        assert view.js("return document.getElementById('detail').dataset.key") == opened
-        assert view.js("return app.filters.outcome") == "success" and "● live" in view.text
-        view.js("window.mayFail = true")  # the browser says that the server is gone, and so does the page
-        server.shutdown()
-    view.until("return document.getElementById('live').textContent.includes('gone')")
-
-
-def test_a_run_is_followed_and_what_is_read_in_the_other_views_stays(view, tmp_path):
-    """Fails where they are made anew as they began. What nobody has touched goes on to the latest evaluation."""
-    for name, told, ready, touch in (
-        ("episodes", "episodes-of", ".episode", lambda: view.choose("episodes-of", "2")),
-        ("critic", "evaluation", ".surprises details", lambda: view.choose("evaluation", "0")),
-        ("run", "any-metric", None, lambda: view.choose("any-metric", "time_total_s")),
-        ("states", None, None, lambda: view.js("document.querySelector('.marks').click()")),
-    ):
-        reader = RunReader(make_run(tmp_path / name))
-
-        def news(iteration, reader=reader):
-            lines = [state(number, iteration) for number in (1, 2)] + [episode(iteration, task) for task in range(3)]
-            lines += [transition(iteration, 50 + i, kind="prediction") for i in range(4)]
-            before = view.js("return document.documentElement.dataset.renewed || '0'")
-            write_lines(reader.folder / "transitions" / f"evaluation_{iteration:08d}.jsonl", lines)
-            write_lines(reader.folder / "result.json", [result(i, i % 2 == 0) for i in range(1, iteration + 1)])
-            view.until("return (document.documentElement.dataset.renewed || '0') !== arguments[0]", before)
-            view.until("return app.run.iterations.at(-1) === arguments[0]", iteration)
-
-        with Server(Source(reader.stamp, lambda reader=reader: page.packed(bundle([reader.read()])), "run")) as server:
-            Thread(target=server.serve_forever, daemon=True).start()
-            view.open(server.address + f"#view={name}")
-            fields = "return [...document.querySelectorAll('#main select, #main .marks')].map((x) => x.value + x.checked)"
-            first = view.js(fields)
-            news(6)
-            assert (view.js(fields) == first) == (told in (None, "any-metric"))
-            touch()
-            if ready:
-                view.js("document.querySelector(arguments[0]).open = true", ready)
-            before = view.js(fields), view.all("#main details[open] summary")
-            news(8)
-            assert (view.js(fields), view.all("#main details[open] summary")) == before and len(before[1]) == bool(ready)
-            view.js("window.mayFail = true")
-            server.shutdown()
-
-
 def test_a_turn_is_the_same_where_its_dialogue_is(view, tmp_path):
     """Fails where it is known by its id alone: these begin anew where a run goes on with another buffer."""
     other = transition(9, 0, 0, action="Is it red?")
     view.open(save(tmp_path, make_run(tmp_path / "run", more=(other,))))
     own = "return app.run.byTurn.get(app.run.turn(app.run.byKey.get(arguments[0]))).map((i) => app.run.rows.iteration[i])"
     assert view.js(own, "1.0") == [1, 2, 3, 4] and view.js(own, "9.0") == [9]
-
-
-@pytest.mark.parametrize("gone", [1, 4])
-def test_the_link_of_an_open_transition_is_its_own_after_the_record_was_thinned(view, tmp_path, gone):
-    """Fails where its former place in the list is looked up anew; and where it has gone itself, the reader still has it."""
-    reader = RunReader(make_run(tmp_path / "run"))
-    with Server(Source(reader.stamp, lambda: page.packed(bundle([reader.read()])), "run")) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        opened = key(transition(4, 2, 2))
-        view.open(server.address + f"#t={opened}")
-        (reader.folder / "transitions" / f"iteration_{gone:08d}.jsonl").unlink()
-        view.until("return document.documentElement.dataset.renewed")
-        view.press("l")
-        copied = view.until("return document.documentElement.dataset.copied")
-        assert copied.endswith(f"#t={opened}") and view.js("return app.open === null") == (gone == 4)
-        view.js("window.mayFail = true")
-        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -203,20 +203,15 @@ def inspect(
         Path, typer.Argument(parser=_on_this_machine, help="A trial's folder, or a checkpoint, whose replay buffer is shown.")
     ],
     other: Annotated[Path | None, typer.Argument(parser=_on_this_machine, help="Another one, to compare.")] = None,
-    output: Annotated[Path | None, typer.Option(help="The file, or for other formats the folder, to write.")] = None,
-    kind: Annotated[str, typer.Option("--format", help="html, atif (ATIF v1.7) or inspect (Inspect AI).")] = "html",
+    output: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Serve the page on this machine, with news of a run that goes on.")
-    ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --follow; 0 takes any free one.")] = 0,
     most: Annotated[int, typer.Option(min=1, help="The most transitions of a run in the page.")] = 10_000,
 ) -> None:
     """Read what the critic thought: a page of the transitions, states and curves that a run recorded."""
     with clear_errors():
         from rllib_nlac.command.inspect import inspect as inspect_
 
-        inspect_([run, *([other] if other else [])], output, kind, open_, follow, port, most, terminal)
+        inspect_([run, *([other] if other else [])], output, open_, most, terminal)
 
 
 def _train(

@@ -12,7 +12,7 @@ from rllib_nlac.algorithm.record import FOLDER, age, author, moment
 from rllib_nlac.algorithm.replay import REPLAY_BUFFER
 from rllib_nlac.algorithm.told import RESULTS
 from rllib_nlac.checkpoints.checkpoint import CONSTRUCTOR, VerifiedFolder, opened
-from rllib_nlac.inspector.run import Run, RunReader
+from rllib_nlac.inspector.run import Run, read_run
 from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, STATE_FILE, TextReplayBuffer, transition_at
 
 
@@ -32,7 +32,7 @@ def read_checkpoint(path: Path) -> Run:
             )
         env, config = _environment(verified)
         lines = _lines(verified, env)
-    run = RunReader(path.parent).read() if (path.parent / RESULTS).is_file() or (path.parent / FOLDER).is_dir() else Run("")
+    run = read_run(path.parent) if (path.parent / RESULTS).is_file() or (path.parent / FOLDER).is_dir() else Run("")
     facts = run.facts or {"algorithm": verified.manifest.get("algorithm"), "env": env, "env_config": config}
     name = f"{path.parent.name}/{path.name}"
     return replace(run, name=name, facts=facts, lines=lines, episodes=[], is_buffer=True)

@@ -9,7 +9,6 @@ from typing import Any
 from rllib_nlac.algorithm.record import plain
 from rllib_nlac.inspector.run import Lines, Run, finite
 
-FORMAT = 1
 MOST = 10_000  # transitions of a run
 KINDS = ("transition", "state", "prediction")
 NUMBERS = (
@@ -60,7 +59,7 @@ def bundle(runs: Sequence[Run], most: int = MOST) -> dict[str, Any]:
         most: The most transitions of each.
     """
     texts = Texts()
-    return {"format": FORMAT, "runs": [_run(run, texts, most) for run in runs], "texts": texts.all}
+    return {"runs": [_run(run, texts, most) for run in runs], "texts": texts.all}
 
 
 def _run(run: Run, texts: Texts, most: int) -> dict[str, Any]:

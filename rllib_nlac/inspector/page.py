@@ -1,8 +1,7 @@
 """One self-contained page: data, style and script in one file that fetches nothing.
 
 The data is compressed and in base64, so that no text in it can end an element. The page's own policy (CSP) allows its script
-and its style by their hashes and nothing else: no other script, no picture from anywhere, no connection but, while a run is
-followed, to the server that it came from.
+and its style by their hashes and nothing else: no other script, no picture from anywhere, no connection.
 """
 
 from __future__ import annotations
@@ -25,26 +24,22 @@ def packed(data: dict[str, Any]) -> bytes:
     return gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)
 
 
-def render(data: bytes, title: str, stamp: str = "") -> bytes:
+def render(data: bytes, title: str) -> bytes:
     """The page.
 
     Args:
         data: As ``packed`` gave it.
-        title: Of the window.
-        stamp: Of the data, where the page asks its server for news; empty: it asks nobody.
+        title: Title of the window.
     """
     style, script = source("page.css"), "\n".join(map(source, SCRIPTS))
-    connect = "'self'" if stamp else "'none'"
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'; "
+        "connect-src 'none'; base-uri 'none'; form-action 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
     parts = {
         "POLICY": policy,
         "TITLE": _escaped(title),
-        "FOLLOWS": "1" if stamp else "",
-        "STAMP": _escaped(stamp),
         "STYLE": style,
         "DATA": base64.b64encode(data).decode(),
         "SCRIPT": script,

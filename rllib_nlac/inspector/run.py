@@ -96,91 +96,64 @@ def _is_trial(path: Path) -> bool:
     return (path / RESULTS).is_file() or (path / FOLDER).is_dir()
 
 
-class RunReader:
-    """Reads a trial's folder again and again; files that have not changed are parsed once.
-
-    Args:
-        folder: The trial's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._parsed: dict[Path, tuple[tuple[int, int], tuple[Lines, int]]] = {}
-
-    def stamp(self) -> str:
-        """Changes whenever there is something new to read."""
-        return str(hash(tuple((path.name, *_state(path)) for path in self._files())))
-
-    def read(self) -> Run:
-        """All of it."""
-        rows, unread = self._lines(self.folder / RESULTS)
-        results = with_beginning(one_branch(filter(_iteration, rows), _iteration))
-        unread += sum(not _iteration(row) for row in rows)
-        last = _iteration(results[-1]) if results else 0
-        lines: Lines = []
-        episodes: Lines = []
-        for path in self._files():
-            if path.parent.name != FOLDER or path.name == RUN_FILE or self._is_abandoned(path, last):
-                continue
-            own, bad = self._lines(path)
-            unread += bad
-            for line in own:
-                kind = line.get("kind")
-                if kind == "episode" and (played := _episode(line)):
-                    episodes.append(played)
-                elif kind in ("transition", "state", "prediction"):
-                    lines.append(line)
-                else:
-                    unread += 1
-        iterations, curves = curves_of(results)
-        return Run(
-            self.folder.name,
-            self._facts(results),
-            iterations,
-            curves,
-            sums_of(results),
-            evaluations_of(results),
-            [(_iteration(row), line) for row in results for line in str(row.get("notices") or "").splitlines()],
-            lines,
-            episodes,
-            unread,
-        )
-
-    def _files(self) -> list[Path]:
-        kinds = (ITERATION, EVALUATION)
-        record = [path for kind in kinds for path in sorted((self.folder / FOLDER).glob(f"{kind}_*.jsonl"))]
-        return [*record, self.folder / FOLDER / RUN_FILE, self.folder / RESULTS]
-
-    def _is_abandoned(self, path: Path, last: int) -> bool:
-        """Whether a file of the record is of an iteration after the last result and older: the run went on from before it."""
-        number = path.stem.rpartition("_")[2]
-        return 0 < last < (int(number) if number.isdecimal() else 0) and _state(path)[0] < _state(self.folder / RESULTS)[0]
-
-    def _lines(self, path: Path) -> tuple[Lines, int]:
-        state = _state(path)
-        known = self._parsed.get(path)
-        if known is None or known[0] != state:
-            known = state, _read_lines(path)
-            self._parsed[path] = known
-        return known[1]
-
-    def _facts(self, results: Lines) -> dict[str, Any]:
-        facts = _read_object(self.folder / FOLDER / RUN_FILE)
-        if facts:
-            return facts
-        given = _read_object(self.folder / PARAMETERS)
-        last = results[-1] if results else {}
-        name = self.folder.name.split("_")[0] if last.get("trial_id") else ""
-        config = {key: [value, None] for key, value in given.items() if key not in ("env", "env_config")}
-        return {"algorithm": name, "env": given.get("env"), "env_config": given.get("env_config") or {}, "config": config}
+def read_run(folder: Path) -> Run:
+    """Reads a trial's folder."""
+    rows, unread = _read_lines(folder / RESULTS)
+    results = with_beginning(one_branch(filter(_iteration, rows), _iteration))
+    unread += sum(not _iteration(row) for row in rows)
+    last = _iteration(results[-1]) if results else 0
+    lines: Lines = []
+    episodes: Lines = []
+    for path in (path for kind in (ITERATION, EVALUATION) for path in sorted((folder / FOLDER).glob(f"{kind}_*.jsonl"))):
+        if _is_abandoned(path, folder / RESULTS, last):
+            continue
+        own, bad = _read_lines(path)
+        unread += bad
+        for line in own:
+            kind = line.get("kind")
+            if kind == "episode" and (played := _episode(line)):
+                episodes.append(played)
+            elif kind in ("transition", "state", "prediction"):
+                lines.append(line)
+            else:
+                unread += 1
+    iterations, curves = curves_of(results)
+    return Run(
+        folder.name,
+        _facts(folder, results),
+        iterations,
+        curves,
+        sums_of(results),
+        evaluations_of(results),
+        [(_iteration(row), line) for row in results for line in str(row.get("notices") or "").splitlines()],
+        lines,
+        episodes,
+        unread,
+    )
 
 
-def _state(path: Path) -> tuple[int, int]:
+def _is_abandoned(path: Path, results: Path, last: int) -> bool:
+    """Whether a file of the record is of an iteration after the last result and older: the run went on from before it."""
+    number = path.stem.rpartition("_")[2]
+    return 0 < last < (int(number) if number.isdecimal() else 0) and _changed(path) < _changed(results)
+
+
+def _facts(folder: Path, results: Lines) -> dict[str, Any]:
+    facts = _read_object(folder / FOLDER / RUN_FILE)
+    if facts:
+        return facts
+    given = _read_object(folder / PARAMETERS)
+    last = results[-1] if results else {}
+    name = folder.name.split("_")[0] if last.get("trial_id") else ""
+    config = {key: [value, None] for key, value in given.items() if key not in ("env", "env_config")}
+    return {"algorithm": name, "env": given.get("env"), "env_config": given.get("env_config") or {}, "config": config}
+
+
+def _changed(path: Path) -> int:
     try:
-        found = path.stat()
+        return path.stat().st_mtime_ns
     except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
+        return 0
 
 
 def _read_lines(path: Path) -> tuple[Lines, int]:
@@ -229,7 +202,7 @@ def _episode(line: Mapping[str, Any]) -> dict[str, Any] | None:
         "iteration": iteration,
         **{name: finite(line.get(name)) for name in ("version", "task", "task_seed")},
         **{name: text if isinstance(text := line.get(name), str) else None for name in ("episode", "stop_reason")},
-        **{name: bool(line.get(name)) for name in ("success", "terminated", "truncated")},
+        **{name: bool(line.get(name)) for name in ("success", "terminated")},
         "messages": [{"role": each["role"], "content": each["content"]} for each in messages],
         "rewards": list(map(finite, rewards)),
     }

@@ -26,7 +26,7 @@ function stateCard(run, rows_, title, options) {
   const first = rows_[0], list = h("ol", { class: "moments" });
   const draw = (marks) => replace(list, rows_.map((i, at) => momentView(run, i, marks && at ? rows_[at - 1] : null)));
   draw(false);
-  return card(title, h("span", { class: "line" }, outcome(run.rows.success[first] === 1), h("label", { class: "check" }, h("input", { type: "checkbox", class: "marks", "data-key": `marks, ${title}`, onchange: (event) => draw(event.target.checked) }), "mark changes")),
+  return card(title, h("span", { class: "line" }, outcome(run.rows.success[first] === 1), h("label", { class: "check" }, h("input", { type: "checkbox", class: "marks", onchange: (event) => draw(event.target.checked) }), "mark changes")),
     options && options.bare ? null : h("div", { class: "columns" }, h("div", null, dialogueView(run.messages(run.rows.state[first]))), h("div", null, step("Action", null, "act", words(run.text("action", first))), step("What came", null, "came", words(run.text("observation", first))))),
     list);
 }
@@ -98,7 +98,7 @@ function surprisesCard(app, iteration) {
   const run = app.run, own = run.ofKind[KINDS.prediction].filter((i) => run.rows.iteration[i] === iteration);
   if (!own.length) return null;
   const shown = own.filter((i) => !Number.isNaN(run.surprise[i])).sort((a, b) => run.surprise[b] - run.surprise[a]).slice(0, 12);
-  return card("What surprised the critic most", h("span", { class: "quiet" }, `fresh turns of the evaluation after iteration ${number(iteration)}`), h("div", { class: "surprises" }, shown.map((i) => h("details", { "data-key": `surprise, ${iteration}, ${own.indexOf(i)}` },
+  return card("What surprised the critic most", h("span", { class: "quiet" }, `fresh turns of the evaluation after iteration ${number(iteration)}`), h("div", { class: "surprises" }, shown.map((i) => h("details", null,
     h("summary", null, h("b", null, `foresaw ${percent(run.rows.predicted[i])}`), " ", outcome(run.rows.success[i] === 1), " ", inline(run.text("action", i), 120)),
     h("div", { class: "columns" }, h("div", null, dialogueView(run.messages(run.rows.state[i])), step("Action", null, "act", words(run.text("action", i)))), h("div", null, step("Futures", null, "think", futuresView(run.futures(i))), step("What came", null, "came", words(run.text("observation", i)))))))));
 }
@@ -109,7 +109,7 @@ function episodesView(app) {
   const iterations = [...new Set(run.episodes.map((each) => each.iteration))].sort((a, b) => b - a), place = h("div", null);
   const select = h("select", { "aria-label": "Evaluation", id: "episodes-of", onchange: () => draw() }, iterations.map((each) => h("option", { value: String(each) }, `after iteration ${number(each)}`)));
   const ending = h("select", { "aria-label": "Outcome", id: "episodes-outcome", onchange: () => draw() }, [["", "any outcome"], ["1", "✓ success"], ["0", "✗ failure"]].map(([value, text]) => h("option", { value }, text)));
-  const draw = () => replace(place, run.episodes.filter((each) => String(each.iteration) === select.value).map((each, at) => ending.value !== "" && each.success !== (ending.value === "1") ? null : h("details", { class: "card episode", "data-key": `episode, ${each.iteration}, ${at}` },
+  const draw = () => replace(place, run.episodes.filter((each) => String(each.iteration) === select.value).map((each) => ending.value !== "" && each.success !== (ending.value === "1") ? null : h("details", { class: "card episode" },
     h("summary", null, outcome(each.success), ` task ${number(each.task)} · ${number(each.rewards.length)} turns · return ${number(each.rewards.reduce((a, b) => a + b, 0))} · `, inline(run.at(each.ended), 60)), dialogueView(run.messages(each.messages)))));
   put(page, null, [h("p", { class: "line" }, select, ending), place]);
   draw();

@@ -1,46 +1,21 @@
-// Views, links, keys, and news of a run that goes on.
+// Views, links and keys.
 
 const VIEWS = [["run", "Run"], ["transitions", "Transitions"], ["states", "States"], ["critic", "Calibration"], ["episodes", "Episodes"], ["compare", "Compare"]];
-
-// What the reader has set and opened in a view, by names that outlast its being made anew.
-function standing(main) {
-  const name = (each) => each.dataset.key || each.id, named = (selector) => [...main.querySelectorAll(selector)].filter(name);
-  return {
-    fields: named("select, input").map((each) => [name(each), each.type === "checkbox" ? each.checked : each.value]),
-    open: new Set(named("details[open]").map(name)),
-  };
-}
-
-function restore(main, kept) {
-  const fields = new Map(kept.fields), name = (each) => each.dataset.key || each.id;
-  for (const each of main.querySelectorAll("select, input")) {
-    const value = fields.get(name(each));
-    if (value === undefined || (each.tagName === "SELECT" && ![...each.options].some((option) => option.value === value))) continue;
-    if (each.type === "checkbox") each.checked = value; else each.value = value;
-    each.dispatchEvent(new Event("change"));
-  }
-  for (const each of main.querySelectorAll("details")) if (kept.open.has(name(each))) each.open = true;
-}
 
 class App {
   constructor(bundle) {
     this.filters = { ...EMPTY };
     this.open = null;
     this.view = null;
-    this.take(bundle);
+    this.runs = bundle.runs.map((each) => new Run(each, bundle.texts));
+    this.which = 0;
+    this.frame();
     this.list = new TransitionList(this);
     this.pane = h("div", { class: "detailpane", id: "pane" });
     this.split = h("div", { class: "split" }, this.list.element, this.pane);
     addEventListener("hashchange", () => { if (location.hash !== this.routed) this.route(); });
     addEventListener("keydown", (event) => this.pressed(event));
-    document.getElementById("main").addEventListener("change", () => { this.touched = true; });
     this.route();
-  }
-
-  take(bundle) {
-    this.runs = bundle.runs.map((each) => new Run(each, bundle.texts));
-    this.which = Math.min(this.which || 0, this.runs.length - 1);
-    this.frame();
   }
 
   get run() { return this.runs[this.which]; }
@@ -51,7 +26,6 @@ class App {
     replace(document.getElementById("tabs"), VIEWS.filter(([name]) => has(name)).map(([name, label]) => h("a", { href: this.viewLink(name), "data-view": name, "aria-current": this.view === name ? "page" : null }, label)));
     const tools = [];
     if (this.runs.length > 1) tools.push(h("select", { id: "which", "aria-label": "Run", onchange: (event) => { this.which = Number(event.target.value); this.open = null; location.hash = this.viewLink(this.view || "run"); this.list.sync(); this.draw(); } }, this.runs.map((each, at) => h("option", { value: String(at), selected: at === this.which }, `${"AB"[at]} · ${each.name}`))));
-    if (document.documentElement.dataset.follows) tools.push(h("span", { id: "live", class: "live", title: "this page follows the run" }, "● live"));
     tools.push(h("button", { type: "button", id: "theme", class: "plain", "aria-label": "dark or light", title: "dark or light (t)", onclick: () => this.theme() }, "◐"), h("button", { type: "button", id: "help", class: "plain", "aria-label": "keys", title: "keys (?)", onclick: () => this.help() }, "?"));
     replace(document.getElementById("tools"), tools);
   }
@@ -87,7 +61,6 @@ class App {
   show(view, missing) {
     const main = document.getElementById("main"), fresh = view !== this.view;
     this.view = view;
-    this.touched = false;
     document.documentElement.dataset.view = view;
     this.frame();
     if (view !== "transitions") {
@@ -151,35 +124,6 @@ class App {
     if (this.view !== "transitions") { this.go(this.viewLink("transitions")); return; }
     this.list.step(by);
   }
-
-  // Takes news without disturbing the reader: what is open, filtered and scrolled to stays.
-  renew(bundle) {
-    const kept = this.open === null ? null : this.run.key(this.open), top = this.list.box.scrollTop, main = document.getElementById("main"), scrolled = main.scrollTop;
-    this.take(bundle);
-    this.open = kept === null ? null : this.run.byKey.get(kept) ?? null;
-    if (this.view === "transitions") { this.list.sync(); this.list.apply(); this.list.box.scrollTop = top; this.list.draw(); }
-    else {
-      // A view that nobody has touched goes on to the latest evaluation.
-      const own = standing(main), touched = this.touched || own.open.size > 0;
-      this.show(this.view, null);
-      if (touched) { restore(main, own); this.touched = true; }
-      main.scrollTop = scrolled;
-    }
-  }
-
-  async follow() {
-    let stamp = null;
-    const live = (text) => { const own = document.getElementById("live"); if (own) own.textContent = text; };
-    for (;;) {
-      try {
-        const now = await (await fetch("stamp", { cache: "no-store" })).text();
-        if (stamp !== null && now !== stamp) { this.renew(await (await fetch("data", { cache: "no-store" })).json()); document.documentElement.dataset.renewed = String(Number(document.documentElement.dataset.renewed || 0) + 1); }
-        stamp = stamp === null ? document.documentElement.dataset.stamp || now : now;
-        live("● live");
-      } catch { live("○ the server is gone"); }
-      await new Promise((resolve) => setTimeout(resolve, 1500));
-    }
-  }
 }
 
 (async () => {
@@ -189,7 +133,6 @@ class App {
     element.remove();
     window.app = new App(bundle);
     document.documentElement.dataset.ready = performance.now().toFixed(0);
-    if (document.documentElement.dataset.follows) window.app.follow();
   } catch (error) {
     document.getElementById("main").replaceChildren(h("p", { class: "pad" }, "This page could not be shown: ", String(error), ". It needs a browser of 2023 or later."));
     throw error;

@@ -57,7 +57,6 @@ function summaryOf(run, i) {
 function transitionView(app, i) {
   const run = app.run, rows = run.rows, action = run.text("action", i) || "", reason = run.text("reason", i), refined = run.text("refined", i), critique = run.critique(i), target = run.target(i);
   const judged = run.text("judged", i), ended = run.text("ended", i), known = !run.is_buffer;
-  const link = app.link(i);  // not when it is asked for: by then news may have another transition in this place
   const loss = (value) => (rows.stopped[i] ? "stopped" : number(value));
   const same = (run.byTurn.get(run.turn(i)) || []).filter((each) => each !== i);
   const head = h("header", { class: "dhead" },
@@ -66,7 +65,7 @@ function transitionView(app, i) {
       h("h2", { tabindex: "-1" }, known ? `Iteration ${number(rows.iteration[i])}, turn ${number(rows.turn[i] + 1)}` : `Turn ${number(rows.turn[i] + 1)}`),
       h("span", { class: "quiet" }, inline(run.text("env", i), 40), " · ", inline(run.text("episode", i), 24)),
       h("span", { class: "actions" },
-        h("button", { type: "button", id: "copy-link", title: "a link to this transition in this file", onclick: () => copy(location.href.split("#")[0] + link, "link") }, "link"),
+        h("button", { type: "button", id: "copy-link", title: "a link to this transition in this file", onclick: () => copy(location.href.split("#")[0] + app.link(i), "link") }, "link"),
         h("button", { type: "button", id: "copy-chat", title: "the dialogue and the action as chat JSON", onclick: () => copy(chatOf(run, i), "chat JSON") }, "chat JSON"),
         h("button", { type: "button", id: "copy-play", title: "the command that plays this task yourself", disabled: rows.task_seed[i] === null, onclick: () => copy(playCommand(run, i), "command") }, "play it"))),
     h("div", { class: "chips" }, outcome(rows.success[i] === 1),
@@ -102,7 +101,7 @@ function transitionView(app, i) {
   if (rows.tokens[i]) below.push(tokenView(run, i));
   if (same.length) below.push(step("The same turn in other iterations", null, "again", h("p", { class: "chips" },
     [...same, i].sort((a, b) => rows.iteration[a] - rows.iteration[b]).map((each) => h("a", { class: `chip${each === i ? " here" : ""}`, href: app.link(each) }, `it ${number(rows.iteration[each])} `, { 1: "●", 0: "○", "-1": "·" }[run.verdict[each]])))));
-  return h("article", { class: "detail", id: "detail", "data-key": run.key(i) }, head,
+  return h("article", { class: "detail", id: "detail" }, head,
     h("div", { class: `columns${right.length ? "" : " single"}` }, h("div", null, left), right.length ? h("div", null, right) : null), below);
 }
 
