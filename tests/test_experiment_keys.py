@@ -40,7 +40,6 @@ def check(**entry):
         ({"search_alg": {"type": "optuna", "sede": 1}, "metric": "m"}, "unknown key 'sede'; did you mean 'seed'"),
         ({"search_alg": "optunaa", "metric": "m"}, "unknown search algorithm 'optunaa'; did you mean 'optuna'"),
         ({"checkpoint_config": ["x"]}, "checkpoint_config is .* must be a mapping"),
-        ({"config": {"verify_refinements": True}}, "unknown key 'verify_refinements', removed: rejected_weight below 1"),
         ({"checkpoint_config": {"num_to_kep": 2}}, "unknown key 'num_to_kep'; did you mean 'num_to_keep'"),
         ({"checkpoint_config": {"num_to_keep": 0}}, "num_to_keep is 0 and must be at least 1"),
         ({"checkpoint_config": {"checkpoint_frequency": -1}}, "checkpoint_frequency is -1"),

@@ -331,7 +331,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         """Restores what ``own_state`` gave."""
         self.weight_version = state["weight_version"]
         self.rng.bit_generator.state = state["rng"]
-        if self.stages is not None and STAGES_RNG in state:
+        if self.stages is not None:
             self.stages.rng.bit_generator.state = state[STAGES_RNG]
         runners = dict(state["env_runners"])
         if self.env_runner is not None:

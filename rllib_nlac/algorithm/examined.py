@@ -113,4 +113,4 @@ class ExaminedAlgorithm(ReplayAlgorithm):
     @override(LanguageAlgorithm)
     def set_own_state(self, state: dict[str, Any]) -> None:
         super().set_own_state(state)
-        self._fixed = tuple(state.get(FIXED_STATES, ()))  # a checkpoint of an earlier version has none
+        self._fixed = tuple(state[FIXED_STATES])

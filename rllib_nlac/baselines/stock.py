@@ -203,7 +203,7 @@ class StockOnText(Watched, CheckedCheckpoints):
     @override(Algorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        if NEXT_EPISODES in state:  # a checkpoint of an earlier version has none
+        if NEXT_EPISODES in state:  # the state of some components has none
             self._next_episodes = dict(state[NEXT_EPISODES])
             self._tell_next_episodes()
 

@@ -220,8 +220,8 @@ def _read(folder: Path, name: str, found: Mapping[str, int | None]) -> dict[str,
     """The manifest, after a check of itself."""
     if found.get(MANIFEST) is None:
         raise UnfinishedCheckpoint(
-            f"{name} is no whole checkpoint of this package: it has no {MANIFEST}. Its writing was interrupted, or an older "
-            f"version than {__version__} wrote it; take another checkpoint of the same run"
+            f"{name} is no whole checkpoint of this package: it has no {MANIFEST}. Its writing was interrupted: "
+            "take another checkpoint of the same run"
         )
     try:
         raw = (folder / MANIFEST).read_bytes()
@@ -235,7 +235,7 @@ def _read(folder: Path, name: str, found: Mapping[str, int | None]) -> dict[str,
     if not isinstance(manifest, dict):
         raise DamagedCheckpoint(f"{name} is damaged: {MANIFEST} holds a {type(manifest).__name__} and no mapping. {ANOTHER}")
     version = manifest.get("format")
-    if isinstance(version, int) and version != FORMAT and (version < FORMAT or render(manifest) == raw):
+    if isinstance(version, int) and version != FORMAT and render(manifest) == raw:
         raise CheckpointError(
             f"{name} was written by rllib_nlac {manifest.get('rllib_nlac')} in checkpoint format {version} ({MANIFEST}), and "
             f"{__version__} reads format {FORMAT}: install the version that wrote it, export the model there "

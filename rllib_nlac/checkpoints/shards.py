@@ -15,7 +15,6 @@ from rllib_nlac.learner.deepspeed import read_shard
 from rllib_nlac.learner.group import index_of, on_every_learner
 
 SHARDS = "learner_shards"  # folder of the learners' parts, where each learner has one
-UNDIVIDED = {"num_learners": 1}  # what a manifest says of an optimizer that is in one piece, of former versions too
 
 
 def is_divided(config: Any) -> bool:
@@ -37,14 +36,14 @@ def check_shards(name: str, had: Any, now: Any) -> None:
 
     Args:
         name: The checkpoint's.
-        had: What its manifest says; None or less in former versions.
+        had: What its manifest says.
         now: The ``shard_facts`` of this run, None where its algorithm has none.
 
     Raises:
         CheckpointError: It was divided in another way, or has another precision.
     """
-    had, now = ({**UNDIVIDED, **(each if isinstance(each, dict) else {})} for each in (had, now))
-    if any(_kind(key, had[key]) != _kind(key, now[key]) for key in had.keys() & now.keys()):
+    had, now = (each if isinstance(each, dict) else {} for each in (had, now))
+    if any(_kind(key, had.get(key)) != _kind(key, now.get(key)) for key in had.keys() | now.keys()):
         raise CheckpointError(
             f"{name} holds the optimizer {_division(had)}, and this run has it {_division(now)}: restore it with the former "
             "settings, or export the model and start from that"
@@ -73,9 +72,7 @@ def _kind(key: str, value: Any) -> Any:
 
 
 def _division(shards: Mapping[str, Any]) -> str:
-    stage = f"under ZeRO {shards['zero_stage']} " if "zero_stage" in shards else ""
-    dtype = f" of {shards['dtype']}" if "dtype" in shards else ""
-    return f"{stage}in {shards['num_learners']} shard(s){dtype}"
+    return f"under ZeRO {shards.get('zero_stage')} in {shards.get('num_learners')} shard(s) of {shards.get('dtype')}"
 
 
 def _shard(learner: Any) -> dict[str, Any] | None:

@@ -41,6 +41,7 @@ OWN_KEYS = {"run", "env", "config"}
 PLAIN_TUNE_KEYS = {"num_samples", "max_failures", "time_budget_s", "metric", "max_concurrent_trials"}
 TUNE_KEYS = PLAIN_TUNE_KEYS | {"stop", "checkpoint_config", "storage_path", "mode", "scheduler", "search_alg", "loggers"}
 EXAMPLE_METRIC = "evaluation/env_runners/success_rate"
+# Names of older versions of RLlib, and theirs now.
 RENAMED = {
     "num_workers": "num_env_runners",
     "num_rollout_workers": "num_env_runners",
@@ -51,29 +52,6 @@ RENAMED = {
     "local_dir": "storage_path",
     "checkpoint_freq": "checkpoint_config",
     "checkpoint_at_end": "checkpoint_config",
-}
-
-
-# Keys of former versions, and what does their work now.
-REMOVED = {
-    "verify_refinements": "rejected_weight below 1 has refined actions judged",
-    "backup_weights": "judge_weights governs the backup too",
-    "fresh_actions": "run: NLAC_FreshActions",
-    "self_imitation": "replay_buffer_config: {success_share: ...} draws the turns of won episodes often",
-    "future_weights": "run: NLAC_FrozenCritic",
-    "critic_loss_coeff": "run: NLAC_FrozenCritic for a critic that does not learn",
-    "correct_reasoning": "max_reasoning_tokens: 0 is without reasoning",
-    "weight_decay": "optimizer: {weight_decay: ...}",
-    "adam_epsilon": "optimizer: {eps: ...}",
-    "zero_stage": "deepspeed_config: {zero_optimization: {stage: ...}}",
-    "learner_dtype": "learner_model: {dtype: ...}",
-    "attn_implementation": "learner_model: {attn_implementation: ...}",
-    "gradient_checkpointing": "learner_model: {gradient_checkpointing: ...}",
-    "engine_timeout_s": "engine_config: {timeout_s: ...}",
-    "lora_serving": "engine_config: {lora_serving: ...}",
-    "store_buffer_in_checkpoints": "replay_buffer_config: {in_checkpoints: ...}",
-    "critique_temperature": "judge_temperatures: {critique: ...}",
-    "refine_temperature": "judge_temperatures: {refine: ...}",
 }
 
 
@@ -424,8 +402,6 @@ def _plain(value: Any) -> bool:
 def _unknown(key: Any, known: set[str], of_config: bool = False) -> str:
     if key in RENAMED:
         return f"unknown key {key!r}; it is called {RENAMED[key]!r} now"
-    if key in REMOVED:
-        return f"unknown key {key!r}, removed: {REMOVED[key]}"
     others = (
         [name for name, cls in algorithms.OURS.items() if key in config_keys(cls.get_default_config())] if of_config else []
     )

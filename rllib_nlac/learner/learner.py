@@ -448,7 +448,7 @@ class LanguageLearner(TorchLearner):
             if "scheduler" not in self.config.deepspeed_settings:
                 now = _plain(self.config.lr)
                 if isinstance(now, list):
-                    self._has_new_schedule = state.get("lr", now) != now
+                    self._has_new_schedule = state["lr"] != now
                 else:
                     group["lr"] = now
         if state["target"] is None:  # of a run without tau

@@ -244,7 +244,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         else:
             self._refill(state)
         self._bytes = dict(state["bytes"])
-        self.logs = state.get("logs", self.logs)  # a checkpoint of an earlier version does not say
+        self.logs = state["logs"]
         self.rng.bit_generator.state = state["rng"]
         self._evict()
 

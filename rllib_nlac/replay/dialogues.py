@@ -17,7 +17,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class Dialogue:
     success: bool | None = None
     task_id: str | None = None
     num_replaced: int = 0
-    environment: str | None = field(default=None, repr=False)  # a log without it has the fingerprint that it had
+    environment: str | None = None
 
 
 def parse_dialogue(row: Row) -> Dialogue:
@@ -244,7 +244,6 @@ class DialogueData(OfflineData):
         self.num_too_long = self.num_replaced = 0
         for number, dialogue in enumerate(self.dialogues()):
             digest.update(repr(dialogue).encode())
-            digest.update((dialogue.environment or "").encode())
             self.num_replaced += dialogue.num_replaced
             own = prompts if dialogue.environment is None else self.config.prompts_for(dialogue.environment)
             try:
