@@ -3,7 +3,7 @@
 With all weights by each way, one after the other, and with adapters over one base, which the engine serves apart or merged
 (``--rank 16``; 0 leaves them out, ``--only-adapters`` the former, which take several times as much memory).
 
-A learner and a vLLM engine, each an actor of its own unless the way is ``in_process``, and a model of random weights between
+A learner and a vLLM engine, each an actor of its own unless the way is "one process", and a model of random weights between
 the small one that is shipped and those that people train. Beside them, in the same run, one plain copy of the same bytes into
 memory that is in use already. Nothing is asserted.
 """
@@ -31,7 +31,7 @@ SYNC = "sync of policy and target, verified"
 SWAP = "one set after the other, verified"
 COPY = "one copy of the model in memory"
 LABEL = "sync of policy and target {}, beside one copy of the model in memory"
-WAYS = ("object_store", "collective", "in_process")
+OBJECT_STORE, IN_PROCESS = WAYS = ("Ray's object store", "one process")
 
 
 def build(source: str, folder: Path, hidden: int, layers: int) -> int:
@@ -74,16 +74,15 @@ def main() -> None:
         size = build(config.model_path, folder, arguments.hidden, arguments.layers)
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         config.language(language_model=str(folder))
-        where = "learner and engine in processes of their own unless in_process"
+        where = "learner and engine in processes of their own unless it says one process"
         print(f"{size:,} parameters in float32, {4 * size / 2**30:.2f} GiB, {where}")
         for way in WAYS if not arguments.only_adapters else ():
-            print(f"with all weights, weight_transfer: {way}")
+            print(f"with all weights by {way}")
             own = config.copy(copy_frozen=False)
-            own.engines(engine_config={**config.engine_config, "weight_transfer": way})
-            if way == "in_process":
+            if way == IN_PROCESS:
                 own.learners(num_learners=0).engines(num_engines=0)
             ratio = measure(own, size, arguments.rounds)
-            if way == config.transfer.way:  # of its own accord
+            if way == OBJECT_STORE:
                 hand_over(arguments.figures, Figure(LABEL.format("with all weights"), ratio, "", *GOAL))
         for serving in ("adapter", "merged") if arguments.rank else ():
             what = f"with adapters of rank {arguments.rank}, lora_serving: {serving}"

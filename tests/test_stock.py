@@ -417,7 +417,6 @@ def test_the_documents_ppo_runs_as_it_stands(ray_session, lent_local_engine, cap
         ("action_temperature", 0.0, "a greedy policy has no gradient"),
         ("action_top_p", 0.9, "must be 1"),
         ("num_engines", 1, "each EnvRunner has its engine"),
-        ("engine_config", {"weight_transfer": "collective"}, "get weights by RLlib's own sync"),
         ("output", "logs", "is not written under RLlib's own algorithms"),
         ("learner_model", {"packing": "always"}, "RLlib's own losses take padded turns"),
         ("learner_model", {"dtype": "bfloat16"}, "in which RLlib's own learners would round most of their steps away"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -13,8 +12,6 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
-from rllib_nlac.algorithm.transfer import BROADCAST_S, Transfer, transfer_of
-from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.rl_module import CausalLMModule
 from rllib_nlac.types import Weights
@@ -166,19 +163,6 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "gradient_clipping": self.grad_clip or 0.0,
         }
         return _merge(settings, self.deepspeed_config)
-
-    @property
-    def transfer(self) -> Transfer:
-        """Which way new weights take to the engines."""
-        return transfer_of(self)
-
-    @property
-    @override(LanguageConfig)
-    def engine_spec(self) -> EngineSpec:
-        spec = super().engine_spec
-        # Well below what an engine or a learner may take to answer, or a broken broadcast would count as a lost process.
-        limit = min(BROADCAST_S, spec.timeout_s / 2, self.learner_timeout_s / 3)
-        return replace(spec, broadcasts_by=self.transfer.backend, broadcast_timeout_s=limit)
 
     @property
     def zero_stage(self) -> Any:

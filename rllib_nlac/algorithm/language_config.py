@@ -16,7 +16,6 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.evaluation import Repeats, evaluate_tasks
 from rllib_nlac.algorithm.manners import SHIPPED_MODELS, Manners, manners_that_suit
 from rllib_nlac.algorithm.placement import placed_learners
-from rllib_nlac.algorithm.transfer import WAYS
 from rllib_nlac.checkpoints.start import starting_point
 from rllib_nlac.engine.chat import Chat, check_model_path
 from rllib_nlac.engine.lora import SERVED_RANKS, LoRASettings
@@ -231,8 +230,7 @@ class LanguageConfig(AlgorithmConfig):
         Args:
             num_engines: Number of engine actors; 0 runs one engine inside the algorithm's own process.
             num_gpus_per_engine: GPUs of each engine actor.
-            engine_config: The fields of ``VLLMSettings`` and of ``EngineKeys`` (engine, timeout_s, lora_serving,
-                weight_transfer).
+            engine_config: The fields of ``VLLMSettings`` and of ``EngineKeys`` (engine, timeout_s, lora_serving).
 
         Returns:
             This updated config.
@@ -413,7 +411,6 @@ class LanguageConfig(AlgorithmConfig):
         self._check_choice("learner_model", "auto", "float32", "bfloat16", inner="dtype")
         self._check_choice("learner_model", *PACKING, inner="packing")
         self._check_choice("engine_config", *MERGES_LORA, inner="lora_serving")
-        self._check_choice("engine_config", *WAYS, inner="weight_transfer")
         kind = self.engine_config.get("engine", "vllm")
         if kind not in ENGINES:
             raise ValueError(f"config.engine_config['engine']: {unknown_key(kind, ENGINES)}")

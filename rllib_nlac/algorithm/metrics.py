@@ -121,11 +121,10 @@ def log_faults(metrics: MetricsLogger, engine: Any, collector: Any, num_learner_
 
 
 def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
-    """Version, duration and size of a weight sync, and how many broadcasts broke since the run began."""
+    """Version, duration and size of a weight sync."""
     metrics.log_value((SYNC, "weight_version"), report.version, window=1)
     metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
     metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
-    metrics.log_value((FAULTS, "num_broken_broadcasts"), report.num_broken, window=1)
 
 
 def logprob_gap(

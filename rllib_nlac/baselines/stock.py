@@ -25,7 +25,6 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.algorithm.placement import Kind, hold_own_gpu
 from rllib_nlac.algorithm.told import figure
-from rllib_nlac.algorithm.transfer import AUTO
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
@@ -95,11 +94,6 @@ class StockConfig(LanguageConfig):
             self.num_engines == 0,
             "num_engines",
             "must be 0: under RLlib's own algorithms each EnvRunner has its engine; raise num_env_runners",
-        )
-        self._check(
-            self.engine_config.get("weight_transfer", AUTO) == AUTO,
-            "engine_config",
-            "has weight_transfer: leave it out, for under RLlib's own algorithms EnvRunners get weights by RLlib's own sync",
         )
         self._check(
             self.output is None,

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from rllib_nlac.engine.buckets import Plan
-from rllib_nlac.engine.channel import Invitation
 from rllib_nlac.engine.protocol import EngineError, LocalEngine, WeightsMissing
 from rllib_nlac.engine.tally import Tokens
 from rllib_nlac.types import Generation, Request, Weights
@@ -48,16 +46,6 @@ class EngineActor:
         """Takes weights, unless it has these or newer ones; returns their checksum and the process id."""
         return self._hand_over("set_weights", (weights, version, number, state)), os.getpid()
 
-    def receive_weights(
-        self, weights: Weights, version: int, number: int, plan: Plan, invitation: Invitation, first: int
-    ) -> tuple[int, int]:
-        """As ``set_weights``, of weights that the learner broadcasts.
-
-        Raises:
-            ChannelError: They did not come.
-        """
-        return self._hand_over("receive_weights", (weights, version, number, plan, invitation, first)), os.getpid()
-
     def seconds_rested(self) -> float:
         """How long it has had nothing to do since it started."""
         with self._arrived:
@@ -74,10 +62,10 @@ class EngineActor:
             self._arrived.notify()
         return future.result()
 
-    def _take_weights(self, call: str, weights: Weights, version: int, number: int, *how: Any) -> int:
+    def _take_weights(self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]) -> int:
         if self._given.get(weights, (0, 0))[0] < number:
             self._given.pop(weights, None)  # should it fail, neither the former nor the new ones are served
-            self._given[weights] = (number, getattr(self._engine, call)(weights, version, *how))
+            self._given[weights] = (number, self._engine.set_weights(weights, version, state))
         return self._given[weights][1]
 
     def _require(self, numbers: Mapping[Weights, int]) -> None:
@@ -100,7 +88,7 @@ class EngineActor:
             for call, arguments, future in batch:
                 try:
                     if call != "generate":
-                        future.set_result(self._take_weights(call, *arguments))
+                        future.set_result(self._take_weights(*arguments))
                         continue
                     requests, numbers = arguments
                     self._require(numbers)

@@ -14,12 +14,11 @@ from weakref import WeakValueDictionary
 import ray
 
 from rllib_nlac.engine.actor import EngineActor
-from rllib_nlac.engine.broadcasts import Broadcasts
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import EndpointEngine
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.places import reserved
-from rllib_nlac.engine.protocol import Engine, LocalEngine, Receives
+from rllib_nlac.engine.protocol import Engine, LocalEngine
 from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.engine.vllm_structure import THINKING
@@ -39,14 +38,11 @@ class EngineKeys:
             longer, as long as some of its answers come.
         lora_serving: "adapter" keeps base and adapters apart and answers all weight sets in one batch; "merged" puts each set
             into the model, which decodes faster, and swaps sets; "auto" merges on a CPU alone.
-        weight_transfer: How whole weights reach engine actors: by "collective", a broadcast over NCCL or on CPUs gloo, or by
-            Ray's "object_store"; "auto" chooses by where the processes are.
     """
 
     engine: str = "vllm"
     timeout_s: float = 600.0
     lora_serving: str = "auto"
-    weight_transfer: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,6 @@ class EngineSpec:
         timeout_s: After so long without an answer an actor counts as stalled.
         lora: What the adapters are; None where weight sets are whole models.
         merges_lora: Whether an adapter is put into the model's own weights; None leaves it to the engine.
-        broadcasts_by: The backend by which weights are broadcast to the actors, "gloo" or "nccl"; "" where none are.
-        broadcast_timeout_s: Limit of each step of a broadcast.
         endpoint: Arguments of ``EndpointEngine``, which then answers in the place of all this.
     """
 
@@ -77,21 +71,12 @@ class EngineSpec:
     timeout_s: float = 600.0
     lora: LoRASettings | None = None
     merges_lora: bool | None = None
-    broadcasts_by: str = ""
-    broadcast_timeout_s: float = 60.0
     endpoint: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def bundle(self) -> dict[str, float]:
         """What an actor takes on one node, for all of the engine's tensor-parallel workers."""
         return {"CPU": 1, "GPU": self.num_gpus_per_engine}
-
-    def broadcasts(self) -> Broadcasts | None:
-        """How weights are broadcast to the actors; None where they are not."""
-        kind = ENGINES[self.kind]
-        if not self.broadcasts_by or not issubclass(kind, Receives):
-            return None
-        return Broadcasts(self.broadcasts_by, self.num_engines * kind.receivers(self.settings), self.broadcast_timeout_s)
 
     def maker(self, chat: Chat) -> partial[LocalEngine]:
         """What builds one engine, in whichever process it is called."""
@@ -125,4 +110,4 @@ def make_engine(spec: EngineSpec, chat: Chat) -> Engine:
     takes = {"num_cpus": spec.bundle["CPU"], "num_gpus": spec.bundle["GPU"]}
     actor = ray.remote(max_concurrency=1000, max_restarts=-1, max_task_retries=-1, **takes)(EngineActor)
     actors = [actor.options(placement_group_bundle_index=i).remote(make) for i in reserved(spec.num_engines, 0, spec.bundle)]
-    return RemoteEngines(actors, spec.timeout_s, broadcasts=spec.broadcasts())
+    return RemoteEngines(actors, spec.timeout_s)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from rllib_nlac.engine.buckets import Plan
-from rllib_nlac.engine.channel import Invitation
 from rllib_nlac.engine.tally import Tally
 from rllib_nlac.types import Generation, Request, Weights
 
@@ -73,26 +71,3 @@ class LocalEngine(Engine, Protocol):
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these same objects."""
-
-
-@runtime_checkable
-class Receives(Protocol):
-    """What an engine has beside ``LocalEngine`` to which weights are broadcast; others get them from the object store."""
-
-    @staticmethod
-    def receivers(settings: Any) -> int:
-        """Processes of one engine that take part."""
-
-    def receive_weights(self, weights: Weights, version: int, plan: Plan, invitation: Invitation, first: int) -> int:
-        """As ``set_weights``, of weights that the learner broadcasts.
-
-        Args:
-            weights: Name of the set.
-            version: Its version.
-            plan: How it travels.
-            invitation: To the broadcast.
-            first: The number in the group of this engine's first process.
-
-        Raises:
-            ChannelError: They did not come.
-        """

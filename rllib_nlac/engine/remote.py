@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import torch
 
-from rllib_nlac.engine.broadcasts import Broadcasts
-from rllib_nlac.engine.buckets import Plan
-from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.protocol import EngineError, WeightsMissing
 from rllib_nlac.engine.shared import SharedState
 from rllib_nlac.engine.tally import Tokens
@@ -37,19 +34,6 @@ class Announced:
     state: tuple[ray.ObjectRef]
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A weight set that the learner has sent.
-
-    Attributes:
-        state: Where its copy is in Ray's object store.
-        fault: Why the broadcast broke, as the learner saw it; None where it did not.
-    """
-
-    state: ray.ObjectRef
-    fault: str | None = None
-
-
 class RemoteEngines:
     """Several engine actors as one engine. It pickles with all that an engine must know: whoever gets a copy can make use of
     engines that have just started again.
@@ -59,8 +43,6 @@ class RemoteEngines:
         timeout_s: After so long without an answer a call raises. A lost engine starts again within it.
         announced: What the engines have to serve.
         pids: The engines' processes, as far as they are known.
-        broadcasts: How weights are broadcast to them; None where only Ray's object store carries any. A copy of this object
-            has none: it gives engines that have started again what was announced, and nothing new.
     """
 
     MAX_REFUSALS = 10  # in a row; an engine that is lost again and again is not lost by accident
@@ -72,7 +54,6 @@ class RemoteEngines:
         timeout_s: float,
         announced: Mapping[Weights, Announced] | None = None,
         pids: Mapping[int, int] | None = None,
-        broadcasts: Broadcasts | None = None,
     ) -> None:
         self._actors = list(actors)
         self._timeout_s = timeout_s
@@ -83,7 +64,6 @@ class RemoteEngines:
         self._tokens_then: dict[int, int] = {}  # what each engine had generated when it was last asked
         self._next_ticket = self._refusals = 0
         self._last_number = max((known.number for known in self._announced.values()), default=0)
-        self.broadcasts = broadcasts
         self.num_restarts = 0
 
     def __reduce__(self) -> tuple:
@@ -166,53 +146,6 @@ class RemoteEngines:
             self._keep(weights)
         return self._agreed(weights, self._received(asked))
 
-    def receive_weights(
-        self, weights: Weights, version: int, plan: Plan, send: Callable[[Invitation | None], Sent], lent: bool = False
-    ) -> int:
-        """As ``set_shared_weights``, of weights that the learner broadcasts; where that fails, its copy in the store is taken.
-
-        Args:
-            weights: Name of the set.
-            version: Its version.
-            plan: How it travels.
-            send: Has the learner take part, and put a copy into the store afterwards, while the engines are busy with what
-                they received; without an invitation it only does the latter.
-            lent: As for ``set_shared_weights``.
-        """
-        assert self.broadcasts is not None
-        # A number that was given once is never given again, or an engine that has what was then sent would keep that.
-        self._last_number += 1
-        number, patience = self._last_number, self._timeout_s
-        invitation = self.broadcasts.invite(patience)
-        if invitation is None:
-            return self.set_shared_weights(weights, version, send(None).state, lent)
-        each = (invitation.size - 1) // len(self._actors)
-        asked = {
-            actor.receive_weights.remote(weights, version, number, plan, invitation, 1 + engine * each): engine
-            for engine, actor in enumerate(self._actors)
-        }
-        fault: str | None = None
-        try:
-            try:
-                self.broadcasts.begin(asked, patience)
-            except ChannelError as error:
-                fault = str(error)
-            sent = send(invitation if fault is None else None)
-            self._announced[weights] = Announced(number, version, (sent.state,))
-            if lent:
-                self._keep(weights)
-            answers = dict(self._answers(asked, "receive_weights"))
-        except BaseException as error:
-            self.broadcasts.give_up(f"{type(error).__name__}: {error}")
-            raise
-        lost = [engine for engine, answer in answers.items() if isinstance(answer, ChannelError)]
-        checksums = [self._note(engine, answer) for engine, answer in answers.items() if engine not in lost]
-        if fault := next((str(answers[engine]) for engine in lost), fault or sent.fault):
-            self.broadcasts.give_up(fault)
-        else:
-            self.broadcasts.went_well()
-        return self._agreed(weights, checksums + self._give(lost, weights))
-
     def seconds_rested(self) -> list[float] | None:
         """How long each engine has had nothing to do since it started; None where one does not say so at once."""
         return self._at_once("seconds_rested")
@@ -284,10 +217,7 @@ class RemoteEngines:
         return checksums[0]
 
     def _answers(self, asked: Mapping[Any, int], call: str) -> list[tuple[int, Any]]:
-        """What each engine answered, by its index; None of one that refused and has been given its weights now.
-
-        Of one that a broadcast did not reach it is the error.
-        """
+        """What each engine answered, by its index; None of one that refused and has been given its weights now."""
         if late := self._stalled(asked, call):
             raise EngineError(
                 f"{self._names(late)} did not answer {call}() within {self._timeout_s:g} s (engine_config: timeout_s): it "
@@ -301,9 +231,6 @@ class RemoteEngines:
             except WeightsMissing:
                 refused.add(engine)
                 answers.append((engine, None))
-            except ChannelError as error:  # Ray's own text of it is a whole traceback
-                cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-                answers.append((engine, ChannelError(f"{self._names([engine])}: {cause}")))
             except ray.exceptions.RayError as error:
                 raise EngineError(f"{self._names([engine])} failed in {call}(): {error}") from error
         self._refusals = self._refusals + 1 if refused else 0

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rllib_nlac.engine.buckets import Place
 from rllib_nlac.engine.shared import same_bits
 
 
@@ -109,7 +108,7 @@ class Slices:
         slices = Slices(found, {name: tuple(tensor.shape) for name, tensor in given.items()})
         return slices if slices._give_back(parameters, given) else None
 
-    def fault_of(self, state: Mapping[str, torch.Tensor | Place]) -> str | None:
+    def fault_of(self, state: Mapping[str, torch.Tensor]) -> str | None:
         """What keeps a state from being written: a tensor that is missing, unknown, or of another shape."""
         if state.keys() != self._shapes.keys():
             lacks, knows_not = sorted(self._shapes.keys() - state.keys()), sorted(state.keys() - self._shapes.keys())

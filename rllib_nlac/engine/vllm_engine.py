@@ -17,8 +17,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.activity import ANSWERS, activity
-from rllib_nlac.engine.buckets import Plan
-from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.lora import LoRASettings, as_served, merged
 from rllib_nlac.engine.memory import BATCHED_TOKENS
@@ -235,25 +233,6 @@ class VLLMEngine:
         if weights is Weights.POLICY and not any(tensor.is_cuda for tensor in state.values()):
             self._policy_state = state  # what is on a GPU is the learner's own and changes
         return received
-
-    @staticmethod
-    def receivers(settings: VLLMSettings) -> int:
-        """As ``Receives`` says: each worker."""
-        return settings.tensor_parallel_size
-
-    def receive_weights(self, weights: Weights, version: int, plan: Plan, invitation: Invitation, first: int) -> int:
-        """As ``Receives`` says; the group's members are the workers.
-
-        Raises:
-            ChannelError: The weights did not come to every worker.
-            EngineError: As ``set_weights``.
-        """
-        self._expect(weights, version)
-        serve, self._serving = self._must_serve(weights), None
-        answers = self._llm.collective_rpc("receive_weights", args=(weights, plan, invitation, first, serve))
-        if fault := next((fault for _, _, fault in answers if fault), None):
-            raise ChannelError(f"an engine did not take the {weights} weights: {fault}")
-        return self._confirm(weights, answers, serve)
 
     @property
     def borrows(self) -> bool:

@@ -17,8 +17,6 @@ import vllm.model_executor.layers.utils
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from rllib_nlac.engine.buckets import Plan
-from rllib_nlac.engine.channel import Channel, Invitation
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.engine.slices import Slices
 
@@ -66,11 +64,8 @@ class WorkerExtension:
     """
 
     model_runner: Any
-    rank: int  # among the workers of this engine
     kept_weights: dict[str, Any]
     slices: Slices | None
-    channel: Channel
-    memory: dict[str, torch.Tensor]  # by weight set, of whole states that came by broadcast
 
     def take_weights(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> tuple[int, int, str | None]:
         """Takes a state in the checkpoint's format and names. On a CPU it is kept as it is, and nobody changes it afterwards.
@@ -84,7 +79,6 @@ class WorkerExtension:
             Checksums of the state, as it came and in the model's precision; and why it was not taken, or None.
         """
         try:
-            self.__dict__.setdefault("memory", {}).pop(which, None)
             sums = Sums(self._parameters()[0].dtype)
             self._take(which, state, serve, sums.add)
             return sums.received, sums.given, None
@@ -92,84 +86,6 @@ class WorkerExtension:
             return 0, 0, str(error)
         except Exception as error:
             return 0, 0, f"{type(error).__name__}: {error}"
-
-    def receive_weights(
-        self, which: str, plan: Plan, invitation: Invitation, first: int, serve: bool
-    ) -> tuple[int, int, str | None]:
-        """As ``take_weights``, of a state that the learner broadcasts.
-
-        Args:
-            which: Name of the weight set.
-            plan: How it travels.
-            invitation: To the broadcast.
-            first: The number in the group of this engine's first worker.
-            serve: As there.
-
-        Returns:
-            Checksums of what has come, as it came and in the model's precision; and why the state was not taken, or None.
-        """
-        try:
-            return *self._receive(which, plan, invitation, first + self.rank, serve), None
-        except Exception as error:
-            if channel := self.__dict__.pop("channel", None):
-                channel.close()
-            return 0, 0, f"{type(error).__name__}: {error}"
-
-    def _receive(self, which: str, plan: Plan, invitation: Invitation, number: int, serve: bool) -> tuple[int, int]:
-        parameters, slices = self._parameters(), self.__dict__.get("slices")
-        own, device = parameters[0], invitation.device(parameters[0].device)
-        parts = slices if slices is not None and self._keeps_parts() else None
-        if parts is not None and (fault := parts.fault_of(plan.places)):
-            raise ValueError(fault)
-        channel = self._channel(invitation, number)
-        channel.enter(invitation)
-        whole, into = torch.empty(0, dtype=torch.uint8), list[torch.Tensor]()
-        if parts is not None:
-            into = parameters if serve else self._kept_parts(which)
-        else:
-            whole = self._memory(which, plan)
-        buffer = torch.empty(
-            plan.largest if parts is not None or device != whole.device else 0, dtype=torch.uint8, device=device
-        )
-        sums, start = Sums(own.dtype), 0
-        state: dict[str, torch.Tensor] = {}
-        for bucket in plan.buckets:
-            place = whole[start : start + bucket.num_bytes]
-            memory = buffer if len(buffer) else place
-            for piece in bucket.pieces(memory):
-                channel.broadcast(piece)
-            tensors = bucket.tensors(memory)
-            for tensor in tensors.values():
-                sums.add(tensor)
-            if parts is not None:
-                parts.write(tensors, into)
-            else:
-                if memory is not place:
-                    place.copy_(memory[: bucket.num_bytes])
-                state |= bucket.tensors(place)
-            start += bucket.num_bytes
-        if parts is None:
-            self._take(which, state, serve)
-            if self._keeps_parts():  # the whole is needed no more
-                self.__dict__["memory"].pop(which, None)
-        elif serve:
-            self._keep_parts(which)
-        return sums.received, sums.given
-
-    def _channel(self, invitation: Invitation, number: int) -> Channel:
-        channel = self.__dict__.get("channel")
-        if channel is None or channel.group != invitation.group:
-            if channel is not None:
-                channel.close()
-            self.channel = Channel(invitation, number)
-        return self.channel
-
-    def _memory(self, which: str, plan: Plan) -> torch.Tensor:
-        """Room for a whole state, which is in use as long as that is kept; the former one's, if there is any."""
-        memories = self.__dict__.setdefault("memory", {})
-        if which not in memories or len(memories[which]) != plan.num_bytes:
-            memories[which] = torch.empty(plan.num_bytes, dtype=torch.uint8)
-        return memories[which]
 
     def _kept_parts(self, which: str) -> list[torch.Tensor]:
         """Where this worker keeps its part of a set; what no slice is written to stays zero."""
@@ -183,9 +99,7 @@ class WorkerExtension:
         for own, parameter in zip(self._kept_parts(which), self._parameters(), strict=True):
             own.copy_(parameter)
 
-    def _take(
-        self, which: str, state: Mapping[str, torch.Tensor], serve: bool, look: Callable[[torch.Tensor], None] | None = None
-    ) -> None:
+    def _take(self, which: str, state: Mapping[str, torch.Tensor], serve: bool, look: Callable[[torch.Tensor], None]) -> None:
         """As ``take_weights``.
 
         Args:
@@ -211,15 +125,13 @@ class WorkerExtension:
             into = parameters if serve else self._kept_parts(which)
             for name, tensor in state.items():
                 here = tensor.to(parameters[0].device)
-                if look is not None:
-                    look(here)
+                look(here)
                 self.slices.write({name: here}, into)
             if serve:
                 self._keep_parts(which)
             return
-        if look is not None:
-            for tensor in state.values():
-                look(tensor)
+        for tensor in state.values():
+            look(tensor)
         if self.slices is None or in_parts:
             self._keep_parts(which)
             return

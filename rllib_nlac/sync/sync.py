@@ -1,8 +1,7 @@
 """Stage 8: new weights reach every engine in one batched, timed and verified step.
 
-Three ways lead there. In one process the engine is handed copies, or on a GPU, where it makes its own, the learner's very
-tensors. Otherwise Ray's object store carries them; or the learner broadcasts them to the workers of all engines, and the store
-has a copy for engines that are lost or were not reached.
+In one process the engine is handed copies, or on a GPU, where it makes its own, the learner's very tensors. Otherwise Ray's
+object store carries them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from typing import Any
 import ray
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from rllib_nlac.engine.buckets import Plan
-from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.protocol import Engine, EngineError
-from rllib_nlac.engine.remote import RemoteEngines, Sent
+from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.shared import NotFiniteError, SharedState, checksum, require_finite
-from rllib_nlac.learner.group import index_of, on_every_learner, on_first_learner
+from rllib_nlac.learner.group import index_of, on_every_learner
 from rllib_nlac.types import Weights
 
 
@@ -34,13 +31,11 @@ class SyncReport:
         version: The version that the engines serve from now on.
         seconds: From the learner's export to the last engine's confirmation.
         num_bytes: Bytes of both weight sets.
-        num_broken: Broadcasts that have broken since the run began; Ray's object store made up for them.
     """
 
     version: int
     seconds: float
     num_bytes: int
-    num_broken: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,12 +43,12 @@ class Handed:
     """One weight set as the first learner hands it over.
 
     Attributes:
-        state: The tensors, or where Ray's object store has them, or how they are to be broadcast.
+        state: The tensors, or where Ray's object store has them.
         checksum: Of the tensors.
         num_bytes: Of the tensors.
     """
 
-    state: SharedState | ray.ObjectRef | Plan
+    state: SharedState | ray.ObjectRef
     checksum: int
     num_bytes: int
 
@@ -64,7 +59,6 @@ class Hands(StrEnum):
     COPIES = "copies"
     LENDS = "lends them, until the engine has taken them"
     PUTS = "puts them into the store"
-    KEEPS = "keeps them until they are broadcast"
 
 
 def push_weights(
@@ -86,10 +80,8 @@ def push_weights(
     sets = _hand_over(learner_group, engine, version, of)
     # The policy's come last, so that they are what serves next without another swap.
     for which in sorted(sets, key=lambda weights: weights is Weights.POLICY):
-        _push(learner_group, engine, which, version, sets[which])
-    broadcasts = engine.broadcasts if isinstance(engine, RemoteEngines) else None
-    num_bytes, num_broken = sum(handed.num_bytes for handed in sets.values()), broadcasts.num_broken if broadcasts else 0
-    return SyncReport(version, time.perf_counter() - started, num_bytes, num_broken)
+        _push(engine, which, version, sets[which], lent=not learner_group.is_local)
+    return SyncReport(version, time.perf_counter() - started, sum(handed.num_bytes for handed in sets.values()))
 
 
 def push_initial_weights(learner_group: LearnerGroup, engine: Engine) -> None:
@@ -99,7 +91,7 @@ def push_initial_weights(learner_group: LearnerGroup, engine: Engine) -> None:
         EngineError: As ``push_weights``.
     """
     handed = _hand_over(learner_group, engine, 0, of=(Weights.POLICY,))[Weights.POLICY]
-    _push(learner_group, engine, Weights.INITIAL, 0, handed, source=Weights.POLICY)
+    _push(engine, Weights.INITIAL, 0, handed, lent=not learner_group.is_local)
 
 
 def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]:
@@ -109,30 +101,21 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
 
 def _hand_over(learner_group: LearnerGroup, engine: Engine, version: int, of: Sequence[Weights]) -> dict[Weights, Handed]:
     """Has the first learner look at its weights, and do what the way to the engines begins with."""
-    broadcasts, hands = engine.broadcasts if isinstance(engine, RemoteEngines) else None, Hands.PUTS
-    if broadcasts is not None:
-        hands = Hands.KEEPS
-    elif learner_group.is_local and not isinstance(engine, RemoteEngines):
+    hands = Hands.PUTS
+    if learner_group.is_local and not isinstance(engine, RemoteEngines):
         hands = Hands.LENDS if getattr(engine, "borrows", False) else Hands.COPIES
     # A GPU looks through them in no time, and of what is put the store makes the only copy.
-    on_device = broadcasts.on_device if broadcasts is not None else hands is not Hands.COPIES
-    from_first = functools.partial(_hand_over_from_first, version=version, of=of, hands=hands, on_device=on_device)
+    from_first = functools.partial(_hand_over_from_first, version=version, of=of, hands=hands)
     found = _of_first(on_every_learner(learner_group, from_first))
     if isinstance(found, NotFiniteError):
         raise found
     return found
 
 
-def _push(
-    learner_group: LearnerGroup, engine: Engine, which: Weights, version: int, handed: Handed, source: Weights | None = None
-) -> None:
-    """Brings one set to every engine, of the learner's set of the same name or of another one."""
-    if isinstance(handed.state, Plan):
-        assert isinstance(engine, RemoteEngines)
-        send = functools.partial(_send, learner_group, source or which, handed.state)
-        received = engine.receive_weights(which, version, handed.state, send, lent=not learner_group.is_local)
-    elif isinstance(engine, RemoteEngines):
-        received = engine.set_shared_weights(which, version, handed.state, lent=not learner_group.is_local)
+def _push(engine: Engine, which: Weights, version: int, handed: Handed, lent: bool) -> None:
+    """Brings one set to every engine; ``lent`` as for ``RemoteEngines.set_shared_weights``."""
+    if isinstance(engine, RemoteEngines):
+        received = engine.set_shared_weights(which, version, handed.state, lent)
     else:
         state = ray.get(handed.state) if isinstance(handed.state, ray.ObjectRef) else handed.state
         received = engine.set_weights(which, version, state)
@@ -153,10 +136,10 @@ def _export_from_first(learner: Any) -> dict[Weights, SharedState] | None:
 
 
 def _hand_over_from_first(
-    learner: Any, version: int, of: Sequence[Weights], hands: Hands, on_device: bool
+    learner: Any, version: int, of: Sequence[Weights], hands: Hands
 ) -> dict[Weights, Handed] | NotFiniteError | None:
-    # What is put is copied by that, and what is broadcast is so before the next gradient step.
-    states = learner.export_weights(copies=hands is Hands.COPIES, on_device=on_device, of=of)
+    copies = hands is Hands.COPIES  # what is put is copied by that
+    states = learner.export_weights(copies=copies, on_device=not copies, of=of)
     if index_of(learner) != 0:
         return None
     try:
@@ -164,27 +147,9 @@ def _hand_over_from_first(
             require_finite(state, f"the {which} weights that version {version} would have")
     except NotFiniteError as error:
         return error  # not raised: it would come as an error of Ray's
-    if hands is Hands.KEEPS:
-        learner.outgoing = states
     handed = {}
     for which, tensors in states.items():
         state = SharedState(tensors)
-        way = Plan.of(state) if hands is Hands.KEEPS else ray.put(state) if hands is Hands.PUTS else state
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        handed[which] = Handed(way, checksum(tensors.values()), num_bytes)
+        handed[which] = Handed(ray.put(state) if hands is Hands.PUTS else state, checksum(tensors.values()), num_bytes)
     return handed
-
-
-def _send(learner_group: LearnerGroup, which: Weights, plan: Plan, invitation: Invitation | None) -> Sent:
-    return on_first_learner(learner_group, functools.partial(_send_from_first, which=which, plan=plan, invitation=invitation))
-
-
-def _send_from_first(learner: Any, which: Weights, plan: Plan, invitation: Invitation | None) -> Sent:
-    state = learner.outgoing.pop(which)
-    fault = None
-    if invitation is not None:
-        try:
-            learner.sender.send(state, plan, invitation, learner.device)
-        except ChannelError as error:
-            fault = str(error)
-    return Sent(ray.put(SharedState(state)), fault)

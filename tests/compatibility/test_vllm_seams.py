@@ -57,14 +57,6 @@ def _knows_slices(worker):
     return worker.slices is not None
 
 
-def test_a_worker_knows_its_number_within_the_engine(engine):
-    assert engine._llm.collective_rpc(_rank) == [0]
-
-
-def _rank(worker):
-    return worker.rank
-
-
 def _tensor_parallel_size(worker):
     return worker.model_runner.parallel_config.tensor_parallel_size
 
