@@ -111,7 +111,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         activity.turn_to(f"starting the engine; an answer ends with {self.chat.ends}")
         self.engine = make_engine(self.config.engine_spec, self.chat)
         self.spending = Spending(self.engine)
-        activity.turn_to("giving the engine its weights")
+        activity.turn_to(f"giving the engine its weights ({self.config.transfer})")
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None and group.local_env_runner is not None:
                 group.local_env_runner.attach(self.engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -12,6 +13,8 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
+from rllib_nlac.engine.make import ENGINES, EngineSpec
+from rllib_nlac.engine.weight_transfer import Way, way_of
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.rl_module import CausalLMModule
 from rllib_nlac.types import Weights
@@ -163,6 +166,16 @@ class LanguageAlgorithmConfig(LanguageConfig):
             "gradient_clipping": self.grad_clip or 0.0,
         }
         return _merge(settings, self.deepspeed_config)
+
+    @property
+    def transfer(self) -> Way:
+        """How whole weights reach the engines."""
+        return way_of(self, ENGINES[self.engine_config.get("engine", "vllm")])
+
+    @property
+    @override(LanguageConfig)
+    def engine_spec(self) -> EngineSpec:
+        return replace(super().engine_spec, transfer=self.transfer.backend)
 
     @property
     def zero_stage(self) -> Any:

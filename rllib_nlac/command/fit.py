@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.algorithm.memory import GIB, Process, advice, estimate
 from rllib_nlac.engine.shapes import UnknownShape
@@ -42,7 +43,8 @@ def memory_lines(config: AlgorithmConfig, gpu_gib: float | None = None) -> Itera
     for process in found.processes:
         yield from _of(process)
     if found.sync_bytes:
-        yield f"a sync of weights carries {found.sync_bytes / GIB:.3f} GiB"
+        way = f" ({config.transfer})" if isinstance(config, LanguageAlgorithmConfig) else ""
+        yield f"a sync of weights carries {found.sync_bytes / GIB:.3f} GiB{way}"
     host = host_bytes()
     yield f"in the host's memory {found.host_bytes / GIB:.2f} of all processes; this machine has {host / GIB:.1f}"
     if gpu_gib is not None and not found.uses_gpus:

@@ -28,6 +28,7 @@ class EngineActor:
     def __init__(self, make: Callable[[], LocalEngine]) -> None:
         self._engine = make()
         self._given: dict[Weights, tuple[int, int]] = {}  # of each set the announcement's number and the checksum
+        self._group = ""  # the transfer that its workers are connected with
         self._inbox: deque[tuple[str, tuple, Future]] = deque()
         self._arrived = threading.Condition()
         self._rested = 0.0  # seconds
@@ -46,6 +47,18 @@ class EngineActor:
         """Takes weights, unless it has these or newer ones; returns their checksum and the process id."""
         return self._hand_over("set_weights", (weights, version, number, state)), os.getpid()
 
+    def join_transfer(self, group: str, init_info: dict[str, Any]) -> None:
+        """Connects the engine's workers with a trainer's end of vLLM's weight transfer."""
+        self._hand_over("join_transfer", (group, init_info))
+
+    def transfer_group(self) -> str:
+        """The group of the last ``join_transfer`` of this process; "" where there was none."""
+        return self._group
+
+    def receive_weights(self, weights: Weights, version: int, number: int, update_info: dict[str, Any]) -> tuple[int, int]:
+        """As ``set_weights``, of weights that a trainer sends by vLLM's weight transfer."""
+        return self._hand_over("receive_weights", (weights, version, number, update_info)), os.getpid()
+
     def seconds_rested(self) -> float:
         """How long it has had nothing to do since it started."""
         with self._arrived:
@@ -62,10 +75,15 @@ class EngineActor:
             self._arrived.notify()
         return future.result()
 
-    def _take_weights(self, weights: Weights, version: int, number: int, state: Mapping[str, torch.Tensor]) -> int:
+    def _join(self, group: str, init_info: dict[str, Any]) -> None:
+        self._group = ""
+        self._engine.join_transfer(init_info)  # type: ignore[attr-defined]  # only asked of engines that have it
+        self._group = group
+
+    def _take_weights(self, call: str, weights: Weights, version: int, number: int, what: Any) -> int:
         if self._given.get(weights, (0, 0))[0] < number:
             self._given.pop(weights, None)  # should it fail, neither the former nor the new ones are served
-            self._given[weights] = (number, self._engine.set_weights(weights, version, state))
+            self._given[weights] = (number, getattr(self._engine, call)(weights, version, what))
         return self._given[weights][1]
 
     def _require(self, numbers: Mapping[Weights, int]) -> None:
@@ -87,8 +105,12 @@ class EngineActor:
                 batch = list(self._take(bool(running)))
             for call, arguments, future in batch:
                 try:
+                    if call == "join_transfer":
+                        self._join(*arguments)
+                        future.set_result(None)
+                        continue
                     if call != "generate":
-                        future.set_result(self._take_weights(*arguments))
+                        future.set_result(self._take_weights(call, *arguments))
                         continue
                     requests, numbers = arguments
                     self._require(numbers)

@@ -59,6 +59,7 @@ class EngineSpec:
         timeout_s: After so long without an answer an actor counts as stalled.
         lora: What the adapters are; None where weight sets are whole models.
         merges_lora: Whether an adapter is put into the model's own weights; None leaves it to the engine.
+        transfer: Backend of vLLM's weight transfer to the actors, "nccl" or "ipc"; "" where there is none.
         endpoint: Arguments of ``EndpointEngine``, which then answers in the place of all this.
     """
 
@@ -71,6 +72,7 @@ class EngineSpec:
     timeout_s: float = 600.0
     lora: LoRASettings | None = None
     merges_lora: bool | None = None
+    transfer: str = ""
     endpoint: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -84,7 +86,9 @@ class EngineSpec:
         if getattr(settings, "reasoning_parser", None) == "auto" and chat.thinks:
             settings = replace(settings, reasoning_parser=THINKING)
         make = partial(ENGINES[self.kind], self.model, chat.max_context, list(chat.end_ids), settings, self.seed)
-        return make if self.lora is None else partial(make, lora=self.lora, merges_lora=self.merges_lora)
+        if self.lora is not None:
+            return partial(make, lora=self.lora, merges_lora=self.merges_lora)
+        return partial(make, transfer=self.transfer) if self.transfer else make
 
 
 def local_engine(spec: EngineSpec, chat: Chat) -> LocalEngine:
@@ -110,4 +114,5 @@ def make_engine(spec: EngineSpec, chat: Chat) -> Engine:
     takes = {"num_cpus": spec.bundle["CPU"], "num_gpus": spec.bundle["GPU"]}
     actor = ray.remote(max_concurrency=1000, max_restarts=-1, max_task_retries=-1, **takes)(EngineActor)
     actors = [actor.options(placement_group_bundle_index=i).remote(make) for i in reserved(spec.num_engines, 0, spec.bundle)]
-    return RemoteEngines(actors, spec.timeout_s)
+    workers = getattr(spec.settings, "tensor_parallel_size", 1)
+    return RemoteEngines(actors, spec.timeout_s, transfer=spec.transfer, workers=workers)

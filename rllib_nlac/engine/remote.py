@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 from rllib_nlac.engine.protocol import EngineError, WeightsMissing
 from rllib_nlac.engine.shared import SharedState
 from rllib_nlac.engine.tally import Tokens
+from rllib_nlac.engine.weight_transfer import Delivery, Sent
 from rllib_nlac.types import Generation, Request, Weights
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class RemoteEngines:
         timeout_s: After so long without an answer a call raises. A lost engine starts again within it.
         announced: What the engines have to serve.
         pids: The engines' processes, as far as they are known.
+        transfer: Backend of vLLM's weight transfer; "" where Ray's object store carries the weights. A copy of this object has
+            none: it gives engines that have started again what was announced, and nothing new.
+        workers: Number of vLLM workers of each engine.
     """
 
     MAX_REFUSALS = 10  # in a row; an engine that is lost again and again is not lost by accident
@@ -54,6 +61,8 @@ class RemoteEngines:
         timeout_s: float,
         announced: Mapping[Weights, Announced] | None = None,
         pids: Mapping[int, int] | None = None,
+        transfer: str = "",
+        workers: int = 1,
     ) -> None:
         self._actors = list(actors)
         self._timeout_s = timeout_s
@@ -64,6 +73,7 @@ class RemoteEngines:
         self._tokens_then: dict[int, int] = {}  # what each engine had generated when it was last asked
         self._next_ticket = self._refusals = 0
         self._last_number = max((known.number for known in self._announced.values()), default=0)
+        self.transfer, self._workers = transfer, workers
         self.num_restarts = 0
 
     def __reduce__(self) -> tuple:
@@ -145,6 +155,49 @@ class RemoteEngines:
         if lent:
             self._keep(weights)
         return self._agreed(weights, self._received(asked))
+
+    def receive_weights(
+        self, weights: Weights, version: int, send: Callable[[Delivery | None], Sent], lent: bool = False
+    ) -> int:
+        """As ``set_shared_weights``, of weights that the learner sends by vLLM's weight transfer.
+
+        If the transfer fails, all engines start again and take the learner's copy from the object store. The store carries all
+        later weights, too.
+
+        Args:
+            weights: Name of the set.
+            version: Version of the set.
+            send: Has the learner send the set and put a copy into the store; without a delivery it only does the latter.
+            lent: As for ``set_shared_weights``.
+        """
+        # A number that was given once is never given again, or an engine that has what was then sent would keep that.
+        self._last_number += 1
+        number, delivery = self._last_number, None
+        if self.transfer:
+            delivery = Delivery(tuple(self._actors), self.transfer, self._workers, weights, version, number, self._timeout_s)
+        try:
+            sent = send(delivery)
+        except BaseException:
+            self._start_again()  # they may wait for a learner that is lost
+            raise
+        self._announced[weights] = Announced(number, version, (sent.state,))
+        if lent:
+            self._keep(weights)
+        if sent.fault is not None:
+            logger.warning(
+                "vLLM's transfer of weights (%s) failed. The engines start again, and from now on Ray's object store carries "
+                "the weights: %s",
+                *(self.transfer, sent.fault),
+            )
+            self.transfer = ""
+            self._start_again()
+        if not sent.answers:
+            return self._agreed(weights, self._give(range(len(self._actors)), weights))
+        return self._agreed(weights, [self._note(engine, answer) for engine, answer in enumerate(sent.answers)])
+
+    def _start_again(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor, no_restart=False)
 
     def seconds_rested(self) -> list[float] | None:
         """How long each engine has had nothing to do since it started; None where one does not say so at once."""

@@ -78,6 +78,7 @@ class VLLMEngine:
         lora: What the adapters are; None where a set is a whole model.
         merges_lora: Whether an adapter is put into the model's own weights, and its set then serves as a whole one; None does
             so on a CPU, where adapters decode at a sixth of the speed.
+        transfer: Backend of vLLM's weight transfer, "nccl" or "ipc"; "" where weights come by ``set_weights`` alone.
 
     Raises:
         FileNotFoundError: The model folder does not exist.
@@ -96,6 +97,7 @@ class VLLMEngine:
         seed: int = 0,
         lora: LoRASettings | None = None,
         merges_lora: bool | None = None,
+        transfer: str = "",
     ) -> None:
         check_model_path(model)
         settings = settings or VLLMSettings()
@@ -116,6 +118,8 @@ class VLLMEngine:
             extra.setdefault("block_size", CPU_BLOCK)
         extra.setdefault("max_num_batched_tokens", max(BATCHED_TOKENS, max_context))  # built this way vLLM reads 2,048
         extra.setdefault("structured_outputs_config", {"backend": "xgrammar"})
+        if transfer:
+            extra["weight_transfer_config"] = {"backend": transfer}
         parser = settings.reasoning_parser
         if parser == THINKING:
             register_thinking()
@@ -233,6 +237,28 @@ class VLLMEngine:
         if weights is Weights.POLICY and not any(tensor.is_cuda for tensor in state.values()):
             self._policy_state = state  # what is on a GPU is the learner's own and changes
         return received
+
+    def join_transfer(self, init_info: dict[str, Any]) -> None:
+        """Connects the workers with a trainer's end of vLLM's weight transfer.
+
+        Raises:
+            EngineError: A worker could not be connected.
+        """
+        if fault := next(filter(None, self._llm.collective_rpc("join_transfer", args=(init_info,))), None):
+            raise EngineError(f"an engine could not join the transfer of weights: {fault}")
+
+    def receive_weights(self, weights: Weights, version: int, update_info: dict[str, Any]) -> int:
+        """As ``set_weights``, of whole weights that a trainer sends by vLLM's weight transfer.
+
+        Raises:
+            EngineError: As ``set_weights``; or the transfer failed, and this engine must start again.
+        """
+        self._expect(weights, version)
+        self._serving = None
+        answers = self._llm.collective_rpc("receive_weights", args=(weights, update_info))
+        if fault := next((fault for _, _, fault in answers if fault), None):
+            raise EngineError(f"an engine did not receive the {weights} weights: {fault}")
+        return self._confirm(weights, answers, serve=True)
 
     @property
     def borrows(self) -> bool:

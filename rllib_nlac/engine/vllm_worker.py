@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -66,6 +66,12 @@ class WorkerExtension:
     model_runner: Any
     kept_weights: dict[str, Any]
     slices: Slices | None
+    # Methods of vLLM's worker.
+    init_weight_transfer_engine: Callable[[dict[str, Any]], None]
+    shutdown_weight_transfer_engine: Callable[[], None]
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
 
     def take_weights(self, which: str, state: Mapping[str, torch.Tensor], serve: bool) -> tuple[int, int, str | None]:
         """Takes a state in the checkpoint's format and names. On a CPU it is kept as it is, and nobody changes it afterwards.
@@ -86,6 +92,41 @@ class WorkerExtension:
             return 0, 0, str(error)
         except Exception as error:
             return 0, 0, f"{type(error).__name__}: {error}"
+
+    def join_transfer(self, init_info: dict[str, Any]) -> str | None:
+        """Connects this worker with a trainer's end of vLLM's weight transfer; why that failed, or None."""
+        try:
+            self.shutdown_weight_transfer_engine()  # the end of an earlier connection
+            self.init_weight_transfer_engine(init_info)
+            return None
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def receive_weights(self, which: str, update_info: dict[str, Any]) -> tuple[int, int, str | None]:
+        """As ``take_weights``, of a state that a trainer sends by vLLM's weight transfer; it serves from now on.
+
+        After a fault the model is of no use: layers that were not loaded have no memory.
+        """
+        model, sums = self.model_runner.get_model(), Sums(self._parameters()[0].dtype)
+        load = model.load_weights
+
+        def look_and_load(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+            pairs = list(weights)
+            for _, tensor in pairs:
+                sums.add(tensor)
+            return load(pairs)
+
+        try:
+            model.load_weights = look_and_load
+            self.start_weight_update()
+            self.update_weights(update_info)
+            self.finish_weight_update()
+            self._keep_parts(which)
+            return sums.received, sums.given, None
+        except Exception as error:
+            return 0, 0, f"{type(error).__name__}: {error}"
+        finally:
+            del model.load_weights
 
     def _kept_parts(self, which: str) -> list[torch.Tensor]:
         """Where this worker keeps its part of a set; what no slice is written to stays zero."""

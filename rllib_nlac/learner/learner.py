@@ -19,6 +19,7 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from rllib_nlac.activity import STEPS, activity
+from rllib_nlac.engine.weight_transfer import WeightSender
 from rllib_nlac.learner.adapter import as_base, has_adapter, served_names, with_dropout
 from rllib_nlac.learner.batch import CRITIC, POLICY
 from rllib_nlac.learner.deepspeed import DeepSpeedTrainer
@@ -59,6 +60,7 @@ class LanguageLearner(TorchLearner):
 
     divides_target = True  # where ZeRO divides the optimizer among the learners, whether they divide the target weights, too
     restored_from: str | None = None  # the checkpoint
+    outgoing: dict[Weights, dict[str, torch.Tensor]]  # what is about to be sent to the engines
     _whole_state: dict[str, torch.Tensor] | None = None
     _has_new_schedule = False  # of the learning rate, since a restore; RLlib's would be in force after the next update
 
@@ -315,6 +317,11 @@ class LanguageLearner(TorchLearner):
                         stays = on_device and not copies
                         states[weights][name] = tensor if stays else tensor.to("cpu", copy=copies)
         return states
+
+    @functools.cached_property
+    def weight_sender(self) -> WeightSender:
+        """Sends weights to engines on GPUs."""
+        return WeightSender(torch.device(self._device))
 
     @property
     def lm(self) -> torch.nn.Module:

@@ -1,7 +1,7 @@
 """Stage 8: new weights reach every engine in one batched, timed and verified step.
 
 In one process the engine is handed copies, or on a GPU, where it makes its own, the learner's very tensors. Otherwise Ray's
-object store carries them.
+object store carries them; between GPUs it is vLLM's weight transfer, and the store has a copy for engines that are lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from rllib_nlac.engine.protocol import Engine, EngineError
 from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.shared import NotFiniteError, SharedState, checksum, require_finite
-from rllib_nlac.learner.group import index_of, on_every_learner
+from rllib_nlac.engine.weight_transfer import Delivery, Sent
+from rllib_nlac.learner.group import index_of, on_every_learner, on_first_learner
 from rllib_nlac.types import Weights
 
 
@@ -43,12 +44,12 @@ class Handed:
     """One weight set as the first learner hands it over.
 
     Attributes:
-        state: The tensors, or where Ray's object store has them.
+        state: The tensors, or where Ray's object store has them; None where the learner keeps them until they are sent.
         checksum: Of the tensors.
         num_bytes: Of the tensors.
     """
 
-    state: SharedState | ray.ObjectRef
+    state: SharedState | ray.ObjectRef | None
     checksum: int
     num_bytes: int
 
@@ -59,6 +60,7 @@ class Hands(StrEnum):
     COPIES = "copies"
     LENDS = "lends them, until the engine has taken them"
     PUTS = "puts them into the store"
+    KEEPS = "keeps them until they are sent"
 
 
 def push_weights(
@@ -80,7 +82,7 @@ def push_weights(
     sets = _hand_over(learner_group, engine, version, of)
     # The policy's come last, so that they are what serves next without another swap.
     for which in sorted(sets, key=lambda weights: weights is Weights.POLICY):
-        _push(engine, which, version, sets[which], lent=not learner_group.is_local)
+        _push(learner_group, engine, which, version, sets[which])
     return SyncReport(version, time.perf_counter() - started, sum(handed.num_bytes for handed in sets.values()))
 
 
@@ -91,7 +93,7 @@ def push_initial_weights(learner_group: LearnerGroup, engine: Engine) -> None:
         EngineError: As ``push_weights``.
     """
     handed = _hand_over(learner_group, engine, 0, of=(Weights.POLICY,))[Weights.POLICY]
-    _push(engine, Weights.INITIAL, 0, handed, lent=not learner_group.is_local)
+    _push(learner_group, engine, Weights.INITIAL, 0, handed, source=Weights.POLICY)
 
 
 def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]:
@@ -102,7 +104,9 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
 def _hand_over(learner_group: LearnerGroup, engine: Engine, version: int, of: Sequence[Weights]) -> dict[Weights, Handed]:
     """Has the first learner look at its weights, and do what the way to the engines begins with."""
     hands = Hands.PUTS
-    if learner_group.is_local and not isinstance(engine, RemoteEngines):
+    if isinstance(engine, RemoteEngines) and engine.transfer:
+        hands = Hands.KEEPS
+    elif learner_group.is_local and not isinstance(engine, RemoteEngines):
         hands = Hands.LENDS if getattr(engine, "borrows", False) else Hands.COPIES
     # A GPU looks through them in no time, and of what is put the store makes the only copy.
     from_first = functools.partial(_hand_over_from_first, version=version, of=of, hands=hands)
@@ -112,10 +116,16 @@ def _hand_over(learner_group: LearnerGroup, engine: Engine, version: int, of: Se
     return found
 
 
-def _push(engine: Engine, which: Weights, version: int, handed: Handed, lent: bool) -> None:
-    """Brings one set to every engine; ``lent`` as for ``RemoteEngines.set_shared_weights``."""
-    if isinstance(engine, RemoteEngines):
-        received = engine.set_shared_weights(which, version, handed.state, lent)
+def _push(
+    learner_group: LearnerGroup, engine: Engine, which: Weights, version: int, handed: Handed, source: Weights | None = None
+) -> None:
+    """Brings one set to every engine, of the learner's set of the same name or of another one."""
+    if handed.state is None:
+        assert isinstance(engine, RemoteEngines)
+        send = functools.partial(_send, learner_group, source or which)
+        received = engine.receive_weights(which, version, send, lent=not learner_group.is_local)
+    elif isinstance(engine, RemoteEngines):
+        received = engine.set_shared_weights(which, version, handed.state, lent=not learner_group.is_local)
     else:
         state = ray.get(handed.state) if isinstance(handed.state, ray.ObjectRef) else handed.state
         received = engine.set_weights(which, version, state)
@@ -138,7 +148,7 @@ def _export_from_first(learner: Any) -> dict[Weights, SharedState] | None:
 def _hand_over_from_first(
     learner: Any, version: int, of: Sequence[Weights], hands: Hands
 ) -> dict[Weights, Handed] | NotFiniteError | None:
-    copies = hands is Hands.COPIES  # what is put is copied by that
+    copies = hands is Hands.COPIES  # what is put is copied by that, and what is kept is sent before the next gradient step
     states = learner.export_weights(copies=copies, on_device=not copies, of=of)
     if index_of(learner) != 0:
         return None
@@ -147,9 +157,29 @@ def _hand_over_from_first(
             require_finite(state, f"the {which} weights that version {version} would have")
     except NotFiniteError as error:
         return error  # not raised: it would come as an error of Ray's
+    if hands is Hands.KEEPS:
+        learner.outgoing = states
     handed = {}
     for which, tensors in states.items():
         state = SharedState(tensors)
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        handed[which] = Handed(ray.put(state) if hands is Hands.PUTS else state, checksum(tensors.values()), num_bytes)
+        where = None if hands is Hands.KEEPS else ray.put(state) if hands is Hands.PUTS else state
+        handed[which] = Handed(where, checksum(tensors.values()), num_bytes)
     return handed
+
+
+def _send(learner_group: LearnerGroup, which: Weights, delivery: Delivery | None) -> Sent:
+    return on_first_learner(learner_group, functools.partial(_send_from_first, which=which, delivery=delivery))
+
+
+def _send_from_first(learner: Any, which: Weights, delivery: Delivery | None) -> Sent:
+    state = learner.outgoing.pop(which)
+    answers: list[tuple[int, int]] = []
+    fault = None
+    if delivery is not None:
+        try:
+            answers = learner.weight_sender.send(state, delivery)
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error  # Ray's own text of it is a whole traceback
+            fault = f"{type(cause).__name__}: {cause}"
+    return Sent(ray.put(SharedState(state)), answers, fault)

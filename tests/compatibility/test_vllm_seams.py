@@ -1,4 +1,4 @@
-"""vLLM's private seams, all of them in ``engine/vllm_engine.py``, ``vllm_structure.py`` and ``vllm_worker.py``."""
+"""vLLM's private seams: ``engine/vllm_engine.py``, ``vllm_structure.py``, ``vllm_worker.py`` and ``weight_transfer.py``."""
 
 from __future__ import annotations
 
@@ -219,3 +219,70 @@ def test_where_reasoning_ends_is_asked_of_a_registered_parser():
 def test_the_block_on_a_cpu_holds_fewer_tokens_than_a_short_dialogue(engine):
     """Fails where vLLM's own size of 128 is in force: then no prefix of a short dialogue is ever found again."""
     assert engine._llm.vllm_config.cache_config.block_size == CPU_BLOCK == 32
+
+
+class TestWeightTransfer:
+    """Names and signatures of vLLM's weight transfer, whose two sides ``tests/test_weight_transfer.py`` runs without a GPU."""
+
+    def test_the_trainers_side(self):
+        from vllm.distributed import weight_transfer
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
+
+        assert names_of(weight_transfer.WeightTransferTrainerFactory.trainer_init) == ["init_info", "client", "source"]
+        assert names_of(IPCTrainerInitInfo)[-1] == "rank" and IPCTrainerInitInfo(rank=0).packed is False
+        assert names_of(NCCLTrainerInitInfo)[:3] == ["master_address", "master_port", "world_size"]
+        assert NCCLTrainerInitInfo("host", 1, 2, rank=0).packed is True
+        assert names_of(weight_transfer.ParamMeta) == ["name", "dtype", "shape"]
+        for engine in (IPCTrainerWeightTransferEngine, NCCLTrainerWeightTransferEngine):
+            assert names_of(engine.send_weights) == ["self"] and names_of(engine.shutdown) == ["self"]
+        # The trainer broadcasts while the engines receive, and one call brings a whole set.
+        assert "exe.submit(self.client.update_weights" in inspect.getsource(NCCLTrainerWeightTransferEngine.send_weights)
+        assert inspect.getsource(IPCTrainerWeightTransferEngine._send_unpacked).count("_do_send(") == 1
+
+    def test_our_client_has_what_vllm_calls(self):
+        from vllm.distributed.weight_transfer import VLLMWeightSyncClient
+
+        from rllib_nlac.engine.weight_transfer import EngineClient
+
+        assert issubclass(EngineClient, VLLMWeightSyncClient)
+        for name in ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"):
+            assert names_of(getattr(EngineClient, name)) == names_of(getattr(VLLMWeightSyncClient, name))
+
+    def test_the_workers_side(self):
+        from vllm.v1.worker.gpu_worker import Worker
+
+        called = {
+            "init_weight_transfer_engine": ["self", "init_info"],
+            "shutdown_weight_transfer_engine": ["self"],
+            "start_weight_update": ["self"],
+            "update_weights": ["self", "update_info"],
+            "finish_weight_update": ["self"],
+        }
+        assert {name: names_of(getattr(Worker, name)) for name in called} == called
+        assert not [name for name in vars(WorkerExtension) if not name.startswith("__") and hasattr(Worker, name)]
+        # The engine loads into the very model whose ``load_weights`` is watched.
+        assert "self.model_runner.get_model(),\n            )" in inspect.getsource(Worker.load_model)
+
+    def test_both_backends_number_workers_and_load_in_the_same_way(self):
+        from vllm.distributed.weight_transfer import ipc_engine, nccl_common, nccl_engine
+
+        assert "worker_rank + init_info.rank_offset" in inspect.getsource(nccl_common.worker_init_process_group)
+        assert "rank_offset=1," in inspect.getsource(nccl_engine.NCCLTrainerWeightTransferEngine.trainer_init)
+        for engine in (nccl_engine.NCCLWeightTransferEngine, ipc_engine.IPCWeightTransferEngine):
+            assert "self.model.load_weights" in inspect.getsource(engine.receive_weights)
+
+    def test_the_engine_is_configured_by_the_backends_name(self):
+        from vllm import EngineArgs
+
+        given = EngineArgs(model="any", weight_transfer_config={"backend": "ipc"}).weight_transfer_config
+        assert given.backend == "ipc"
+
+    def test_a_broadcast_that_waits_for_a_lost_process_can_be_aborted(self):
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+
+        assert "ncclCommAbort" in inspect.getsource(PyNcclCommunicator.destroy)
+
+
+def names_of(function) -> list[str]:
+    return list(inspect.signature(function).parameters)
