@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_parts import PARTS, Task, build, config_of, estimate_of
+from benchmarks.gpu_parts import PARTS, SYNC_ON_TWO, Task, build, config_of, estimate_of
 from benchmarks.memory import SHAPES
 from rllib_nlac.algorithm.memory import advice
 from rllib_nlac.command.fit import host_bytes
@@ -142,7 +142,7 @@ def fitting_shape(part: str, wanted: str, on_gpu: bool, gpu_bytes: float | None,
         if not problems:
             return name, said
         said = said or f"{wanted} does not fit by the estimate ({problems[0].partition(';')[0]})"
-    return None, said
+    return None, f"{said}, and no smaller shape does"
 
 
 def run_apart(task: Task, limit: float, logs: Path | None = None) -> Outcome:
@@ -237,7 +237,7 @@ def measure(
     for number, task in enumerate(tasks):
         note, left = notes.get(task.part, ""), end - time.monotonic()
         if not task.shape:
-            found[task.part] = Outcome(NOT_RUN, note=f"{note}, and no smaller shape does")
+            found[task.part] = Outcome(NOT_RUN, note=note)
             continue
         if left < SHORTEST_S:
             found[task.part] = Outcome(NOT_RUN, task.shape, "no time was left (--minutes)")
@@ -328,6 +328,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part in options.parts:
         wanted = options.shape or wanted_shape(part, on_gpu)
         shape, notes[part] = fitting_shape(part, wanted, on_gpu, device["memory_bytes"], host_bytes())
+        if part == SYNC_ON_TWO and device["count"] < 2:
+            shape, notes[part] = None, f"it needs two GPUs, and {device['count']} are here"
         tasks.append(Task(part, shape or "", "", on_gpu, device["name"], device["memory_bytes"]))
     with tempfile.TemporaryDirectory() as temporary:
         left = 60 * options.minutes - (time.monotonic() - started)

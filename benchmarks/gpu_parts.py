@@ -40,6 +40,7 @@ RANK = 16
 SPREAD = 4.0  # of logits; with 150,000 tokens about 4 nats of entropy
 ENGINES_SHARE = 0.3  # of a GPU, for weights and KV cache
 ACTORS_SHARE = 0.4  # the same and all else of an engine actor; the learner beside it has the rest
+SYNC_ON_TWO = "sync-nccl"  # the part that needs two GPUs
 WITH_ADAPTER = ("lora", "iteration-lora")
 ALONE = {"speed": "engine", "lora": "engine", "learner": "learner"}  # parts that hold only one of both
 
@@ -152,6 +153,8 @@ def config_of(part: str, model: str, on_gpu: bool) -> NLACConfig:
     if part == "sync-actor":
         config.learners(num_learners=1, num_gpus_per_learner=on_gpu * (1 - ACTORS_SHARE))
         config.engines(num_engines=1, num_gpus_per_engine=on_gpu * ACTORS_SHARE)
+    if part == SYNC_ON_TWO:
+        config.learners(num_learners=1).engines(num_engines=1, num_gpus_per_engine=int(on_gpu))
     return config
 
 
@@ -339,6 +342,7 @@ def transfer(task: Task) -> dict[str, Any]:
     config = task.config
     found, sent = sync.figures(config, shape.parameters * shape.bytes_in_files, task.sizes.rounds)
     return {
+        "way": str(config.transfer),
         "sync_s": statistics.median(found[sync.SYNC]),
         "sync_bytes": sent,
         "sync_bytes_per_s": sent / statistics.median(found[sync.SYNC]),
@@ -364,7 +368,8 @@ def iteration(task: Task) -> dict[str, Any]:
 
 def start_ray(task: Task) -> None:
     """A Ray with room for one learner and one engine."""
-    ray.init(num_cpus=4, num_gpus=int(task.on_gpu), include_dashboard=False, log_to_driver=False)
+    gpus = task.on_gpu * (2 if task.part == SYNC_ON_TWO else 1)
+    ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
 
 
 # In this order: what matters most comes first, should the time not be enough.
@@ -377,4 +382,5 @@ PARTS: dict[str, Callable[[Task], dict[str, Any]]] = {
     "lora": lora,
     "sync": transfer,
     "sync-actor": transfer,
+    SYNC_ON_TWO: transfer,
 }

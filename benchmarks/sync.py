@@ -3,7 +3,7 @@
 With all weights by each way, one after the other, and with adapters over one base, which the engine serves apart or merged
 (``--rank 16``; 0 leaves them out, ``--only-adapters`` the former, which take several times as much memory).
 
-A learner and a vLLM engine, each an actor of its own unless the way is "one process", and a model of random weights between
+A learner and a vLLM engine, each an actor of its own unless the way is ``in_process``, and a model of random weights between
 the small one that is shipped and those that people train. Beside them, in the same run, one plain copy of the same bytes into
 memory that is in use already. Nothing is asserted.
 """
@@ -24,6 +24,7 @@ from benchmarks.figures import SYNC as GOAL
 from benchmarks.figures import Figure, add_option, hand_over
 from benchmarks.learner import seconds
 from rllib_nlac import NLACConfig
+from rllib_nlac.engine.weight_transfer import Way
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Request, Weights
 
@@ -31,7 +32,7 @@ SYNC = "sync of policy and target, verified"
 SWAP = "one set after the other, verified"
 COPY = "one copy of the model in memory"
 LABEL = "sync of policy and target {}, beside one copy of the model in memory"
-OBJECT_STORE, IN_PROCESS = WAYS = ("Ray's object store", "one process")
+WAYS = (Way.OBJECT_STORE, Way.IN_PROCESS)  # between GPUs see ``benchmarks.gpu``
 
 
 def build(source: str, folder: Path, hidden: int, layers: int) -> int:
@@ -74,15 +75,15 @@ def main() -> None:
         size = build(config.model_path, folder, arguments.hidden, arguments.layers)
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         config.language(language_model=str(folder))
-        where = "learner and engine in processes of their own unless it says one process"
+        where = "learner and engine in processes of their own unless in_process"
         print(f"{size:,} parameters in float32, {4 * size / 2**30:.2f} GiB, {where}")
         for way in WAYS if not arguments.only_adapters else ():
             print(f"with all weights by {way}")
             own = config.copy(copy_frozen=False)
-            if way == IN_PROCESS:
+            if way is Way.IN_PROCESS:
                 own.learners(num_learners=0).engines(num_engines=0)
             ratio = measure(own, size, arguments.rounds)
-            if way == OBJECT_STORE:
+            if way is Way.OBJECT_STORE:
                 hand_over(arguments.figures, Figure(LABEL.format("with all weights"), ratio, "", *GOAL))
         for serving in ("adapter", "merged") if arguments.rank else ():
             what = f"with adapters of rank {arguments.rank}, lora_serving: {serving}"
@@ -115,7 +116,10 @@ def figures(config: NLACConfig, num_bytes: int, rounds: int) -> tuple[dict[str, 
         found[SWAP].append(changed - seconds(lambda: algorithm.engine.generate(ask)))
         found[COPY].append(seconds(lambda: beside.copy_(block)))
     sent = int(algorithm.metrics.peek(("sync", "num_bytes")))
+    failed = config.transfer.backend and not algorithm.engine.transfer
     algorithm.stop()
+    if failed:
+        raise RuntimeError(f"vLLM's transfer of weights ({config.transfer}) failed; see the log")
     return found, sent
 
 

@@ -66,6 +66,7 @@ def placed(config, **keys):
         (SHARED, "ipc"),
         ({**SHARED, "num_learners": 0}, "ipc"),
         ({**SHARED, "num_gpus_per_engine": 0.25, "num_engines": 2}, "ipc"),
+        ({**SHARED, "num_gpus_per_learner": 0.7, "num_gpus_per_engine": 0.1, "num_engines": 3}, "ipc"),
         ({**SHARED, "num_engines": 2}, "object_store"),  # one of them has no place on the learner's GPU
         ({**SHARED, "num_learners": 2}, "object_store"),
         ({**GPUS, "num_gpus_per_learner": 0}, "object_store"),

@@ -19,6 +19,8 @@ import torch
 
 from rllib_nlac.types import Weights
 
+ONE_GPU = 1 + 1e-6  # shares such as .1 + .2 + .7 add up to a little more
+
 
 class Way(StrEnum):
     """How whole weights reach the engines. The last two are names of vLLM's backends."""
@@ -46,10 +48,10 @@ def way_of(config: Any, engine: type) -> Way:
         return Way.OBJECT_STORE if config.num_learners else Way.IN_PROCESS
     if config.lora is not None or not learner or not each or not hasattr(engine, "receive_weights"):
         return Way.OBJECT_STORE  # adapters are small
-    if learner + each > 1:  # no engine is on the learner's GPU
+    if learner + each > ONE_GPU:  # no engine is on the learner's GPU
         engines_share = config.num_engines > 1 and each <= 0.5  # NCCL refuses two processes on one GPU
         return Way.OBJECT_STORE if engines_share else Way.NCCL
-    fits_one = learner + config.num_engines * each <= 1 and config.num_learners <= 1
+    fits_one = learner + config.num_engines * each <= ONE_GPU and config.num_learners <= 1
     return Way.IPC if fits_one else Way.OBJECT_STORE
 
 
