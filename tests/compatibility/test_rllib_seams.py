@@ -7,7 +7,9 @@ import inspect
 import re
 from pathlib import Path
 
+import ray
 from micro import save_micro_model
+from ray.actor import ActorMethod
 from ray.experimental import internal_kv
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.impala import IMPALA
@@ -254,3 +256,9 @@ class _Config:
 
     def get(self, name, default=None):
         return default
+
+
+def test_a_call_of_an_actor_can_go_without_rays_repetitions():
+    """Weights that a lost engine did not receive are not sent again to the one that starts in its place."""
+    assert "max_task_retries" in inspect.signature(ActorMethod._remote).parameters
+    assert "no_restart" in inspect.signature(ray.kill).parameters

@@ -272,10 +272,10 @@ class TestWeightTransfer:
         for engine in (nccl_engine.NCCLWeightTransferEngine, ipc_engine.IPCWeightTransferEngine):
             assert "self.model.load_weights" in inspect.getsource(engine.receive_weights)
 
-    def test_the_engine_is_configured_by_the_backends_name(self):
+    def test_the_engine_is_configured_by_the_backends_name(self, model_path):
         from vllm import EngineArgs
 
-        given = EngineArgs(model="any", weight_transfer_config={"backend": "ipc"}).weight_transfer_config
+        given = EngineArgs(model=model_path, weight_transfer_config={"backend": "ipc"}).weight_transfer_config
         assert given.backend == "ipc"
 
     def test_a_broadcast_that_waits_for_a_lost_process_can_be_aborted(self):
