@@ -253,7 +253,7 @@ def _end_ids(model: str) -> tuple[int, ...]:
 
 
 def _ids(said: int | Sequence[int] | None) -> tuple[int, ...]:
-    return tuple(said) if isinstance(said, (list, tuple)) else () if said is None else (said,)
+    return () if said is None else (said,) if isinstance(said, int) else tuple(said)
 
 
 def check_model_path(model: str) -> None:

@@ -92,7 +92,8 @@ def _read_parquet(path: str) -> Iterator[Row]:
         # Texts as numbers of a dictionary: a long one that a thousand rows share is there once, and can be measured.
         table = pyarrow.parquet.ParquetFile(path, read_dictionary=sorted({column.path_in_schema for column in columns}))
         # One group at a time: Arrow cannot join the dictionaries of nested texts across groups.
-        for batch in itertools.chain.from_iterable(table.iter_batches(BATCH_ROWS, row_groups=[index]) for index in range(len(groups))):
+        batches = (table.iter_batches(BATCH_ROWS, row_groups=[index]) for index in range(len(groups)))
+        for batch in itertools.chain.from_iterable(batches):
             if sum(map(_num_bytes, batch.columns)) > BATCH_ROWS * MAX_ROW_BYTES:
                 last = number + batch.num_rows
                 raise ValueError(f"{path}, rows {number + 1} to {last}: more than {MAX_ROW_BYTES >> 20} MiB a row")
