@@ -27,7 +27,6 @@ def load() -> None:
     from ray.tune.registry import register_trainable
 
     from rllib_nlac import algorithms
-    from rllib_nlac.checkpoints.checked import guard_from_checkpoint
     from rllib_nlac.envs.builtin import register_all
     from rllib_nlac.envs.registry import register
     from rllib_nlac.nlac import NLAC, NLACConfig
@@ -37,7 +36,6 @@ def load() -> None:
     for algorithm in algorithms.STOCK_ON_TEXT.values():
         register_trainable(algorithm.__name__, algorithm)
     register_all()
-    guard_from_checkpoint()
     globals().update(NLAC=NLAC, NLACConfig=NLACConfig, register=register)
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pyarrow.fs
 import pytest
-import ray.cloudpickle
+import ray
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 
 from benchmarks.attacks import checkpoints as attacks
 from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.checkpoints.checkpoint import MANIFEST, CheckpointError, opened, read_manifest, render
+from rllib_nlac.checkpoints.manifest import verify
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
@@ -74,12 +75,9 @@ class TestEveryByte:
         os.mkfifo(small / "metadata.json")
         refused(small, r"metadata\.json is no plain file")
 
-    def test_rays_own_metadata_may_be_added_and_is_never_read(self, small):
+    def test_rays_own_metadata_may_be_added(self, small):
         ray.tune.Checkpoint(str(small)).set_metadata({"note": "mine"})
         assert (small / ".metadata.json").exists() and read_manifest(small)["iteration"] == 3
-        with opened(small) as verified:
-            with pytest.raises(CheckpointError, match=r"\.metadata\.json is no part of the checkpoint"):
-                verified.read(small / ".metadata.json")
 
 
 class TestManifest:
@@ -159,33 +157,30 @@ def test_what_may_not_be_read_is_said(small, name):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-class TestBetweenCheckAndUse:
-    def test_a_file_that_changes_after_the_check_is_refused_when_it_is_read(self, small):
+class TestOpened:
+    def test_a_folder_is_checked_once_and_again_when_it_was_closed(self, small, monkeypatch):
+        """Fails where ``from_checkpoint`` reads a large checkpoint twice, or a later restore believes an earlier check."""
+        checked = []
+        monkeypatch.setattr(checkpoint, "verify", lambda *args: checked.append(args) or verify(*args))
         with opened(small) as verified:
-            attacks.flip(small / "metadata.json", 0, 1)
-            with pytest.raises(CheckpointError, match=r"metadata\.json has changed since it was checked"):
-                verified.read(small / "metadata.json")
+            with opened(str(small), pyarrow.fs.LocalFileSystem()) as again:
+                assert again is verified
+            with opened(verified.folder) as again:
+                assert again is verified and len(checked) == 1
+        attacks.flip(small / "metadata.json", 0, 1)
+        refused(small, r"metadata\.json is not what was written")
 
-    def test_rllibs_reading_too_and_in_another_process(self, small):
-        with opened(small) as verified:
-            filesystem = ray.cloudpickle.loads(ray.cloudpickle.dumps(verified.filesystem))
-            state = str(small / "learner_group" / "state.pkl")
-            with filesystem.open_input_stream(state) as file:
-                assert pickle.load(file) == {"lr": 0.1}
-            attacks.flip(Path(state), 12, 1)
-            with pytest.raises(CheckpointError, match=r"learner_group/state\.pkl has changed"):
-                with filesystem.open_input_stream(state) as file:
-                    pickle.load(file)
-            (small / "state.msgpack").write_bytes(b"\x80")
-            with pytest.raises(CheckpointError, match=r"state\.msgpack is no part of the checkpoint"):
-                filesystem.open_input_stream(str(small / "state.msgpack"))
+    def test_a_downloaded_copy_keeps_the_name_that_the_user_gave(self, small):
+        uri = f"file://{small}"
+        with opened(uri) as verified, opened(verified.folder) as again:
+            assert again is verified and again.name == uri
 
     def test_the_copy_that_was_downloaded_is_what_is_checked_and_loaded(self, small):
         uri = f"file://{small}"
         with opened(uri) as verified:
             assert verified.folder != small and verified.name == uri
             shutil.rmtree(small)
-            assert verified.read(verified.folder / "metadata.json") == b"{}"
+            assert (verified.folder / "metadata.json").read_bytes() == b"{}"
         assert not verified.folder.exists()
 
     def test_a_file_system_of_ones_own(self, small):
@@ -218,17 +213,16 @@ class TestAlgorithm:
         algorithm.restore_from_path(str(saved))
         assert algorithm.iteration == 1
 
-    def test_damage_between_check_and_load(self, algorithm, tmp_path, monkeypatch):
+    def test_rllibs_own_class_refuses_what_it_has_not_read_itself(self, algorithm, tmp_path):
+        """It unpickles the class and its configuration before any code of this package runs; the rest is verified first."""
         saved = Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
-        state, check = saved / "learner_group" / "learner" / "state.pkl", checkpoint.check
-
-        def then_damage(*args):
-            check(*args)
-            attacks.flip(state, state.stat().st_size // 2, 1)
-
-        monkeypatch.setattr(checkpoint, "check", then_damage)
-        with pytest.raises(CheckpointError, match=r"learner_group/learner/state\.pkl has changed since it was checked"):
-            algorithm.restore_from_path(str(saved))
+        state = saved / "learner_group" / "learner" / "state.pkl"
+        with attacks.changed(state, lambda path: attacks.flip(path, path.stat().st_size // 2, 1)):
+            with pytest.raises(CheckpointError, match=r"learner_group/learner/state\.pkl is not what was written"):
+                Algorithm.from_checkpoint(str(saved))
+        with attacks.changed(saved / "class_and_ctor_args.pkl", lambda path: path.write_bytes(path.read_bytes() + b"\0")):
+            with pytest.raises(CheckpointError, match=r"class_and_ctor_args\.pkl has"):
+                Algorithm.from_checkpoint(str(saved))
 
     def test_a_file_damaged_in_one_checkpoint_is_whole_in_the_next(self, algorithm, tmp_path):
         """Checkpoints share the files of the replay buffer by links."""
@@ -261,8 +255,7 @@ class TestAlgorithm:
         try:
             saved = Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
             state, check = saved / "learner_group" / "learner" / "state.pkl", checkpoint.check
-            flips = iter([lambda: attacks.flip(state, 5000, 1)])
-            monkeypatch.setattr(checkpoint, "check", lambda *args: (check(*args), next(flips, lambda: None)()))
+            monkeypatch.setattr(checkpoint, "check", lambda *args: (check(*args), state.write_bytes(b"no pickle")))
             with pytest.raises(CheckpointError, match="a learner could not be restored"):
                 algorithm.restore_from_path(str(saved))
         finally:
@@ -270,7 +263,7 @@ class TestAlgorithm:
 
 
 def test_rllibs_own_checkpoints_are_read_as_ever(tmp_path, ray_session):
-    """``Algorithm.from_checkpoint`` verifies ours, and leaves all others to RLlib."""
+    """Importing this package changes nothing of ``Algorithm.from_checkpoint``."""
     from ray.rllib.algorithms.ppo import PPOConfig
 
     config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).training(train_batch_size=128)

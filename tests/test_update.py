@@ -369,8 +369,8 @@ class TestReplay:
         assert (tmp_path / REPLAY_BUFFER).is_dir() is kept
         loaded: list = []
         algorithm.local_replay_buffer = SimpleNamespace(load=lambda *a: loaded.append(a), num_added=0)
-        algorithm.load_parts(SimpleNamespace(folder=tmp_path, open=open))
-        assert loaded == ([(tmp_path / REPLAY_BUFFER, open)] if kept else [])
+        algorithm.load_parts(tmp_path)
+        assert loaded == ([(tmp_path / REPLAY_BUFFER,)] if kept else [])
 
     def test_what_was_played_after_a_checkpoint_without_buffer_is_played_again(self, make, monkeypatch, tmp_path):
         """The runners' counters go back, and so the same episodes come again; logged ones are kept."""
@@ -382,7 +382,7 @@ class TestReplay:
         algorithm.local_replay_buffer = algorithm._create_local_replay_buffer_if_necessary(algorithm.config)
         algorithm._keep_logs()
         algorithm.local_replay_buffer.add([played])
-        algorithm.load_parts(SimpleNamespace(folder=tmp_path, open=open))
+        algorithm.load_parts(tmp_path)
         algorithm.local_replay_buffer.add([played])
         assert [e.id_ for e in algorithm.local_replay_buffer.episodes] == [logged.id_, played.id_]
 
@@ -408,7 +408,7 @@ class TestReplay:
         former.local_replay_buffer.add([numbered_episode(1)])
         former.save_parts(tmp_path)
         restored = algorithm_with(now)
-        restored.load_parts(SimpleNamespace(folder=tmp_path, open=lambda path: path.open("rb")))
+        restored.load_parts(tmp_path)
         if now in (None, then):
             assert restored.step() == {"went": "on"}
         else:

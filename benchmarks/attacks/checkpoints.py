@@ -4,7 +4,7 @@
 
 Bytes are flipped at random places, at least one in every file; then each file is shortened, removed, swapped with another and
 linked, and foreign files are added. Every damaged checkpoint is tried by all ways in: ``restore_from_path`` of the whole and of
-a component, Tune's ``restore``, ``Algorithm.from_checkpoint`` and the export. It is detected when all of them raise a
+a component, Tune's ``restore``, ``NLAC.from_checkpoint`` and the export. It is detected when all of them raise a
 ``CheckpointError`` that names the file, and the algorithm is afterwards what it was before.
 """
 
@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ray
-from ray.rllib.algorithms.algorithm import Algorithm
 
 from benchmarks.checkpoints import quick_config
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
@@ -133,7 +132,7 @@ def ways_in(algorithm: LanguageAlgorithm, checkpoint: Path, scratch: Path) -> di
         "restore_from_path": lambda: algorithm.restore_from_path(str(checkpoint)),
         "component": lambda: algorithm.restore_from_path(str(part), component=COMPONENT),
         "restore": lambda: algorithm.restore(str(checkpoint)),
-        "from_checkpoint": lambda: Algorithm.from_checkpoint(str(checkpoint)).stop(),
+        "from_checkpoint": lambda: type(algorithm).from_checkpoint(str(checkpoint)).stop(),
         "export": lambda: export_model(checkpoint, scratch / "exported"),
     }
 

@@ -44,7 +44,7 @@ from rllib_nlac.algorithm.placement import check_cluster, trial_request
 from rllib_nlac.algorithm.spending import Spending
 from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
-from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
+from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.checkpoints.shards import is_divided, load_shards, save_shards, shard_facts
 from rllib_nlac.checkpoints.storage import check_storage
 from rllib_nlac.engine.make import make_engine
@@ -417,8 +417,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         save_shards(self.learner_group, folder)
 
     @override(CheckedCheckpoints)
-    def load_parts(self, verified: VerifiedFolder) -> None:
-        load_shards(self.learner_group, verified)
+    def load_parts(self, folder: Path) -> None:
+        load_shards(self.learner_group, folder)
 
     @override(CheckedCheckpoints)
     def facts(self) -> dict[str, Any]:

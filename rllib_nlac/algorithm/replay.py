@@ -18,7 +18,7 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.logs import LOGGED, check_logs, played_env, take_logs
 from rllib_nlac.algorithm.metrics import stage
-from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
+from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.replay.dialogues import DialogueData
 
@@ -256,10 +256,10 @@ class ReplayAlgorithm(LanguageAlgorithm):
             self.local_replay_buffer.save(folder / REPLAY_BUFFER)
 
     @override(LanguageAlgorithm)
-    def load_parts(self, verified: VerifiedFolder) -> None:
-        super().load_parts(verified)
-        if (folder := verified.folder / REPLAY_BUFFER).is_dir():
-            self.local_replay_buffer.load(folder, verified.open)
+    def load_parts(self, folder: Path) -> None:
+        super().load_parts(folder)
+        if (folder / REPLAY_BUFFER).is_dir():
+            self.local_replay_buffer.load(folder / REPLAY_BUFFER)
         elif self.local_replay_buffer.num_added > self.num_logged:  # what was played since is to be played again
             self.local_replay_buffer = self._create_local_replay_buffer_if_necessary(self.config)
             self._keep_logs()

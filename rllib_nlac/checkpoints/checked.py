@@ -1,12 +1,7 @@
-"""Every way in and out of a checkpoint that RLlib and Tune know, with the checks of ``rllib_nlac.checkpoints.manifest``.
-
-A mixin for algorithms, and the one change that importing this package makes to RLlib: ``Algorithm.from_checkpoint``, which
-unpickles a checkpoint's class and configuration before any code of that class runs, verifies a checkpoint of ours first.
-"""
+"""Every way in and out of a checkpoint that RLlib and Tune know, with the checks of ``rllib_nlac.checkpoints.manifest``."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import tempfile
@@ -23,7 +18,6 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.utils import flatten_dict
 
 from rllib_nlac.checkpoints import checkpoint
-from rllib_nlac.checkpoints.checkpoint import VerifiedFolder
 from rllib_nlac.checkpoints.scratch import ScratchFolder
 from rllib_nlac.checkpoints.storage import cannot_write
 from rllib_nlac.envs import registry
@@ -39,7 +33,6 @@ class CheckedCheckpoints(Algorithm):
     """
 
     config: Any
-    _verified: VerifiedFolder | None = None  # what ``restore`` has opened for the ``restore_from_path`` within it
 
     @staticmethod
     @override(Algorithm)
@@ -73,7 +66,7 @@ class CheckedCheckpoints(Algorithm):
     def save_parts(self, folder: Path) -> None:
         """Writes what is too large for the state that RLlib pickles in one piece."""
 
-    def load_parts(self, verified: VerifiedFolder) -> None:
+    def load_parts(self, folder: Path) -> None:
         """Reads what ``save_parts`` wrote."""
 
     @override(Algorithm)
@@ -95,6 +88,24 @@ class CheckedCheckpoints(Algorithm):
             checkpoint.write_manifest(folder, self.facts())
         return final
 
+    @classmethod
+    @override(Algorithm)
+    def from_checkpoint(cls, path: Any, filesystem: pyarrow.fs.FileSystem | None = None, **kwargs: Any) -> Algorithm:
+        """Builds an algorithm from a checkpoint, whose class and configuration RLlib unpickles first.
+
+        Args:
+            path: A folder, a URI or a Ray checkpoint.
+            filesystem: Where ``path`` is, if not what it says itself.
+            **kwargs: RLlib's.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged.
+            FileNotFoundError: There is none.
+        """
+        place, where = _place(path)
+        with checkpoint.opened(place, where or filesystem) as verified:
+            return super().from_checkpoint(str(verified.folder), **kwargs)
+
     @override(Algorithm)
     def restore_from_path(
         self, path: Any, *, component: str | None = None, filesystem: pyarrow.fs.FileSystem | None = None, **kwargs: Any
@@ -113,16 +124,11 @@ class CheckedCheckpoints(Algorithm):
         """
         if component is not None:
             self._restore_component(path, component, filesystem, **kwargs)
-        elif self._verified is not None:
-            self._restore(self._verified, **kwargs)
         else:
             with checkpoint.opened(path, filesystem) as verified:
                 checkpoint.check(verified, self.facts())
-                self._restore(verified, **kwargs)
-
-    def _restore(self, verified: VerifiedFolder, **kwargs: Any) -> None:
-        super().restore_from_path(str(verified.folder), filesystem=verified.filesystem, **kwargs)
-        self.load_parts(verified)
+                super().restore_from_path(str(verified.folder), **kwargs)
+                self.load_parts(verified.folder)
 
     def _restore_component(self, path: Any, component: str, filesystem: pyarrow.fs.FileSystem | None, **kwargs: Any) -> None:
         """A part of a whole checkpoint is verified with it; what stands alone, as RLlib's modules write it, cannot be."""
@@ -131,9 +137,8 @@ class CheckedCheckpoints(Algorithm):
             logger.warning("%s belongs to no checkpoint with checksums, and is read unchecked", path)
             super().restore_from_path(path, component=component, filesystem=filesystem, **kwargs)
             return
-        with checkpoint.opened(whole) as verified:
-            part = str(Path(path).absolute())
-            super().restore_from_path(part, component=component, filesystem=verified.filesystem, **kwargs)
+        with checkpoint.opened(whole):
+            super().restore_from_path(str(Path(path).absolute()), component=component, **kwargs)
 
     @override(Algorithm)
     def save(self, checkpoint_dir: str | None = None) -> Any:
@@ -167,37 +172,14 @@ class CheckedCheckpoints(Algorithm):
             checkpoint_path: A folder, a Ray checkpoint, or Tune's record of one with the metrics of its iteration.
         """
         source = getattr(checkpoint_path, "checkpoint", checkpoint_path)
-        path, filesystem = _place(source)
-        with checkpoint.opened(path, filesystem) as self._verified:
-            try:
-                checkpoint.check(self._verified, self.facts())
-                local: Any = Checkpoint.from_directory(str(self._verified.folder))
-                if source is not checkpoint_path:
-                    local = type(checkpoint_path)(checkpoint=local, metrics=checkpoint_path.metrics)
-                super().restore(local)
-            finally:
-                self._verified = None
+        with checkpoint.opened(*_place(source)) as verified:
+            checkpoint.check(verified, self.facts())
+            local: Any = Checkpoint.from_directory(str(verified.folder))
+            if source is not checkpoint_path:
+                local = type(checkpoint_path)(checkpoint=local, metrics=checkpoint_path.metrics)
+            super().restore(local)
 
 
 def _place(source: Any) -> tuple[str, pyarrow.fs.FileSystem | None]:
     """Path and file system of a folder or a Ray checkpoint."""
     return (str(source.path), source.filesystem) if isinstance(source, Checkpoint) else (os.fspath(source), None)
-
-
-def guard_from_checkpoint() -> None:
-    """Makes ``Algorithm.from_checkpoint``, also when called on RLlib's own class, verify checkpoints of this package."""
-    rllibs = Algorithm.__dict__["from_checkpoint"].__func__
-    if getattr(rllibs, "is_guarded", False):
-        return
-
-    @functools.wraps(rllibs)
-    def from_checkpoint(cls: type[Algorithm], path: Any, filesystem: Any = None, **kwargs: Any) -> Algorithm:
-        place, where = _place(path)
-        where = where or filesystem
-        if not issubclass(cls, CheckedCheckpoints) and not checkpoint.is_ours(place, where):
-            return rllibs(cls, path, filesystem, **kwargs)
-        with checkpoint.opened(place, where) as verified:
-            return rllibs(cls, str(verified.folder), verified.filesystem, **kwargs)
-
-    from_checkpoint.is_guarded = True  # type: ignore[attr-defined]
-    Algorithm.from_checkpoint = classmethod(from_checkpoint)  # type: ignore[method-assign, assignment]

@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from rllib_nlac.checkpoints.manifest import (
     CheckpointError,
     DamagedCheckpoint,
     UnfinishedCheckpoint,
-    VerifiedFileSystem,
     VerifiedFolder,
     render,
     verify,
@@ -57,6 +56,7 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "v
 WHOLE = (MANIFEST, "rllib_checkpoint.json")  # what the folder of a whole checkpoint has, and its parts have not
 DEPTH = 4  # folders between a whole checkpoint and its deepest part: learner_group/learner/rl_module/default_policy
 UNFINISHED = ".unfinished."
+_opened: dict[Path, VerifiedFolder] = {}  # by folder, while their blocks last
 SWAP_S = 5.0  # how long a reader waits for a living process to put a checkpoint where its former one was
 
 
@@ -152,6 +152,9 @@ def _is_being_written(path: Path, besides: Path | None = None) -> bool:
 def opened(path: str | os.PathLike, filesystem: pyarrow.fs.FileSystem | None = None) -> Iterator[VerifiedFolder]:
     """A checkpoint, every byte of it checked, as a local folder; downloaded first where it lies on a remote file system.
 
+    A folder is checked once: within the block, whoever opens the folder again gets the same result. RLlib calls
+    ``restore_from_path`` within ``from_checkpoint``, and Tune within ``restore``.
+
     Args:
         path: A folder, or a URI.
         filesystem: Where ``path`` is, if not what it says itself.
@@ -160,22 +163,32 @@ def opened(path: str | os.PathLike, filesystem: pyarrow.fs.FileSystem | None = N
         CheckpointError: Something of it is wrong.
         FileNotFoundError: There is no checkpoint at all.
     """
-    if filesystem is not None and isinstance(handler := getattr(filesystem, "handler", None), VerifiedFileSystem):
-        yield handler.verified
-    elif is_address(str(path)) or not (filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)):
-        scratch = ScratchFolder("rllib_nlac_download_")
+    remote = is_address(str(path)) or not (filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem))
+    if not remote and (verified := _opened.get(Path(path).absolute())) is not None:
+        yield verified
+        return
+    with _downloaded(str(path), filesystem) if remote else nullcontext(_local(path)) as folder:
+        _opened[folder] = verify(folder, str(path))
         try:
-            source = str(path)
-            if filesystem is None:
-                filesystem, source = pyarrow.fs.FileSystem.from_uri(str(path))
-            if filesystem.get_file_info(source).type != pyarrow.fs.FileType.Directory:
-                raise FileNotFoundError(f"no checkpoint at {path}: the folder does not exist")
-            pyarrow.fs.copy_files(source, str(scratch.path), source_filesystem=filesystem)
-            yield verify(scratch.path, str(path))
+            yield _opened[folder]
         finally:
-            scratch.remove()
-    else:
-        yield verify(_local(path), str(path))
+            _opened.pop(folder, None)
+
+
+@contextmanager
+def _downloaded(path: str, filesystem: pyarrow.fs.FileSystem | None) -> Iterator[Path]:
+    """A copy of a remote folder, which is removed at the end."""
+    scratch = ScratchFolder("rllib_nlac_download_")
+    try:
+        source = path
+        if filesystem is None:
+            filesystem, source = pyarrow.fs.FileSystem.from_uri(path)
+        if filesystem.get_file_info(source).type != pyarrow.fs.FileType.Directory:
+            raise FileNotFoundError(f"no checkpoint at {path}: the folder does not exist")
+        pyarrow.fs.copy_files(source, str(scratch.path), source_filesystem=filesystem)
+        yield scratch.path
+    finally:
+        scratch.remove()
 
 
 def is_ours(path: str, filesystem: pyarrow.fs.FileSystem | None = None) -> bool:
@@ -381,9 +394,9 @@ def export_model(checkpoint: str | os.PathLike, folder: Path, merge: bool = Fals
             )
         raise FileNotFoundError(f"{checkpoint} is no checkpoint: it has no {MANIFEST}")
     with opened(checkpoint) as verified:
-        with verified.open(verified.folder / CONSTRUCTOR) as file:
+        with (verified.folder / CONSTRUCTOR).open("rb") as file:
             info = pickle.load(file)
-        with verified.open(verified.folder / MODULE_STATE) as file:
+        with (verified.folder / MODULE_STATE).open("rb") as file:
             state = {re.sub(r"^(model\.)?lm\.", "", name): tensor for name, tensor in pickle.load(file).items()}
     config = info["class"].get_default_config().update_from_dict(info["ctor_args_and_kwargs"][0][0])
     if not config.trains:

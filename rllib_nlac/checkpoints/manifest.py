@@ -1,9 +1,8 @@
-"""The manifest of a checkpoint: who wrote it and the checksum of every file. A checkpoint is read through here only."""
+"""The manifest of a checkpoint: who wrote it, and the checksum of every file."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -12,18 +11,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
-
-import pyarrow
-import pyarrow.fs
-from fsspec.implementations.local import LocalFileSystem
+from typing import Any
 
 from rllib_nlac.version import __version__
 
 FORMAT = 4
 MANIFEST = "rllib_nlac.json"
 UNREAD = {".metadata.json"}  # Ray's ``Checkpoint.set_metadata`` adds it later, and nothing here ever opens it
-CHUNK = 1 << 20
 ANOTHER = "Take another checkpoint of the same run"
 
 
@@ -41,7 +35,7 @@ class DamagedCheckpoint(CheckpointError):
 
 @dataclass(frozen=True)
 class VerifiedFolder:
-    """A local checkpoint whose every byte was checked. What it gives out is checked again as it is read.
+    """A local checkpoint whose every byte was checked.
 
     Attributes:
         folder: Where it lies.
@@ -52,79 +46,6 @@ class VerifiedFolder:
     folder: Path
     name: str
     manifest: dict[str, Any]
-
-    def open(self, path: str | os.PathLike) -> BinaryIO:
-        """A file of the checkpoint, as a stream that raises when it is closed if the file is not what was checked.
-
-        Raises:
-            CheckpointError: The file is none of the checkpoint's, or has changed.
-        """
-        file = os.path.relpath(path, self.folder)
-        entry = self.manifest["files"].get(file)
-        if entry is None:
-            raise CheckpointError(f"{self.name}: {file} is no part of the checkpoint and is not read. {ANOTHER}")
-        return io.BufferedReader(_CheckedFile(self.folder / file, f"{self.name}: {file}", entry["sha256"]), CHUNK)
-
-    def read(self, path: str | os.PathLike) -> bytes:
-        """The content of a file."""
-        with self.open(path) as file:
-            return file.read()
-
-    @property
-    def filesystem(self) -> pyarrow.fs.FileSystem:
-        """For RLlib, which reads a checkpoint through whatever file system it is given."""
-        return pyarrow.fs.PyFileSystem(VerifiedFileSystem(self))
-
-
-class VerifiedFileSystem(pyarrow.fs.FSSpecHandler):
-    """The local file system, of which only a verified checkpoint's files can be opened."""
-
-    def __init__(self, verified: VerifiedFolder) -> None:
-        super().__init__(LocalFileSystem())
-        self.verified = verified
-
-    def open_input_stream(self, path: str) -> pyarrow.NativeFile:
-        return pyarrow.PythonFile(self.verified.open(path), mode="r")
-
-    open_input_file = open_input_stream
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return VerifiedFileSystem, (self.verified,)
-
-
-class _CheckedFile(io.FileIO):
-    """Hashes what is read in one go from the beginning to the end, and compares at ``close``."""
-
-    def __init__(self, path: Path, name: str, sha256: str) -> None:
-        super().__init__(path, "rb")
-        self._name, self._expected, self._hash = name, sha256, hashlib.sha256()
-
-    def seekable(self) -> bool:
-        return False
-
-    def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
-        self._hash.update(memoryview(buffer)[:count])
-        return count
-
-    def readall(self) -> bytes:
-        return b"".join(iter(lambda: self.read(CHUNK), b""))
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or size < 0:
-            return self.readall()
-        content = super().read(size) or b""
-        self._hash.update(content)
-        return content
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        while self.read(CHUNK):
-            pass
-        super().close()
-        if self._hash.hexdigest() != self._expected:
-            raise DamagedCheckpoint(f"{self._name} has changed since it was checked. {ANOTHER}")
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:

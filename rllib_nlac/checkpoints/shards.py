@@ -10,7 +10,7 @@ import ray
 import torch
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from rllib_nlac.checkpoints.manifest import CheckpointError, VerifiedFolder
+from rllib_nlac.checkpoints.manifest import CheckpointError
 from rllib_nlac.learner.deepspeed import read_shard
 from rllib_nlac.learner.group import index_of, on_every_learner
 
@@ -58,10 +58,9 @@ def save_shards(group: LearnerGroup, folder: Path) -> None:
             torch.save(shard, folder / SHARDS / f"{rank:05d}.pt")
 
 
-def load_shards(group: LearnerGroup, verified: VerifiedFolder) -> None:
+def load_shards(group: LearnerGroup, folder: Path) -> None:
     """Gives each learner its part of a checkpoint that has such parts."""
-    files = sorted((verified.folder / SHARDS).glob("*.pt"))
-    shards = [ray.put(read_shard(verified.read(file))) for file in files]
+    shards = [ray.put(read_shard(file)) for file in sorted((folder / SHARDS).glob("*.pt"))]
     if shards:
         on_every_learner(group, lambda learner: learner.set_shard(ray.get(shards[index_of(learner)])))
 

@@ -57,7 +57,7 @@ def evaluate_checkpoint(
         with opened(checkpoint) if ours else nullcontext() as verified:  # refused before Ray starts
             start_ray(verbose)
             folder = verified.folder if verified else Path(checkpoint).absolute()
-            algorithm = Algorithm.from_checkpoint(str(folder), verified and verified.filesystem)
+            algorithm = Algorithm.from_checkpoint(str(folder))
         runner = evaluation_runner(algorithm)
         if runner is None:
             raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any
 from rllib_nlac.algorithm.record import FOLDER, age, author, moment
 from rllib_nlac.algorithm.replay import REPLAY_BUFFER
 from rllib_nlac.algorithm.told import RESULTS
-from rllib_nlac.checkpoints.checkpoint import CONSTRUCTOR, VerifiedFolder, opened
+from rllib_nlac.checkpoints.checkpoint import CONSTRUCTOR, opened
 from rllib_nlac.inspector.run import Run, read_run
 from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, STATE_FILE, TextReplayBuffer, transition_at
 
@@ -30,29 +30,27 @@ def read_checkpoint(path: Path) -> Run:
                 f"{path} holds no replay buffer: replay_buffer_config has in_checkpoints: false, or the algorithm has none. "
                 f"Inspect its run, {path.parent}"
             )
-        env, config = _environment(verified)
-        lines = _lines(verified, env)
+        env, config = _environment(verified.folder / CONSTRUCTOR)
+        lines = _lines(folder, env, int(verified.manifest.get("weight_version") or 0))
     run = read_run(path.parent) if (path.parent / RESULTS).is_file() or (path.parent / FOLDER).is_dir() else Run("")
     facts = run.facts or {"algorithm": verified.manifest.get("algorithm"), "env": env, "env_config": config}
     name = f"{path.parent.name}/{path.name}"
     return replace(run, name=name, facts=facts, lines=lines, episodes=[], is_buffer=True)
 
 
-def _environment(verified: VerifiedFolder) -> tuple[str, dict[str, Any]]:
-    with verified.open(verified.folder / CONSTRUCTOR) as file:
+def _environment(constructor: Path) -> tuple[str, dict[str, Any]]:
+    with constructor.open("rb") as file:
         info = pickle.load(file)
     given = info["ctor_args_and_kwargs"][0][0]
     given = given if isinstance(given, dict) else given.to_dict()
     return str(given.get("env")), dict(given.get("env_config") or {})
 
 
-def _lines(verified: VerifiedFolder, env: str) -> list[dict[str, Any]]:
-    folder = verified.folder / REPLAY_BUFFER
-    with verified.open(folder / STATE_FILE) as file:
+def _lines(folder: Path, env: str, version: int) -> list[dict[str, Any]]:
+    with (folder / STATE_FILE).open("rb") as file:
         state = pickle.load(file)
     buffer = TextReplayBuffer(env=env, capacity=state["capacity"], alpha=state["alpha"])
-    buffer.load(folder, verified.open)
-    version = int(verified.manifest.get("weight_version") or 0)
+    buffer.load(folder)
     lines: list[dict[str, Any]] = []
     for (index, t), priority in buffer.places():
         episode = buffer.episodes[index - buffer.num_evicted]

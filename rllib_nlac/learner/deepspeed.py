@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -193,14 +193,14 @@ class DeepSpeedTrainer:
             refresh()
 
 
-def read_shard(content: bytes) -> dict[str, Any]:
+def read_shard(file: Path) -> dict[str, Any]:
     """What ``torch.save`` wrote of a learner's state. Of all classes that a file can name, only these are ever built."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
     with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]):
-        return torch.load(io.BytesIO(content), weights_only=True)
+        return torch.load(file, weights_only=True)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from rllib_nlac.episode import (
     known_task_seed,
     messages_at,
 )
-from rllib_nlac.replay.storage import EpisodeFiles, Opener, open_file
+from rllib_nlac.replay.storage import EpisodeFiles
 from rllib_nlac.types import Transition
 
 MAX_EPISODE_LENGTH = 1_000_000
@@ -274,16 +274,11 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         with (folder / STATE_FILE).open("wb") as file:
             pickle.dump({**state, "num_episodes": len(self.episodes)}, file)
 
-    def load(self, folder: Path, opener: Opener = open_file) -> None:
-        """Replaces what the buffer holds by what ``save`` wrote.
-
-        Args:
-            folder: Where it was written.
-            opener: Opens one of its files.
-        """
-        with opener(folder / STATE_FILE) as file:
+    def load(self, folder: Path) -> None:
+        """Replaces what the buffer holds by what ``save`` wrote into a folder."""
+        with (folder / STATE_FILE).open("rb") as file:
             state = pickle.load(file)
-        episodes = self._files.read(folder, state["_num_episodes_evicted"], state["num_episodes"], opener)
+        episodes = self._files.read(folder, state["_num_episodes_evicted"], state["num_episodes"])
         self.set_state({**state, "episodes": episodes})
 
 

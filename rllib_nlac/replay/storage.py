@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
@@ -16,12 +16,6 @@ from rllib_nlac.checkpoints.scratch import ScratchFolder
 
 EPISODES_PER_FILE = 256
 PREFIX = "rllib_nlac_replay_"
-Opener = Callable[[Path], BinaryIO]
-
-
-def open_file(path: Path) -> BinaryIO:
-    """A file that nothing is known about."""
-    return path.open("rb")
 
 
 class EpisodeFiles:
@@ -67,14 +61,13 @@ class EpisodeFiles:
                 self._written[number] = stop, checksum(self._path(number))
             _link(self._path(number), target / self._path(number).name)
 
-    def read(self, source: Path, first: int, count: int, opener: Opener = open_file) -> list[dict[str, Any]]:
+    def read(self, source: Path, first: int, count: int) -> list[dict[str, Any]]:
         """Takes over a folder that ``write`` filled and returns the episodes' states.
 
         Args:
             source: The folder.
             first: The number of the oldest episode wanted.
             count: How many.
-            opener: Opens one of its files.
         """
         self._folder.remove()
         self._folder, self._written = ScratchFolder(PREFIX), {}
@@ -82,7 +75,7 @@ class EpisodeFiles:
         for number in range(first // EPISODES_PER_FILE, -(-(first + count) // EPISODES_PER_FILE)):
             path = source / self._path(number).name
             sha256 = checksum(path)
-            with opener(path) as file:
+            with path.open("rb") as file:
                 begin, states = pickle.load(file)
             _link(path, self._path(number))
             self._written[number] = begin + len(states), sha256

@@ -33,7 +33,6 @@ from ray.tune.trainable import Trainable
 
 import rllib_nlac
 from rllib_nlac import NLACConfig
-from rllib_nlac.checkpoints import checked as checkpointing
 from rllib_nlac.checkpoints.storage import TUNES_LOGGERS
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.sampling.means import WholeMean, hand_on_whole_means
@@ -197,21 +196,14 @@ class TestActivity:
 
 
 class TestCheckpoints:
-    """``checkpointing.py``: RLlib reads through the file system it is given, and Tune saves where the storage says."""
+    """``checkpoints/checked.py``: what RLlib and Tune call, and where Tune saves."""
 
-    def test_a_checkpoint_is_read_through_the_file_system(self):
-        for function in (Checkpointable.restore_from_path, Checkpointable.from_checkpoint):
-            source = inspect.getsource(function)
-            assert "filesystem.open_input_stream(" in source and " open(" not in source
-        assert "filesystem=filesystem" in inspect.getsource(Checkpointable._restore_all_subcomponents_from_path)
-        rllibs = inspect.unwrap(Algorithm.from_checkpoint.__func__)
-        assert "super().from_checkpoint(path, filesystem=filesystem" in inspect.getsource(rllibs)
-        assert list(inspect.signature(rllibs).parameters)[:3] == ["cls", "path", "filesystem"]
-
-    def test_importing_the_package_guards_from_checkpoint_once(self):
-        guarded = Algorithm.from_checkpoint.__func__
-        checkpointing.guard_from_checkpoint()
-        assert guarded.is_guarded and Algorithm.from_checkpoint.__func__ is guarded
+    def test_a_new_algorithm_is_restored_by_its_own_method(self):
+        """So a restore is verified, also where ``from_checkpoint`` is called on RLlib's own class."""
+        assert "obj.restore_from_path(path, filesystem=filesystem" in inspect.getsource(Checkpointable.from_checkpoint)
+        assert "super().from_checkpoint(path, filesystem=filesystem" in inspect.getsource(Algorithm.from_checkpoint)
+        assert "self.restore_from_path(checkpoint_dir)" in inspect.getsource(Algorithm.load_checkpoint)
+        assert Algorithm.from_checkpoint.__func__.__module__ == Algorithm.__module__
 
     def test_tunes_way_in_and_out(self):
         source = inspect.getsource(Trainable.restore)
