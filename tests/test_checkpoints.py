@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickletools
 import resource
 import shutil
 import signal
@@ -23,6 +24,7 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.command.cli import app
+from rllib_nlac.nlac import NLAC
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
@@ -258,6 +260,15 @@ def test_rfts_pool_is_part_of_its_checkpoint(ray_session, lent_engine, tmp_path,
         assert [(episode.id_, *episode.get_actions()) for episode in algorithm.pool] == pool
     finally:
         algorithm.stop()
+
+
+def test_a_trials_checkpoint_names_its_class(algorithm, tmp_path):
+    """Fails where a checkpoint of a Tune trial holds the class that Ray derives for the actor, with each of its methods."""
+    algorithm.__class__ = ray.remote(NLAC).__ray_metadata__.modified_class
+    path = Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
+    pickled = (path / checkpoint.CONSTRUCTOR).read_bytes()
+    assert cloudpickle.loads(pickled)["class"] is NLAC
+    assert {text for _, text, _ in pickletools.genops(pickled) if text in vars(LanguageAlgorithm)} == set()
 
 
 class TestRefusals:

@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import pyarrow.fs
+from ray import cloudpickle
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
 from ray.tune import Checkpoint
@@ -84,9 +85,20 @@ class CheckedCheckpoints(Algorithm):
         final = str(path) if path is not None else tempfile.mkdtemp()
         with checkpoint.written_at_once(final) as folder:
             super().save_to_path(str(folder), state=state, use_msgpack=use_msgpack)
+            self._name_class(folder / checkpoint.CONSTRUCTOR)
             self.save_parts(folder)
             checkpoint.write_manifest(folder, self.facts())
         return final
+
+    def _name_class(self, constructor: Path) -> None:
+        """Writes again what RLlib pickled to construct the algorithm, with a class that can be imported.
+
+        The process of a Tune trial is an actor. Ray derives the actor's class from ours, with a wrapper of every method, and
+        nobody can import it: pickled in full, it could not be loaded any more after a method was removed.
+        """
+        own = getattr(type(self), "__ray_actor_class__", type(self))
+        with constructor.open("wb") as file:
+            cloudpickle.dump({"class": own, "ctor_args_and_kwargs": self.get_ctor_args_and_kwargs()}, file)
 
     @classmethod
     @override(Algorithm)

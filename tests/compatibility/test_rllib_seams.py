@@ -205,6 +205,11 @@ class TestCheckpoints:
         assert "self.restore_from_path(checkpoint_dir)" in inspect.getsource(Algorithm.load_checkpoint)
         assert Algorithm.from_checkpoint.__func__.__module__ == Algorithm.__module__
 
+    def test_an_actors_class_says_which_class_it_was_derived_from(self):
+        """A checkpoint names that one."""
+        derived = ray.remote(PPO).__ray_metadata__.modified_class
+        assert derived is not PPO and derived.__ray_actor_class__ is PPO
+
     def test_tunes_way_in_and_out(self):
         source = inspect.getsource(Trainable.restore)
         assert "_DICT_CHECKPOINT_FILE_NAME" in source and "self.load_checkpoint(checkpoint_dir)" in source
