@@ -26,6 +26,7 @@ DEEPSPEED_KEYS_OF_OURS = {
     "gradient_accumulation_steps": "max_tokens_per_micro_batch",
     "managed_gradient_accumulation": "max_tokens_per_micro_batch",
     "optimizer": "lr and optimizer",
+    "gradient_clipping": "grad_clip",
     "fp16": "learner_model: {dtype: bfloat16}",  # its scaling of losses skips steps, which would count as stopped
 }
 
@@ -230,6 +231,11 @@ class LanguageAlgorithmConfig(LanguageConfig):
         self._check(self.grad_clip_by == "global_norm", "grad_clip_by", "must be global_norm: DeepSpeed clips by nothing else")
         for key in DEEPSPEED_KEYS_OF_OURS.keys() & self.deepspeed_config.keys():
             raise ValueError(f"config.deepspeed_config has {key!r}: remove it and set {DEEPSPEED_KEYS_OF_OURS[key]} instead")
+        self._check(
+            "scheduler" not in self.deepspeed_config or self.lr == usual.lr,
+            "lr",
+            "has no effect beside deepspeed_config: {scheduler: ...}, which sets the learning rate: leave out one of them",
+        )
         self._check_keys("optimizer", {"weight_decay", "eps"})
         for part, key in (("zero_optimization", "compute_grad_norm"), ("bf16", "check_grad_overflow")):
             off = self.deepspeed_settings.get(part, {}).get(key) is False

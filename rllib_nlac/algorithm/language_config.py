@@ -390,6 +390,10 @@ class LanguageConfig(AlgorithmConfig):
             "explore",
             "changes nothing here: set action_temperature to 0 to play the likeliest tokens",
         )
+        rllibs = AlgorithmConfig()
+        for key in ("clip_rewards", "clip_actions", "normalize_actions", "observation_filter"):
+            same = getattr(self, key) == getattr(rllibs, key)
+            self._check(same, key, "has no effect here: texts are neither clipped nor scaled, and rewards count as they come")
         self._check(
             not self.num_gpus,
             "num_gpus",

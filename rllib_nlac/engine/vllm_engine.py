@@ -32,6 +32,28 @@ logger = logging.getLogger(__name__)
 
 # vLLM's own block on a CPU holds 128 tokens, more than most dialogues here, so that its prefix cache would never hit.
 CPU_BLOCK = 32
+# Of vLLM's arguments those that this package sets, and by what.
+ARGUMENTS_OF_OURS = {
+    "model": "language_model",
+    "max_model_len": "max_context",
+    "dtype": "engine_config: {dtype: ...}",
+    "max_num_seqs": "engine_config: {max_num_seqs: ...}",
+    "tensor_parallel_size": "engine_config: {tensor_parallel_size: ...}",
+    "gpu_memory_utilization": "engine_config: {gpu_memory_utilization: ...}",
+    "enforce_eager": "engine_config: {enforce_eager: ...}",
+    "enable_prefix_caching": "engine_config: {enable_prefix_caching: ...}",
+    "reasoning_parser": "engine_config: {reasoning_parser: ...}",
+    "enable_lora": "lora",
+    "max_lora_rank": "lora: {rank: ...}",
+    "max_loras": "lora",
+    "max_cpu_loras": "lora",
+    "seed": "seed",
+    "logprobs_mode": "",
+    "generation_config": "",
+    "disable_log_stats": "",
+    "worker_extension_cls": "",
+    "weight_transfer_config": "",
+}
 ADAPTERS = {Weights.POLICY: 1, Weights.TARGET: 2}  # vLLM's numbers of them; the initial weights are the base
 
 
@@ -51,6 +73,9 @@ class VLLMSettings:
         reasoning_parser: Where the reasoning of a thinking model ends, behind which the form of an answer is enforced: a name
             that vLLM knows; "auto" looks for ``</think>`` if the chat template lets the model think.
         extra: Passed on to ``vllm.EngineArgs`` as it stands.
+
+    Raises:
+        ValueError: ``extra`` has an argument that this package sets.
     """
 
     dtype: str = "auto"
@@ -62,6 +87,11 @@ class VLLMSettings:
     enable_prefix_caching: bool = True
     reasoning_parser: str = "auto"
     extra: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for key in ARGUMENTS_OF_OURS.keys() & (self.extra or {}).keys():
+            instead = f"set {own} instead" if (own := ARGUMENTS_OF_OURS[key]) else "this package relies on its own value"
+            raise ValueError(f"config.engine_config: extra has {key!r}: leave it out, {instead}")
 
 
 class VLLMEngine:
