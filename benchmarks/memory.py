@@ -28,10 +28,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.learner import build_learner
 from rllib_nlac import NLACConfig
-from rllib_nlac.algorithm.memory import Process, estimate
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.shapes import KNOWN
 from rllib_nlac.learner.batch import CRITIC, TrainingSequence, into_minibatches, to_multi_agent_batch
+from rllib_nlac.memory.trial import Process, estimate
 from rllib_nlac.types import Request, Weights
 
 GIB = 2**30

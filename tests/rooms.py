@@ -9,7 +9,7 @@ FLOORS = (
     ("checkpoints", "sampling", "sync", "tiny"),
     ("replay",),
     ("algorithm",),
-    ("inspector", "nlac", "reporting"),
+    ("inspector", "memory", "nlac", "reporting"),
     ("ablations", "baselines"),
     ("algorithms",),
     ("",),  # the package's own page

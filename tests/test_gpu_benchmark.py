@@ -17,10 +17,10 @@ from benchmarks.gpu import FAILED, MEASURED, NOT_RUN, Outcome, fitting_shape, la
 from benchmarks.gpu_parts import PARTS, SPREAD, SYNC_ON_TWO, Task, against_estimate, config_of
 from benchmarks.lora import compare
 from rllib_nlac import NLACConfig
-from rllib_nlac.algorithm.memory import GIB
 from rllib_nlac.engine.shapes import shape_of
 from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.parsing import parse_action
+from rllib_nlac.memory.trial import GIB
 from rllib_nlac.types import Generation
 
 parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse

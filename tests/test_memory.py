@@ -18,20 +18,20 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig, algorithms
-from rllib_nlac.algorithm.memory import GIB, PROGRAM_BYTES, advice, estimate
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
-from rllib_nlac.command import fit
 from rllib_nlac.command.cli import app
 from rllib_nlac.engine.lora import LoRASettings
-from rllib_nlac.engine.memory import EnginePlan, engine_parts
 from rllib_nlac.engine.shapes import UnknownShape, shape_of
 from rllib_nlac.learner.adapter import add_adapter
 from rllib_nlac.learner.heap import LARGE_MODEL, give_back_large_tensors
 from rllib_nlac.learner.layout import Packed, packs
-from rllib_nlac.learner.memory import LearnerPlan, learner_parts
 from rllib_nlac.learner.packed_attention import adopt
+from rllib_nlac.memory import fit
+from rllib_nlac.memory.engine import EnginePlan, engine_parts
+from rllib_nlac.memory.learner import LearnerPlan, learner_parts
+from rllib_nlac.memory.trial import GIB, PROGRAM_BYTES, advice, estimate
 
 TINY = NLACConfig().model_path
 SHAPE = shape_of(TINY)

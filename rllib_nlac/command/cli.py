@@ -240,7 +240,7 @@ def _train(
     for experiment in experiments:
         tune_arguments(experiment)
     if dry_run:
-        from rllib_nlac.command.fit import memory_lines
+        from rllib_nlac.memory.fit import memory_lines
 
         for experiment in experiments:
             terminal.say(describe(experiment))

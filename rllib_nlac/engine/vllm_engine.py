@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from rllib_nlac.activity import ANSWERS, activity
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.lora import LoRASettings, as_served, merged
-from rllib_nlac.engine.memory import BATCHED_TOKENS
 from rllib_nlac.engine.model_folder import precision
 from rllib_nlac.engine.places import alone_on_shared_gpu, has_gpu
 from rllib_nlac.engine.protocol import EngineError
@@ -29,6 +28,8 @@ from rllib_nlac.engine.vllm_structure import THINKING, register_thinking, struct
 from rllib_nlac.types import Generation, Request, Weights
 
 logger = logging.getLogger(__name__)
+
+BATCHED_TOKENS = 8192  # prompt tokens that vLLM reads together, at least
 
 # vLLM's own block on a CPU holds 128 tokens, more than most dialogues here, so that its prefix cache would never hit.
 CPU_BLOCK = 32

@@ -11,8 +11,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
-from rllib_nlac.algorithm.memory import GIB, Process, advice, estimate
 from rllib_nlac.engine.shapes import UnknownShape
+from rllib_nlac.memory.trial import GIB, Process, advice, estimate
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllib_nlac.engine.lora import LoRASettings
-from rllib_nlac.engine.memory import BYTES, Part
 from rllib_nlac.engine.shapes import ModelShape
 from rllib_nlac.learner.deepspeed import LARGEST_BUCKET
+from rllib_nlac.memory.engine import BYTES, Part
 
 LOGIT_COPIES = 4  # in float32, at the backward pass's start: the logits themselves, and what their gradient is made of
 SUB_GROUP = 1_000_000_000  # numbers that ZeRO's stage 3 steps on together, DeepSpeed's default

@@ -10,10 +10,10 @@ from typing import Any
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.model_folder import precision
 from rllib_nlac.engine.shapes import ModelShape
+from rllib_nlac.engine.vllm_engine import BATCHED_TOKENS
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 ADAPTER_SETS = 2  # policy and target; the initial weights are the base
-BATCHED_TOKENS = 8192  # of prompts that vLLM reads together at least
 # What vLLM puts into one tensor.
 FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
 SAMPLER_COPIES = 4  # of the logits, in float32, while vLLM samples

@@ -9,11 +9,11 @@ from typing import Any
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.algorithm.roles import RolesConfig
-from rllib_nlac.engine.memory import BYTES, Cache, EnginePlan, Part, engine_parts, plan_of
 from rllib_nlac.engine.shapes import ModelShape, shape_of
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, answered_by
-from rllib_nlac.learner.memory import LearnerPlan, learner_parts, trained_parameters
 from rllib_nlac.learner.rl_module import LearnerModel
+from rllib_nlac.memory.engine import BYTES, Cache, EnginePlan, Part, engine_parts, plan_of
+from rllib_nlac.memory.learner import LearnerPlan, learner_parts, trained_parameters
 from rllib_nlac.types import Weights
 
 GIB = 2**30
