@@ -37,8 +37,7 @@ import torch
 from benchmarks.gpu_parts import PARTS, SYNC_ON_TWO, Task, build, config_of, estimate_of
 from benchmarks.memory import SHAPES
 from rllib_nlac.engine.shapes import KNOWN, shape_of
-from rllib_nlac.memory.fit import host_bytes
-from rllib_nlac.memory.trial import advice
+from rllib_nlac.memory.fit import advice, host_bytes
 from rllib_nlac.version import __version__
 
 ROOT = Path(__file__).parents[1]

@@ -25,15 +25,15 @@ from benchmarks import lora as lora_serving
 from benchmarks import memory, roofline, sync
 from benchmarks.learner import build_learner, make_sequences, seconds
 from rllib_nlac import NLACConfig
-from rllib_nlac.engine.shapes import ModelShape, shape_of
+from rllib_nlac.engine.shapes import BYTES, ModelShape, shape_of
 from rllib_nlac.learner.batch import to_multi_agent_batch
 from rllib_nlac.learner.flops import Peak, peak_of
 from rllib_nlac.learner.learner import LanguageLearner
 from rllib_nlac.learner.packed_attention import restore
 from rllib_nlac.learner.packing import Packing
 from rllib_nlac.learner.rl_module import served_state
-from rllib_nlac.memory.engine import BYTES
-from rllib_nlac.memory.trial import GIB, Estimate, estimate
+from rllib_nlac.memory.trial import Estimate, estimate
+from rllib_nlac.memory.weights import GIB
 from rllib_nlac.types import Request, Weights
 
 RANK = 16

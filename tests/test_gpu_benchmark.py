@@ -20,7 +20,7 @@ from rllib_nlac import NLACConfig
 from rllib_nlac.engine.shapes import shape_of
 from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.parsing import parse_action
-from rllib_nlac.memory.trial import GIB
+from rllib_nlac.memory.weights import GIB
 from rllib_nlac.types import Generation
 
 parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse

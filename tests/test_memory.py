@@ -30,8 +30,10 @@ from rllib_nlac.learner.layout import Packed, packs
 from rllib_nlac.learner.packed_attention import adopt
 from rllib_nlac.memory import fit
 from rllib_nlac.memory.engine import EnginePlan, engine_parts
+from rllib_nlac.memory.fit import advice
 from rllib_nlac.memory.learner import LearnerPlan, learner_parts
-from rllib_nlac.memory.trial import GIB, PROGRAM_BYTES, advice, estimate
+from rllib_nlac.memory.trial import PROGRAM_BYTES, estimate
+from rllib_nlac.memory.weights import GIB
 
 TINY = NLACConfig().model_path
 SHAPE = shape_of(TINY)

@@ -28,7 +28,7 @@ KNOWN: dict[str, tuple[str, int, int, int, int, int, int, int, bool, int]] = {
     "Qwen3-8B": ("qwen3", 4096, 36, 32, 8, 128, 12_288, 151_936, False, 40_960),
     "Meta-Llama-3-8B": ("llama", 4096, 32, 32, 8, 128, 14_336, 128_256, False, 8192),
 }
-_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}  # bytes of one number, by its precision
 
 
 class UnknownShape(ValueError):
@@ -167,7 +167,7 @@ def _from(config: Any, shapes: Mapping[str, tuple[int, ...]], source: str) -> Mo
         context=config.max_position_embeddings,
         parameters=sum(math.prod(shape) for shape in own.values()),
         linears=linears,
-        bytes_in_files=_SIZES.get(str(config.dtype).removeprefix("torch."), 4),
+        bytes_in_files=BYTES.get(str(config.dtype).removeprefix("torch."), 4),
     )
 
 

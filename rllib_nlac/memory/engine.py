@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.model_folder import precision
-from rllib_nlac.engine.shapes import ModelShape
+from rllib_nlac.engine.shapes import BYTES, ModelShape
 from rllib_nlac.engine.vllm_engine import BATCHED_TOKENS
+from rllib_nlac.memory.weights import GIB, Part, pinned_bytes, served_sets
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 ADAPTER_SETS = 2  # policy and target; the initial weights are the base
-# What vLLM puts into one tensor.
-FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
 SAMPLER_COPIES = 4  # of the logits, in float32, while vLLM samples
 UNMEASURED = "an estimate, vLLM measures it"
-
-
-@dataclass(frozen=True)
-class Part:
-    """Something that takes memory.
-
-    Attributes:
-        what: A word for it; the same word in all processes.
-        num_bytes: Its size.
-        note: What it is made of.
-        on_host: Whether it lies in the host's memory, also where the process has a GPU.
-        first_only: Whether of several processes of a kind only the first holds it.
-    """
-
-    what: str
-    num_bytes: float
-    note: str = ""
-    on_host: bool = False
-    first_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,31 +64,29 @@ class Cache:
         return max(int(self.num_bytes // self.sequence_bytes), 0)
 
 
-def plan_of(
-    settings: Any, spec: Any, max_context: int, whole_sets: tuple[str, ...], on_gpu: bool, in_process: bool
-) -> EnginePlan:
-    """The plan that an ``EngineSpec`` and its ``VLLMSettings`` amount to.
+def engine_plan(config: LanguageConfig, context: int, on_gpu: bool, in_learners_process: bool) -> EnginePlan:
+    """The plan that a configuration amounts to.
 
     Args:
-        settings: The engine's own.
-        spec: What engines are made from.
-        max_context: The most tokens of a sequence.
-        whole_sets: Names of the weight sets, should they be whole models.
-        on_gpu: Whether it has a GPU.
-        in_process: Whether the learner is in the same process.
+        config: Validated.
+        context: The most tokens of a sequence.
+        on_gpu: Whether the engine has a GPU.
+        in_learners_process: Whether the learner is in the same process.
     """
+    spec = config.engine_spec
+    settings: Any = spec.settings
     merges = spec.merges_lora if spec.merges_lora is not None else not on_gpu
     return EnginePlan(
         dtype=precision(spec.model, settings.dtype, on_gpu),
-        max_context=max_context,
+        max_context=context,
         max_num_seqs=settings.max_num_seqs,
-        whole_sets=whole_sets if spec.lora is None or merges else (),
+        whole_sets=served_sets(config) if spec.lora is None or merges else (),
         lora=spec.lora,
         merges=spec.lora is not None and merges,
-        in_learners_process=in_process,
+        in_learners_process=in_learners_process,
         tensor_parallel=settings.tensor_parallel_size,
         gpu_share=settings.gpu_memory_utilization,
-        cache_bytes=settings.cpu_kv_cache_gib * 2**30,
+        cache_bytes=settings.cpu_kv_cache_gib * GIB,
     )
 
 
@@ -149,22 +125,6 @@ def engine_parts(shape: ModelShape, plan: EnginePlan, gpu_bytes: float | None) -
     cache = Cache(plan.gpu_share * gpu_bytes - taken if gpu_bytes else plan.cache_bytes, sequence)
     note = f"{cache.sequences} sequences of {plan.max_context:,} tokens"
     return [*parts, Part("KV cache", max(cache.num_bytes, 0), note)], cache
-
-
-def pinned_bytes(shape: ModelShape, size: int, workers: int) -> float:
-    """What all tensors of a model take in pinned memory, of which torch gives powers of two.
-
-    Args:
-        shape: The model's.
-        size: Bytes of a number.
-        workers: Among which each tensor is divided.
-    """
-    numbers = Counter[str]()
-    for name, (rows, columns) in shape.linears.items():
-        layer, _, last = name.rpartition(".")
-        numbers[f"{layer}.{FUSED.get(last, last)}"] += rows * columns
-    embeddings = [shape.vocab * shape.hidden] * (1 if shape.tied else 2)
-    return workers * sum(2.0 ** math.ceil(math.log2(each * size / workers)) for each in [*numbers.values(), *embeddings])
 
 
 def working_bytes(shape: ModelShape, plan: EnginePlan) -> float:

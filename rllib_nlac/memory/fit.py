@@ -1,4 +1,4 @@
-"""Will it fit? What ``--dry-run`` says of memory, before anything is loaded."""
+"""What fits: the lines that ``--dry-run`` prints of memory, and which key to change where a trial does not fit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.engine.shapes import UnknownShape
-from rllib_nlac.memory.trial import GIB, Process, advice, estimate
+from rllib_nlac.memory.trial import Estimate, Process, estimate
+from rllib_nlac.memory.weights import GIB, served_sets
+from rllib_nlac.types import Weights
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
+CHECKPOINTING = "learner_model: {gradient_checkpointing: true}"
+HEADROOM = 0.9  # share of a memory that may be planned with: an iteration on an H100 took 1.08 times what was said
 
 
 def memory_lines(config: AlgorithmConfig, gpu_gib: float | None = None) -> Iterator[str]:
@@ -87,3 +91,95 @@ def _of(process: Process) -> Iterator[str]:
 def _one_line(text: str) -> str:
     """Paths and names may hold anything; what is printed must stay one comment."""
     return " ".join(text.split())
+
+
+def advice(found: Estimate, config: LanguageConfig, gpu_bytes: float | None, host_bytes: float | None) -> list[str]:
+    """Where a trial does not fit, and the keys that change it; empty where it fits as far as that is known.
+
+    Args:
+        found: Of the configuration.
+        config: The same one.
+        gpu_bytes: Memory of one GPU; None where it is not known.
+        host_bytes: Memory of the machine; None where it is not to be looked at.
+    """
+    lines = []
+    for process in found.processes:
+        if process.gpus and gpu_bytes:
+            room = HEADROOM * gpu_bytes * min(process.gpus, 1)
+            if process.on_gpu > room:
+                keys = _keys(process, config, room, on_host=False)
+                lines.append(f"{process.name}: {_gib(process.on_gpu)} of {_gib(room)} GiB on each GPU; {keys}")
+        if process.cache is not None and process.plan is not None and process.cache.sequences < 1:
+            split = ", or more GPUs (num_gpus_per_engine and tensor_parallel_size)" if process.gpus else ""
+            lines.append(
+                f"{process.name}: the KV cache does not hold one sequence of {process.plan.max_context:,} tokens, "
+                f"{_gib(process.cache.sequence_bytes)} GiB; raise {_cache_key(process)}, lower max_context{split}"
+            )
+    if host_bytes and found.host_bytes > HEADROOM * host_bytes:
+        largest = max(found.processes, key=lambda process: process.on_host_of_all)
+        room = HEADROOM * host_bytes - (found.host_bytes - largest.on_host)
+        keys = _keys(largest, config, room, on_host=True)
+        lines.append(f"this machine: {_gib(found.host_bytes)} of {_gib(HEADROOM * host_bytes)} GiB; {keys}")
+    return lines
+
+
+def _keys(process: Process, config: LanguageConfig, room: float, on_host: bool) -> str:
+    """What to change, the largest part first."""
+    sizes: dict[str, float] = {}
+    for part in process.parts:
+        if (not process.gpus or part.on_host) == on_host:
+            sizes[part.what] = sizes.get(part.what, 0) + part.num_bytes
+    named: list[str] = []
+    for what in sorted(sizes, key=lambda what: -sizes[what]):
+        for key in _keys_for(what, process, config, sizes, room):
+            if key not in named:
+                named.append(key)
+    return "change " + ", or ".join(named[:3]) if named else "take a larger machine"
+
+
+def _keys_for(what: str, process: Process, config: LanguageConfig, sizes: dict[str, float], room: float) -> list[str]:
+    deepspeed = isinstance(config, LanguageAlgorithmConfig)
+    if what in ("activations", "logits"):
+        keys = [CHECKPOINTING] if what == "activations" and not config.held_model.gradient_checkpointing else []
+        working = sizes.get("activations", 0) + sizes.get("logits", 0)
+        left = room - (sum(sizes.values()) - working)
+        tokens = int(config.max_tokens_per_micro_batch * left / working) // 64 * 64
+        return [*keys, f"max_tokens_per_micro_batch: {tokens}" if tokens > 0 else "max_tokens_per_micro_batch"]
+    if what in ("optimizer", "gradients", "target weights") and config.lora is None:
+        several = ["deepspeed_config: {zero_optimization: {stage: 2}}"] if config.num_learners > 1 and deepspeed else []
+        return ["lora: {rank: 16}", *several]
+    if what == "weights":
+        keys = ["learner_model: {dtype: bfloat16}"] if config.held_model.dtype == "float32" and process.name != "engine" else []
+        return keys or _for_weights(process, config)
+    if what == "weight sets":
+        serving = ["engine_config: {lora_serving: adapter}"] if config.lora is not None else ["lora: {rank: 16}"]
+        return [*serving, *(["judge_weights: target"] if Weights.INITIAL.value in served_sets(config) else [])]
+    if what == "initial weights":
+        return ["kl_to_base_coeff: null"]
+    if what == "generation":
+        return ["engine_config: {max_num_seqs: ...}"]
+    if what == "KV cache":
+        return [_cache_key(process)]
+    if what == "snapshot":
+        return ["learner_snapshot_interval: 0"]
+    return []
+
+
+def _for_weights(process: Process, config: LanguageConfig) -> list[str]:
+    """What makes room where weights take most, in processes that have half of the precision already."""
+    keys = []
+    if process.gpus and process.name == "engine":
+        keys.append("tensor_parallel_size with num_gpus_per_engine")
+    elif process.gpus and process.name == "driver" and not config.num_engines and isinstance(config, LanguageAlgorithmConfig):
+        keys.append("num_engines: 1 with num_gpus_per_engine: 1")
+    elif process.gpus and isinstance(config, LanguageAlgorithmConfig) and config.lora is None:
+        keys.append("num_learners with deepspeed_config: {zero_optimization: {stage: 3}}")
+    return [*keys, "a smaller language_model"]
+
+
+def _cache_key(process: Process) -> str:
+    return "engine_config: {gpu_memory_utilization: ...}" if process.gpus else "engine_config: {cpu_kv_cache_gib: ...}"
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f}"

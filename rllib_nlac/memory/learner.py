@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.engine.lora import LoRASettings
-from rllib_nlac.engine.shapes import ModelShape
+from rllib_nlac.engine.shapes import BYTES, ModelShape
 from rllib_nlac.learner.deepspeed import LARGEST_BUCKET
-from rllib_nlac.memory.engine import BYTES, Part
+from rllib_nlac.memory.weights import Part, served_sets, trained_parameters
+from rllib_nlac.types import Weights
 
 LOGIT_COPIES = 4  # in float32, at the backward pass's start: the logits themselves, and what their gradient is made of
 SUB_GROUP = 1_000_000_000  # numbers that ZeRO's stage 3 steps on together, DeepSpeed's default
@@ -52,9 +55,26 @@ class LearnerPlan:
     lends: bool = False
 
 
-def trained_parameters(shape: ModelShape, lora: LoRASettings | None) -> int:
-    """Numbers that are trained: an adapter's, or all."""
-    return shape.parameters if lora is None else shape.adapter_parameters(lora)
+def learner_plan(config: LanguageConfig, context: int) -> LearnerPlan:
+    """The plan that a configuration amounts to; ``context`` is the most tokens of a sequence."""
+    model, coefficient = config.held_model, getattr(config, "kl_to_base_coeff", None)
+    in_one_process = not (config.num_learners or config.num_engines)
+    return LearnerPlan(
+        dtype=model.dtype,
+        tokens=max(config.max_tokens_per_micro_batch, context),  # a sequence that is longer goes through alone
+        logit_tokens=config.max_tokens_per_micro_batch,  # and of that one the answer alone has logits
+        lora=config.lora_settings,
+        has_target=getattr(config, "tau", None) is not None,
+        with_kl=bool(coefficient),
+        keeps_base=coefficient is not None and config.lora is None,
+        gradient_checkpointing=model.gradient_checkpointing,
+        deepspeed=config.deepspeed_settings if isinstance(config, LanguageAlgorithmConfig) else {},
+        num_learners=max(config.num_learners, 1),
+        on_gpu=bool(config.num_gpus_per_learner),
+        lends=isinstance(config, LanguageAlgorithmConfig)
+        and bool(config.num_gpus_per_learner and in_one_process and config.lora is None),
+        exported_sets=sum(name != Weights.INITIAL.value for name in served_sets(config)),
+    )
 
 
 def learner_parts(shape: ModelShape, plan: LearnerPlan) -> list[Part]:
