@@ -7,6 +7,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,13 +24,15 @@ from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
 from rllib_nlac.command.cli import app
 from rllib_nlac.engine.lora import LoRASettings
+from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.engine.shapes import UnknownShape, shape_of
+from rllib_nlac.engine.vllm_engine import VLLMSettings
 from rllib_nlac.learner.adapter import add_adapter
 from rllib_nlac.learner.heap import LARGE_MODEL, give_back_large_tensors
 from rllib_nlac.learner.layout import Packed, packs
 from rllib_nlac.learner.packed_attention import adopt
 from rllib_nlac.memory import fit
-from rllib_nlac.memory.engine import EnginePlan, engine_parts
+from rllib_nlac.memory.engine import engine_parts
 from rllib_nlac.memory.fit import advice
 from rllib_nlac.memory.learner import LearnerPlan, learner_parts
 from rllib_nlac.memory.trial import PROGRAM_BYTES, estimate
@@ -193,25 +196,30 @@ class TestLearner:
         assert spared == full / 4 + 4 * 96 * 4 * 512
 
 
+def spec_of(lora: LoRASettings | None = None, **settings) -> EngineSpec:
+    """An engine that keeps base and adapters apart."""
+    return EngineSpec("", VLLMSettings(**{"dtype": "bfloat16", "max_num_seqs": 64, **settings}), lora=lora, merges_lora=False)
+
+
 class TestEngine:
-    PLAN = EnginePlan("float32", 512, 32, ("policy", "target"), cache_bytes=2.0**30)
+    ON_CPU: ClassVar = {"dtype": "float32", "max_num_seqs": 32, "cpu_kv_cache_gib": 1.0}
     PINNED = (28 * (32 + 32 + 512 + 256) + 2 * 2048) * 2**20  # of 7B in bfloat16
 
     def test_whole_sets_and_the_cache(self):
-        parts, cache = engine_parts(SHAPE, self.PLAN, 0)
+        parts, cache = engine_parts(SHAPE, spec_of(**self.ON_CPU), ("policy", "target"), 512, 0)
         assert size(parts, "weights") == 4 * P and size(parts, "weight sets") == 2 * 4 * P
         assert cache.sequences == 2**30 // (512 * 2 * 4 * 3 * 32 * 4) == 682
 
     def test_adapters_have_room_for_the_rank_that_is_served(self):
         lora = LoRASettings(rank=9)
-        parts, _ = engine_parts(SHAPE, replace(self.PLAN, whole_sets=(), lora=lora), 0)
+        parts, _ = engine_parts(SHAPE, spec_of(lora, **self.ON_CPU), ("policy", "target"), 512, 0)
         assert size(parts, "adapters") == 3 * 4 * SHAPE.adapter_parameters(LoRASettings(rank=16))
         assert size(parts, "weight sets") == 0
 
     def test_on_a_gpu_the_cache_is_what_is_left(self):
         shape = shape_of("Qwen/Qwen2.5-7B")
-        plan = EnginePlan("bfloat16", 4096, 64, (), LoRASettings(), tensor_parallel=2, gpu_share=0.5)
-        parts, cache = engine_parts(shape, plan, 80 * GIB)
+        spec = spec_of(LoRASettings(), tensor_parallel_size=2, gpu_memory_utilization=0.5)
+        parts, cache = engine_parts(shape, spec, (), 4096, 80 * GIB)
         assert sum(part.num_bytes for part in parts if not part.on_host) == pytest.approx(40 * GIB)
         assert cache.sequences == int(cache.num_bytes / (4096 * 2 * 28 * 4 * 128 * 2 / 2))
 
@@ -219,18 +227,20 @@ class TestEngine:
         """Each keeps its own part in the host's memory."""
         shape = shape_of("Qwen/Qwen2.5-7B")
         for split in (1, 2, 4):
-            plan = EnginePlan("bfloat16", 4096, 64, ("policy", "target"), tensor_parallel=split, gpu_share=0.85)
-            parts, _ = engine_parts(shape, plan, 80 * GIB)
+            spec = spec_of(tensor_parallel_size=split, gpu_memory_utilization=0.85)
+            parts, _ = engine_parts(shape, spec, ("policy", "target"), 4096, 80 * GIB)
             assert size(parts, "weights") == 2 * shape.parameters / split
             assert size(parts, "weight sets") == 2 * self.PINNED
 
     def test_beside_a_gpu_each_tensor_of_a_kept_set_takes_a_power_of_two(self):
         """31.5, 24.5, 259 and 129.5 MiB in each of 28 layers: queries, keys and values; output; gate and up; down."""
-        plan = EnginePlan("bfloat16", 4096, 64, ("policy",), gpu_share=0.85)
+        spec = spec_of(gpu_memory_utilization=0.85)
         for gpu_bytes, kept in ((80 * GIB, self.PINNED), (None, self.PINNED), (0, 2 * shape_of("Qwen/Qwen2.5-7B").parameters)):
-            assert size(engine_parts(shape_of("Qwen/Qwen2.5-7B"), plan, gpu_bytes)[0], "weight sets") == kept
+            assert size(engine_parts(shape_of("Qwen/Qwen2.5-7B"), spec, ("policy",), 4096, gpu_bytes)[0], "weight sets") == kept
         tied = shape_of("Qwen/Qwen2.5-0.5B")  # one embedding
-        assert size(engine_parts(tied, plan, 80 * GIB)[0], "weight sets") / GIB == pytest.approx(1.72, abs=0.005)
+        assert size(engine_parts(tied, spec, ("policy",), 4096, 80 * GIB)[0], "weight sets") / GIB == pytest.approx(
+            1.72, abs=0.005
+        )
 
 
 class TestTrials:
@@ -297,7 +307,7 @@ class TestTrials:
         found = processes(TextPPOConfig(), evaluation_num_env_runners=8, evaluation_config={"num_gpus_per_env_runner": 0.5})
         (training, runner) = (found[name] for name in ("EnvRunner", "evaluation EnvRunner"))
         assert (training.count, training.gpus, runner.count, runner.gpus) == (2, 0, 8, 0.5)
-        assert runner.plan is not None and size(runner.parts, "weights") == 2 * P  # bfloat16, as on any GPU
+        assert size(runner.parts, "generation") and size(runner.parts, "weights") == 2 * P  # bfloat16, as on any GPU
         ours = processes(small(), evaluation_num_env_runners=3)["evaluation EnvRunner"]
         assert ours.count == 3 and {part.what for part in ours.parts} == {"program"}
         # Without runners of their own, evaluations are played in the driver.

@@ -109,10 +109,10 @@ def advice(found: Estimate, config: LanguageConfig, gpu_bytes: float | None, hos
             if process.on_gpu > room:
                 keys = _keys(process, config, room, on_host=False)
                 lines.append(f"{process.name}: {_gib(process.on_gpu)} of {_gib(room)} GiB on each GPU; {keys}")
-        if process.cache is not None and process.plan is not None and process.cache.sequences < 1:
+        if process.cache is not None and process.cache.sequences < 1:
             split = ", or more GPUs (num_gpus_per_engine and tensor_parallel_size)" if process.gpus else ""
             lines.append(
-                f"{process.name}: the KV cache does not hold one sequence of {process.plan.max_context:,} tokens, "
+                f"{process.name}: the KV cache does not hold one sequence of {process.cache.max_context:,} tokens, "
                 f"{_gib(process.cache.sequence_bytes)} GiB; raise {_cache_key(process)}, lower max_context{split}"
             )
     if host_bytes and found.host_bytes > HEADROOM * host_bytes:

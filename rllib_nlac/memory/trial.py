@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.engine.shapes import BYTES, ModelShape, shape_of
-from rllib_nlac.memory.engine import Cache, EnginePlan, engine_parts, engine_plan
+from rllib_nlac.memory.engine import Cache, engine_parts
 from rllib_nlac.memory.learner import learner_parts, learner_plan
 from rllib_nlac.memory.weights import GIB, Part, between_processes, served_sets, trained_parameters
 
@@ -27,8 +27,7 @@ class Process:
         count: How many there are.
         gpus: GPUs of each, or a share of one; 0 without.
         parts: What each holds; of several GPUs, on each of them.
-        cache: Of an engine in it, as far as it is known.
-        plan: Of an engine in it.
+        cache: KV cache of an engine in it, as far as that is known.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Process:
     gpus: float
     parts: tuple[Part, ...]
     cache: Cache | None = None
-    plan: EnginePlan | None = None
 
     @property
     def on_gpu(self) -> float:
@@ -94,27 +92,27 @@ def estimate(config: LanguageConfig, gpu_bytes: float | None = None) -> Estimate
         FileNotFoundError: A file of the model is missing.
         ValueError: A file of the model cannot be read.
     """
-    shape = shape_of(config.model_path)
+    shape, sets = shape_of(config.model_path), served_sets(config)
     is_ours, trains = isinstance(config, LanguageAlgorithmConfig), config.trains
     context = config.max_context or shape.context
     numbers = trained_parameters(shape, config.lora_settings)
-    handed_over = sum(name in ("policy", "target") for name in served_sets(config)) if is_ours else 1
+    handed_over = sum(name in ("policy", "target") for name in sets) if is_ours else 1
     sync = handed_over * numbers * BYTES[config.held_model.dtype if is_ours else "float32"] if trains else 0
 
     def process(name: str, count: int, gpus: float, has_learner: bool, has_engine: bool, own: Sequence[Part] = ()) -> Process:
         parts = [*own] or [Part("program", PROGRAM_BYTES, on_host=True)]
-        plan, cache = None, None
+        cache: Cache | None = None
         if has_learner:
             parts += learner_parts(shape, learner_plan(config, context))
         if has_engine:
-            plan = engine_plan(config, context, on_gpu=bool(gpus), in_learners_process=has_learner)
-            of_engine, cache = engine_parts(shape, plan, gpu_bytes if gpus else 0)
+            on_each = gpu_bytes if gpus else 0
+            of_engine, cache = engine_parts(shape, config.engine_spec, sets, context, on_each, beside_learner=has_learner)
             parts += [Part("program", ENGINE_BYTES, "vLLM", on_host=True), *of_engine]
         if gpus:
             parts.insert(0, Part("program", CONTEXT_BYTES, "CUDA's context"))
         else:
             parts += _loading(shape, parts)
-        return Process(name, count, gpus, tuple(parts), cache, plan)
+        return Process(name, count, gpus, tuple(parts), cache)
 
     plays_here = not config.num_env_runners or (config.evaluation_interval and not config.evaluation_num_env_runners)
     evaluation = config.get_evaluation_config_object() or config
