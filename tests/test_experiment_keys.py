@@ -7,8 +7,7 @@ import yaml
 from ray.tune import Callback
 
 from rllib_nlac.command.experiment import EXAMPLE_METRIC, ExperimentError, load_experiments, read_experiment, tune_arguments
-from rllib_nlac.command.metric_check import MetricCheck, find_metric
-from rllib_nlac.command.tune_keys import check_metrics
+from rllib_nlac.command.tune_keys import MetricCheck, check_metrics, find_metric
 from rllib_nlac.inputs import plain_yaml
 
 EVALUATED = {"evaluation_interval": 2, "evaluation_duration": 8}
@@ -37,6 +36,10 @@ def check(**entry):
         ({"loggers": {"wandb": "nlac"}}, "wandb takes a mapping"),
         ({"scheduler": {"type": "ashaa"}, "metric": "m"}, "unknown scheduler 'ashaa'; did you mean 'asha'"),
         ({"scheduler": {"type": [1]}, "metric": "m"}, "unknown scheduler"),
+        ({"scheduler": {"type": "asha", "max_tt": 3}, "metric": "m"}, "unknown key 'max_tt'.*did you mean 'max_t'"),
+        ({"scheduler": {"type": "asha"}}, "scheduler need 'metric'"),
+        ({"scheduler": {"max_t": 3}, "metric": "m"}, "name it by 'type'"),
+        ({"loggers": {"wandbb": None}}, "unknown logger 'wandbb'.*did you mean 'wandb'"),
         ({"search_alg": {"type": "optuna", "sede": 1}, "metric": "m"}, "unknown key 'sede'; did you mean 'seed'"),
         ({"search_alg": "optunaa", "metric": "m"}, "unknown search algorithm 'optunaa'; did you mean 'optuna'"),
         ({"checkpoint_config": ["x"]}, "checkpoint_config is .* must be a mapping"),

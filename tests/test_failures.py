@@ -8,7 +8,7 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from rllib_nlac.command.failures import find_cause, lines_of, text_of, write_traceback
+from rllib_nlac.command.errors import find_cause, lines_of, text_of, write_traceback
 from rllib_nlac.sampling.collector import Failure
 
 

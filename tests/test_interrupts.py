@@ -137,18 +137,18 @@ def test_a_trial_that_fails_says_why_in_three_lines(start, ray_session, tmp_path
 )
 def test_the_command_to_go_on_is_the_one_that_was_given(options, monkeypatch):
     """But for the number of samples, which --resume refuses."""
-    from rllib_nlac.command.interrupts import command_to_resume
+    from rllib_nlac.command.resume import command_to_resume
 
     monkeypatch.setattr(sys, "argv", ["rllib", "train", "file", "a b.yaml", *options])
     assert command_to_resume() == "rllib train file 'a b.yaml' --resume"
 
 
 def test_the_command_to_go_on_with_several_samples_is_taken(tmp_path, monkeypatch):
-    from rllib_nlac.command import cli
-    from rllib_nlac.command.interrupts import command_to_resume
+    from rllib_nlac.command import cli, run
+    from rllib_nlac.command.resume import command_to_resume
 
     runs = []
-    monkeypatch.setattr(cli, "_run", lambda experiment, resume, *_: runs.append(resume) or True)
+    monkeypatch.setattr(run, "_run", lambda experiment, resume, *_: runs.append(resume) or True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "experiment_state-2026.json").write_text("{}")
     (tmp_path / "mine.yaml").write_text(json.dumps({"mine": SMALL}))

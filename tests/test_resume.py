@@ -73,10 +73,10 @@ class TestOfSeveral:
 
     def test_they_begin_by_the_command_that_goes_on(self, tmp_path, monkeypatch):
         """The first one is at its end, the second had not begun."""
-        from rllib_nlac.command import cli
+        from rllib_nlac.command import cli, run
 
         runs = []
-        monkeypatch.setattr(cli, "_run", lambda experiment, resume, *_: runs.append((experiment.name, resume)) or True)
+        monkeypatch.setattr(run, "_run", lambda experiment, resume, *_: runs.append((experiment.name, resume)) or True)
         (tmp_path / "results" / "first").mkdir(parents=True)
         (tmp_path / "results" / "first" / "experiment_state-2026.json").write_text("{}")
         (tmp_path / "two.yaml").write_text(json.dumps({"first": SMALL, "second": SMALL}))
@@ -218,12 +218,12 @@ class TestAfterAnotherRun:
     @pytest.mark.parametrize(("options", "said"), [((), "nothing to go on with"), (("--resume",), "from the last checkpoint")])
     def test_the_command_tells_them_apart(self, experiment, tmp_path, monkeypatch, options, said):
         """What a run that is resumed had written before it counts."""
-        from rllib_nlac.command import cli
+        from rllib_nlac.command import cli, run
 
         def interrupted(*_):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(cli, "_run", interrupted)
+        monkeypatch.setattr(run, "_run", interrupted)
         (tmp_path / "run.yaml").write_text(json.dumps({"run": SMALL}))
         command = ["train", "file", str(tmp_path / "run.yaml"), "--storage-path", str(tmp_path), *options]
         result = CliRunner().invoke(cli.app, command)

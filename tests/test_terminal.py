@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import rllib_nlac
 from rllib_nlac.command.cli import app
-from rllib_nlac.command.terminal import Terminal, VisibleFormatter
+from rllib_nlac.command.terminal import Terminal, VisibleHandler
 from rllib_nlac.inputs.foreign import visible
 
 PACKAGE = Path(rllib_nlac.__file__).parent
@@ -57,7 +57,7 @@ def test_a_terminal_of_another_encoding_shows_what_it_cannot_as_an_escape(monkey
 
 def test_what_is_logged_is_shown_too():
     record = logging.LogRecord("rllib_nlac", logging.WARNING, __file__, 1, "step() raised %s", (HOSTILE,), None)
-    assert VisibleFormatter().format(record) == f"step() raised {SHOWN}"
+    assert VisibleHandler(Terminal()).format(record) == f"step() raised {SHOWN}"
 
 
 def test_ordinary_text_stays_as_it_is():

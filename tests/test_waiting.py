@@ -11,10 +11,8 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import ANSWERS, EPISODES, Activity, Doing, activity, read_from_ray
 from rllib_nlac.algorithm.metrics import SECONDS, stage
-from rllib_nlac.command import ray as rays
-from rllib_nlac.command import waiting as waiting_module
-from rllib_nlac.command.terminal import QUIET_S, Terminal, VisibleHandler
-from rllib_nlac.command.waiting import Waiting
+from rllib_nlac.command import run
+from rllib_nlac.command.terminal import QUIET_S, Terminal, VisibleHandler, Waiting
 
 HOSTILE = "\x1b]0;owned\x07 [bold]x[/bold]\r\nnext"
 
@@ -135,42 +133,42 @@ class TestTerminal:
 class TestWaiting:
     def test_says_what_a_trial_does(self, screen, monkeypatch):
         said: dict[str, Doing | None] = {"a": None}
-        monkeypatch.setattr(waiting_module, "read_from_ray", lambda trial: said.get(trial))
+        monkeypatch.setattr("rllib_nlac.command.terminal.read_from_ray", lambda trial: said.get(trial))
         waiting = Waiting(screen.terminal())
         waiting.turn_to("starting Ray")
         assert screen.last == "starting Ray ..."
         waiting.turn_to("")
-        waiting.heed({"a": "00000"})
+        waiting.watch({"a": "00000"})
         waiting._show()
         assert screen.last == "loading the libraries in the trial's process ..."
         said["a"] = Doing("playing", 2, 3, 32, EPISODES)
         waiting._show()
         assert screen.last == "iteration 2: playing, 3 of 32 episodes ..."
-        waiting.heed({})
+        waiting.watch({})
         waiting._show()
         assert screen.last == ""
 
     def test_several_trials_share_the_line_and_those_that_wait_are_not_in_it(self, screen, monkeypatch):
         said = {"a": Doing("playing", 2), "b": Doing("learning", 1), "c": None}
-        monkeypatch.setattr(waiting_module, "read_from_ray", lambda trial: said[trial])
+        monkeypatch.setattr("rllib_nlac.command.terminal.read_from_ray", lambda trial: said[trial])
         waiting = Waiting(screen.terminal())
-        waiting.heed({"a": "00000", "b": "00001", "c": "00002"})
+        waiting.watch({"a": "00000", "b": "00001", "c": "00002"})
         waiting._show()
         assert screen.last == "00000 iteration 2: playing ... | 00001 iteration 1: learning"[:59].rstrip()
 
     def test_a_pipe_reads_each_stage_of_the_start_once(self, capsys, monkeypatch):
         said = [Doing("evaluating", 0, 2, 9), Doing("evaluating", 0, 1, 9, EPISODES), Doing("starting the engine")]
         said += [Doing("loading the model")] * 2
-        monkeypatch.setattr(waiting_module, "read_from_ray", lambda trial: said.pop())
+        monkeypatch.setattr("rllib_nlac.command.terminal.read_from_ray", lambda trial: said.pop())
         waiting = Waiting(Terminal())
-        waiting.heed({"a": "00000"})
+        waiting.watch({"a": "00000"})
         for _ in range(5):
             waiting._show()
         lines = ["loading the model ...", "starting the engine ...", "evaluating, 1 of 9 episodes ..."]
         assert capsys.readouterr().out.splitlines() == lines
 
     def test_an_error_in_it_ends_nothing(self, monkeypatch):
-        monkeypatch.setattr(waiting_module, "INTERVAL_S", 0.01)
+        monkeypatch.setattr("rllib_nlac.command.terminal.INTERVAL_S", 0.01)
         monkeypatch.setattr(Waiting, "_show", lambda self: 1 / 0)
         with Waiting(Terminal()) as waiting:
             time.sleep(0.1)
@@ -179,13 +177,13 @@ class TestWaiting:
 
 def test_of_rays_authentication_only_what_is_wrong_is_said():
     def said(text: str) -> bool:
-        return rays._is_news(logging.LogRecord(rays.AUTHENTICATION, logging.WARNING, "", 1, text, (), None))
+        return run._is_news(logging.LogRecord(run.AUTHENTICATION, logging.WARNING, "", 1, text, (), None))
 
     from ray._private.authentication import authentication_token_setup
 
     texts: list[str] = []
     logger = authentication_token_setup.logger
-    assert logger.name == rays.AUTHENTICATION
+    assert logger.name == run.AUTHENTICATION
     keep = logging.Handler()
     keep.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     level = logger.level

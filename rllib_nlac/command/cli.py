@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,9 +33,9 @@ logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERRO
 import typer
 
 from rllib_nlac.command.env import app as env_app
-from rllib_nlac.command.errors import Commands, clear_errors, mapping
-from rllib_nlac.command.terminal import terminal
-from rllib_nlac.command.waiting import Waiting
+from rllib_nlac.command.errors import Commands, clear_errors
+from rllib_nlac.command.terminal import Waiting, terminal
+from rllib_nlac.inputs.plain_yaml import mapping
 from rllib_nlac.names import is_address, look_in_this_folder
 
 look_in_this_folder()  # for what a checkpoint or a configuration names by its module
@@ -101,7 +99,7 @@ def train(
             raise ExperimentError("give --algo and --env, or a file: rllib train file EXPERIMENT.yaml")
         entry = {"run": algo, "env": env, "config": mapping(config, "--config")}
         experiment = read_experiment(name or f"{algo}-{env}".lower().replace("/", "-"), entry, "the command line")
-        _train([experiment], stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting)
+        _train([experiment], waiting, stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose)
 
 
 @train_app.command("file")
@@ -124,9 +122,8 @@ def train_file(
     with clear_errors(), _waiting(dry_run, verbose) as waiting:
         from rllib_nlac.command.experiment import load_experiments
 
-        _train(
-            load_experiments(path), stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose, waiting
-        )
+        experiments = load_experiments(path)
+        _train(experiments, waiting, stop, storage_path, resume, restore, num_samples, dry_run, gpu_memory_gib, verbose)
 
 
 @app.command("examples")
@@ -216,6 +213,7 @@ def inspect(
 
 def _train(
     experiments: list[Any],
+    waiting: Waiting,
     stop: str | None,
     storage_path: str | None,
     resume: bool,
@@ -224,48 +222,23 @@ def _train(
     dry_run: bool,
     gpu_memory_gib: float | None,
     verbose: bool,
-    waiting: Waiting,
 ) -> None:
-    from rllib_nlac.command.experiment import ExperimentError, describe, resolve, tune_arguments
-    from rllib_nlac.command.interrupts import EXIT_CODE, Interrupts
-    from rllib_nlac.command.resume import how_to_go_on, those_begun
+    from rllib_nlac.command import run
+    from rllib_nlac.command.experiment import tune_arguments
 
     if resume and num_samples is not None:
-        raise ExperimentError(
+        raise ValueError(
             "--resume goes on with as many samples as the run was begun with: leave out --num-samples; or leave out --resume "
             "to begin another run, with another --storage-path"
         )
     overrides = {"stop": mapping(stop, "--stop") if stop else None, "storage_path": storage_path, "num_samples": num_samples}
     experiments = [experiment.override(**overrides) for experiment in experiments]
     for experiment in experiments:
-        tune_arguments(experiment)
+        tune_arguments(experiment)  # refuses what cannot run
     if dry_run:
-        from rllib_nlac.memory.fit import memory_lines
-
-        for experiment in experiments:
-            terminal.say(describe(experiment))
-            for line in memory_lines(resolve(experiment), gpu_memory_gib):
-                terminal.say(f"# {line}".rstrip())  # a comment: what is printed stays YAML
-        return
-    begun = those_begun(experiments) if resume else []
-    failed, began = [], time.time()
-    with Interrupts(terminal) as interrupts:
-        for experiment in experiments:
-            if resume and experiment.name not in begun:
-                terminal.say(f"{experiment.name}: had not begun, and begins now")
-            try:
-                ended_well = _run(experiment, experiment.name in begun, restore, verbose, interrupts, waiting)
-            except KeyboardInterrupt:
-                interrupts.received = True
-            if interrupts.received:
-                for line in how_to_go_on(experiment, 0.0 if experiment.name in begun else began):
-                    terminal.say(line)
-                raise typer.Exit(EXIT_CODE)
-            if not ended_well:
-                failed.append(experiment.name)
-    if failed:
-        terminal.say(f"failed: {', '.join(failed)}", "red")
-        raise typer.Exit(1)
+        run.dry_run(experiments, gpu_memory_gib)
+    elif code := run.train(experiments, resume, restore, verbose, waiting):
+        raise typer.Exit(code)
 
 
 @contextmanager
@@ -279,124 +252,3 @@ def _waiting(dry_run: bool, verbose: bool) -> Iterator[Waiting]:
     with waiting:
         waiting.turn_to("loading the libraries")
         yield waiting
-
-
-def _run(experiment: Any, resume: bool, restore: Path | None, verbose: bool, interrupts: Any, waiting: Waiting) -> bool:
-    """Runs one experiment through Tune; returns whether every trial ended well."""
-    import ray
-    from ray import tune
-
-    from rllib_nlac.checkpoints.checkpoint import check_lora, examine, is_ours, read_manifest
-    from rllib_nlac.checkpoints.storage import StorageError, check_storage, watched
-    from rllib_nlac.command.experiment import ExperimentError, check_resources, resolve, trainable_of, tune_arguments
-    from rllib_nlac.command.metric_check import MetricCheck
-    from rllib_nlac.command.progress import ProgressLines
-    from rllib_nlac.command.ray import start_ray
-    from rllib_nlac.command.report import tell, tell_of_failure
-    from rllib_nlac.command.resume import folder_of, is_remote, kept_checkpoint, make_resumable
-    from rllib_nlac.command.search import chosen
-    from rllib_nlac.engine.places import nodes_of_cluster
-
-    options = tune_arguments(experiment)
-    folder = None if is_remote(experiment) else folder_of(experiment)
-    if folder is not None:
-        check_storage(folder)
-    if restore is not None:
-        if is_ours(str(restore)):
-            check_lora(str(restore), read_manifest(restore), resolve(experiment))
-        else:
-            examine(restore)
-    if resume:
-        for line in make_resumable(experiment, restore):
-            terminal.say(line)
-        if experiment.tune.get("scheduler"):
-            terminal.say("the scheduler begins anew: Tune does not keep what it knew of the trials")
-    began = time.time()
-    metrics = MetricCheck(experiment.metrics, experiment.name)
-    options["callbacks"] += [ProgressLines(terminal, experiment.stop, waiting=waiting), metrics]
-    for name in ("ray.tune.tune", "ray.tune.experiment.trial"):
-        logging.getLogger(name).addFilter(_is_news)
-    try:
-        waiting.turn_to("starting Ray")
-        start_ray(verbose)
-        waiting.turn_to("")
-        interrupts.listen()
-        check_resources(experiment, nodes_of_cluster())
-        with watched(folder) as watch:
-            analysis = tune.run(
-                trainable_of(experiment),
-                name=experiment.name,
-                # What the algorithm itself writes, such as one transition an iteration, follows the results.
-                sync_config=tune.SyncConfig(sync_artifacts=True),
-                verbose=0,
-                raise_on_failed_trial=False,
-                resume="AUTO+ERRORED" if resume else None,
-                restore=str(restore.absolute()) if restore else None,
-                **options,
-            )
-            errors = {trial: _error_of(trial) for trial in analysis.trials if trial.status != "TERMINATED"}
-            watch.is_explained = any(StorageError.__name__ in error for error in errors.values())
-    except Exception as error:
-        problem = ExperimentError(metrics.problem) if isinstance(error, tune.TuneError) and metrics.problem else error
-        for line in tell_of_failure(folder, experiment, problem, began, restore) if folder is not None else ():
-            terminal.say(line)
-        if problem is error:
-            raise
-        raise problem from None
-    finally:
-        waiting.heed({})
-        ray.shutdown()
-    ended_well = True
-    for trial in analysis.trials:
-        told = tell(trial, experiment, interrupts.received, errors.get(trial, ""), restore)
-        if interrupts.received:
-            terminal.say("\n".join(("", *told)))
-            continue
-        if trial.status != "TERMINATED":
-            ended_well = False
-            _explain(trial, errors[trial])
-        where = Path(trial.path)
-        lines = [
-            "",
-            *(told if len(analysis.trials) == 1 else told[-1:]),
-            f"Results:     {where}",
-            f"Curves:      {shlex.join(['tensorboard', '--logdir', str(where.parent)])}",
-        ]
-        if any(where.glob("*.transitions")):
-            lines.append("             (under Text: one transition per iteration, in words)")
-        if any((where / "transitions").glob("*.jsonl")):
-            lines.append(f"Read it:     {shlex.join(['rllib', 'inspect', str(where), '--open'])}")
-        if (checkpoint := kept_checkpoint(trial)) and checkpoint.exists():
-            lines.append(f"Play it:     {shlex.join(['rllib', 'evaluate', str(checkpoint), '--render'])}")
-        for line in lines:
-            terminal.say(line)
-    if interrupts.received:
-        return False
-    if len(analysis.trials) > 1 and options.get("metric") and (best := analysis.get_best_trial(scope="all")):
-        value = best.metric_analysis[options["metric"]][options["mode"]]
-        values = chosen(best, experiment.config, experiment.tune.get("scheduler"), experiment.name)
-        terminal.say(f"\nBest:        {best}, {options['metric']} {value:.3f}, with {values}")
-    return ended_well
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for what Tune says of interruptions, errors and missing metrics: this command says it in its own words."""
-    said_here = ("Stop signal received", "Experiment has been interrupted", "Trials did not complete", "Stopping criterion")
-    return not record.getMessage().startswith(said_here)
-
-
-def _error_of(trial: Any) -> str:
-    """Why a trial did not end well; to be asked before Ray is shut down, which knows where it was written first."""
-    first = Path(trial.error_file) if trial.error_file else None  # where the storage cannot be written it stays there
-    kept = first.read_text(errors="replace") if first is not None and first.is_file() else None
-    return str(trial.get_error() or kept or "Tune recorded no error: it ended before the trial did")
-
-
-def _explain(trial: Any, text: str) -> None:
-    """Says in few lines why a trial did not end well, and which file has all of it."""
-    from rllib_nlac.command.failures import lines_of, write_traceback
-
-    file = Path(trial.path) / "error.txt"
-    terminal.say(f"{trial}: {trial.status.lower()}", "red")
-    for line in lines_of(text, file if file.is_file() else write_traceback(text)):
-        terminal.say(line)

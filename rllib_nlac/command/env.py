@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from rllib_nlac.command.errors import clear_errors, mapping
+from rllib_nlac.command.errors import clear_errors
 from rllib_nlac.command.terminal import terminal
+from rllib_nlac.inputs.plain_yaml import mapping
 
 app = typer.Typer(help="List, play and check environments.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A registered name, or my_module:MyEnvironment.")]

@@ -19,8 +19,8 @@ from rllib_nlac.algorithm.evaluation import success_metrics
 from rllib_nlac.algorithm.logs import LOGGED
 from rllib_nlac.checkpoints.checkpoint import is_ours, opened
 from rllib_nlac.command.errors import running
-from rllib_nlac.command.ray import start_ray
-from rllib_nlac.command.terminal import Terminal, pairs
+from rllib_nlac.command.run import start_ray
+from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 
@@ -81,7 +81,7 @@ def evaluate_checkpoint(
             for episode in played[:MAX_RENDERED]:
                 terminal.say(dialogue(episode))
         title = f"{type(algorithm).__name__} on {runner.config.env}{', one refinement a turn' if refined else ''}"
-        terminal.rows(pairs(summary(played)), title=title)
+        terminal.rows([*summary(played).items()], title=title)
     finally:
         if algorithm is not None:
             algorithm.stop()

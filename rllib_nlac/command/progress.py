@@ -11,8 +11,7 @@ from ray.tune import Callback
 
 from rllib_nlac.algorithm.notices import NOTICES
 from rllib_nlac.algorithm.told import lookup, with_beginning
-from rllib_nlac.command.terminal import Terminal
-from rllib_nlac.command.waiting import Waiting
+from rllib_nlac.command.terminal import Terminal, Waiting
 from rllib_nlac.reporting.results import evaluated
 
 COLUMNS = {
@@ -50,7 +49,7 @@ class ProgressLines(Callback):
     def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
         """Tune calls a trial started when its process is there and has built everything; what it does until then is news."""
         if self._waiting is not None:
-            self._waiting.heed({_folder(trial): trial.trial_id[-5:] for trial in trials if trial.status in GOES_ON})
+            self._waiting.watch({_folder(trial): trial.trial_id[-5:] for trial in trials if trial.status in GOES_ON})
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._terminal.say(f"{trial} starts", "bold")

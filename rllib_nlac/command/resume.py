@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ from ray.tune import ExperimentAnalysis
 
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, DamagedCheckpoint, examine, last_whole, remove_unfinished
 from rllib_nlac.command.experiment import Experiment, ExperimentError, checkpoint_config, trainable_of
-from rllib_nlac.command.interrupts import command_to_resume
 from rllib_nlac.command.search import varied
 from rllib_nlac.names import is_address
 
+SAMPLES = "--num-samples"
 STATE = "experiment_state-"  # begins the name of what Tune knows of an experiment
 
 
@@ -205,3 +207,11 @@ def how_to_go_on(experiment: Experiment, since: float = 0.0) -> list[str]:
         f"Interrupted. Go on by: {command_to_resume()}",
         f"                       {where}; all is in {place_of(experiment)}",
     ]
+
+
+def command_to_resume() -> str:
+    """The command that was given, as it must be typed to go on: the number of samples is what the run was begun with."""
+    given = sys.argv[1:]
+    is_left_out = [each.split("=")[0] == SAMPLES or before == SAMPLES for before, each in pairwise(["", *given])]
+    arguments = [each for each, left_out in zip(given, is_left_out, strict=True) if not left_out]
+    return shlex.join(["rllib", *arguments, *([] if "--resume" in arguments else ["--resume"])])

@@ -7,20 +7,23 @@ is shown as an escape.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from typing import Self
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rllib_nlac.activity import Doing, read_from_ray
 from rllib_nlac.inputs.foreign import visible
 
+INTERVAL_S = 0.5  # between two looks at what goes on
+MOST_TRIALS = 16  # more than a line shows
 QUIET_S = 10.0  # where nothing can be rewritten, what goes on is printed after so long a silence
 _ERASE = "\r\x1b[2K"
 
@@ -68,7 +71,7 @@ class Terminal:
         isatty = getattr(self._console.file, "isatty", None)
         return self.may_rewrite and isatty is not None and bool(isatty()) and not self._console.is_dumb_terminal
 
-    @contextmanager
+    @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Within it others may print: the line that is rewritten stands below what they did."""
         with self._lock:
@@ -111,20 +114,91 @@ class Terminal:
         return Text(visible(str(text), self._console.encoding), style=style)
 
 
-class VisibleFormatter(logging.Formatter):
-    """Formats what is logged, foreign text included, for a terminal."""
+class Waiting:
+    """While it is entered, the terminal's last line says what goes on: in this process, and in the trials that run.
 
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+    Args:
+        terminal: Where to say it.
+    """
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._own = ""
+        self._trials: dict[str, str] = {}  # the folder of each that runs, and how to call it beside others
+        self._since: dict[str, tuple[str, float]] = {}  # of each the stage, and when it was seen first
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="waiting", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join(timeout=2 * INTERVAL_S)
+        self._terminal.status("")
+
+    def turn_to(self, stage: str) -> None:
+        """Says what this process does; empty where it waits for trials."""
+        self._own = stage
+        if stage:
+            self._terminal.status(f"{stage} ...", is_news=True)
+
+    def watch(self, trials: Mapping[str, str]) -> None:
+        """Which trials run or are about to, from now on.
+
+        Args:
+            trials: The folder of each, and how to call it beside others.
+        """
+        self._trials = dict(trials)
+
+    def _work(self) -> None:
+        with contextlib.suppress(Exception):  # what cannot be shown is not worth a run
+            while not self._ended.wait(INTERVAL_S):
+                self._show()
+
+    def _show(self) -> None:
+        trials = self._trials
+        if self._own or not trials:
+            self._terminal.status(self._timed("", Doing(self._own)) if self._own else "")
+            return
+        known = {folder: read_from_ray(folder) for folder in list(trials)[:MOST_TRIALS]}
+        doing = {folder: now for folder, now in known.items() if now is not None and now.stage}
+        if not doing:  # the first of them
+            doing = {folder: Doing("loading the libraries in the trial's process") for folder in list(trials)[:1]}
+        is_news = len(doing) == 1 and any(
+            not now.iteration and self._since.get(folder, ("", 0.0))[0] != _name(now) for folder, now in doing.items()
+        )
+        texts = [self._timed(folder, now) for folder, now in doing.items()]
+        if len(trials) > 1:
+            texts = [f"{trials[folder]} {text}" for folder, text in zip(doing, texts, strict=True)]
+        if not self._ended.is_set():
+            self._terminal.status(" | ".join(texts), is_news)
+
+    def _timed(self, who: str, doing: Doing) -> str:
+        """A stage, with the seconds that it has taken so far where they are worth mentioning."""
+        stage, now = _name(doing), time.monotonic()
+        before, since = self._since.get(who, ("", now))
+        if before != stage:
+            since = now
+            self._since[who] = (stage, since)
+        seconds = int(now - since)
+        return f"{doing} ...{f' ({seconds} s)' if seconds >= 2 else ''}"
+
+
+def _name(doing: Doing) -> str:
+    return f"{doing.iteration} {doing.stage}"
 
 
 class VisibleHandler(logging.StreamHandler):
-    """Logs to the standard error, above the line that a terminal rewrites."""
+    """Logs to the standard error, above the line that a terminal rewrites; control characters are written out."""
 
     def __init__(self, beside: Terminal) -> None:
         super().__init__()
         self._beside = beside
-        self.setFormatter(VisibleFormatter())
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         with self._beside.aside():
@@ -132,8 +206,3 @@ class VisibleHandler(logging.StreamHandler):
 
 
 terminal = Terminal()
-
-
-def pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A mapping as the rows of a table."""
-    return [(name, str(value)) for name, value in values.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -78,3 +79,15 @@ def read(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     return parse(text, str(path))
+
+
+def mapping(text: str, option: str) -> dict[str, Any]:
+    """An option given as YAML or JSON.
+
+    Raises:
+        ValueError: It is neither, or no mapping.
+    """
+    value = parse(text, option)
+    if not isinstance(value, dict):
+        raise ValueError(f"{option} must be a mapping such as {json.dumps({'lr': 1e-4})}, and it is {text!r}")
+    return value
