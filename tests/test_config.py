@@ -388,7 +388,7 @@ class TestCommand:
         assert result.exit_code == 0, result.output
         (printed,) = yaml.safe_load(result.output).values()
         (written,) = yaml.safe_load(path.read_text()).values()
-        for key, value in next(search.variants(written["config"])).items():
+        for key, value in search.variants(written["config"])[0].items():
             shown = {**printed["config (defaults)"], **printed["config (set)"]}
             found = shown["lambda_" if key == "lambda" else key]
             # A mapping is merged with that of the file that is extended.

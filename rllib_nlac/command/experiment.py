@@ -9,7 +9,6 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +88,18 @@ class Experiment:
         """Where its folder is made: an address such as s3://bucket/results, or an absolute path; None is Ray's default."""
         path = self.tune.get("storage_path")
         return str(Path(path).expanduser().absolute()) if path and not is_address(path) else path
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of its trials; None where only Ray reads and writes, as at s3://bucket/results."""
+        if self.storage and is_address(self.storage):
+            return None
+        return (Path(self.storage) if self.storage else Path.home() / "ray_results") / self.name
+
+    @property
+    def place(self) -> str:
+        """Folder or address of its trials, for a person."""
+        return str(self.folder or f"{str(self.storage).rstrip('/')}/{self.name}")
 
     @property
     def metrics(self) -> list[tuple[str, str]]:
@@ -192,7 +203,9 @@ def resolve(experiment: Experiment, where: str = "config") -> AlgorithmConfig:
     trainable = algorithm_class(experiment.run, where, str(experiment.config.get("env")))
     first: AlgorithmConfig | None = None
     mutated = search.mutated(experiment.tune.get("scheduler"), where)
-    in_turn = chain(search.variants(experiment.config, where), search.variants(_over(experiment.config, mutated), where))
+    in_turn = (
+        variant for each in (experiment.config, _over(experiment.config, mutated)) for variant in search.variants(each, where)
+    )
     for variant in in_turn:
         config = trainable.get_default_config()
         known = config_keys(config) | {"lambda", "callbacks", "framework"}
@@ -309,17 +322,19 @@ def checkpoint_config(experiment: Experiment) -> CheckpointConfig:
     given = experiment.tune.get("checkpoint_config") or {}
     score, frequency = str(given.get("checkpoint_score_attribute") or ""), given.get("checkpoint_frequency") or 0
     interval = experiment.config.get("evaluation_interval")
-    if score.startswith("evaluation/") and isinstance(interval, Mapping):
+    if not score.startswith("evaluation/"):
+        return CheckpointConfig(**given)
+    if isinstance(interval, Mapping):
         raise ExperimentError(
             f"{experiment.name}, config: evaluation_interval must be one number where checkpoints are kept by {score!r}"
         )
-    if score.startswith("evaluation/") and (not interval or not frequency or frequency % interval):
+    if not interval or not frequency or frequency % interval:
         # A checkpoint without a score counts as the best for Tune.
         raise ExperimentError(
             f"{experiment.name}, checkpoint_config: to keep checkpoints by {score!r}, checkpoint_frequency must be a multiple "
             f"of evaluation_interval; they are {frequency} and {interval}"
         )
-    if score.startswith("evaluation/") and interval and given.get("checkpoint_at_end"):
+    if given.get("checkpoint_at_end"):
         last = experiment.stop.get("training_iteration")
         if set(experiment.stop) != {"training_iteration"} or not isinstance(last, int) or last % interval:
             raise ExperimentError(

@@ -18,7 +18,6 @@ from ray.tune import ExperimentAnalysis
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, DamagedCheckpoint, examine, last_whole, remove_unfinished
 from rllib_nlac.command.experiment import Experiment, ExperimentError, checkpoint_config, trainable_of
 from rllib_nlac.command.search import varied
-from rllib_nlac.names import is_address
 
 SAMPLES = "--num-samples"
 STATE = "experiment_state-"  # begins the name of what Tune knows of an experiment
@@ -32,7 +31,7 @@ def those_begun(experiments: Sequence[Experiment]) -> list[str]:
     """
     begun = [experiment.name for experiment in experiments if _has_state(experiment)]
     if not begun:
-        where = " or ".join(map(place_of, experiments))
+        where = " or ".join(experiment.place for experiment in experiments)
         raise ExperimentError(
             f"nothing to resume: {where} holds no experiment. Give the --storage-path of the interrupted run, or leave out "
             "--resume to start anew"
@@ -41,10 +40,10 @@ def those_begun(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def _has_state(experiment: Experiment, since: float = 0.0) -> bool:
-    if not is_remote(experiment):
-        return any(file.stat().st_mtime >= since for file in folder_of(experiment).glob(f"{STATE}*.json"))
+    if experiment.folder is not None:
+        return any(file.stat().st_mtime >= since for file in experiment.folder.glob(f"{STATE}*.json"))
     try:
-        system, path = fs.FileSystem.from_uri(place_of(experiment))
+        system, path = fs.FileSystem.from_uri(experiment.place)
         found = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     except (ArrowException, OSError):  # a storage that Ray may know all the same, and then says what is wrong
         return True
@@ -118,10 +117,10 @@ def make_resumable(experiment: Experiment, restore: Path | None = None) -> list[
         ExperimentError: It was begun with other settings.
         CheckpointError: A trial has checkpoints, and none of them can be used.
     """
-    if is_remote(experiment):
+    if experiment.folder is None:
         return []
     lines = []
-    trials = ExperimentAnalysis(str(folder_of(experiment))).trials
+    trials = ExperimentAnalysis(str(experiment.folder)).trials
     check_unchanged(experiment, trials, restore)
     for trial in trials:
         lines += _put_right(Path(trial.path), own_checkpoint(trial))
@@ -170,23 +169,6 @@ def _put_right(where: Path, recorded: Path | None) -> list[str]:
     return lines
 
 
-def is_remote(experiment: Experiment) -> bool:
-    """Whether an experiment is kept where only Ray reads and writes, such as s3://bucket/results."""
-    return is_address(experiment.storage or "")
-
-
-def place_of(experiment: Experiment) -> str:
-    """Where an experiment is kept, for a person."""
-    if is_remote(experiment):
-        return f"{str(experiment.storage).rstrip('/')}/{experiment.name}"
-    return str(folder_of(experiment))
-
-
-def folder_of(experiment: Experiment) -> Path:
-    """Where an experiment's trials are, on this machine."""
-    return (Path(experiment.storage) if experiment.storage else Path.home() / "ray_results") / experiment.name
-
-
 def how_to_go_on(experiment: Experiment, since: float = 0.0) -> list[str]:
     """What a person should know who has interrupted an experiment.
 
@@ -194,18 +176,18 @@ def how_to_go_on(experiment: Experiment, since: float = 0.0) -> list[str]:
         experiment: The one.
         since: When it began; what was written before is another run's.
     """
-    if not (is_remote(experiment) or _has_state(experiment, since)):
+    folder = experiment.folder
+    if folder is not None and not _has_state(experiment, since):
         return ["Interrupted before anything was begun: there is nothing to go on with."]
-    trials = [folder for folder in folder_of(experiment).glob("*/") if folder.stat().st_mtime >= since]
     where = (
         "from the last checkpoint of each trial"
-        if is_remote(experiment) or any(map(last_whole, trials))
+        if folder is None or any(last_whole(trial) for trial in folder.glob("*/") if trial.stat().st_mtime >= since)
         else "from the beginning, as no checkpoint was written yet (in a new run checkpoint_config: {checkpoint_frequency: 1} "
         "writes them)"
     )
     return [
         f"Interrupted. Go on by: {command_to_resume()}",
-        f"                       {where}; all is in {place_of(experiment)}",
+        f"                       {where}; all is in {experiment.place}",
     ]
 
 

@@ -26,7 +26,7 @@ from rllib_nlac.command.experiment import (
 )
 from rllib_nlac.command.progress import ProgressLines
 from rllib_nlac.command.report import tell, tell_of_failure
-from rllib_nlac.command.resume import folder_of, how_to_go_on, is_remote, kept_checkpoint, make_resumable, those_begun
+from rllib_nlac.command.resume import how_to_go_on, kept_checkpoint, make_resumable, those_begun
 from rllib_nlac.command.search import chosen
 from rllib_nlac.command.terminal import VisibleHandler, Waiting, terminal
 from rllib_nlac.command.tune_keys import MetricCheck
@@ -112,7 +112,7 @@ def _run(
 ) -> bool:
     """Runs one experiment through Tune; returns whether every trial ended well."""
     options = tune_arguments(experiment)
-    folder = None if is_remote(experiment) else folder_of(experiment)
+    folder = experiment.folder
     if folder is not None:
         check_storage(folder)
     if restore is not None:

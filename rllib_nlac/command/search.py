@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ def has_spaces(value: Any) -> bool:
     return space_of(value) is not None or (isinstance(value, Mapping) and any(map(has_spaces, value.values())))
 
 
-def variants(config: Mapping[str, Any], where: str = "config") -> Iterator[dict[str, Any]]:
+def variants(config: Mapping[str, Any], where: str = "config") -> list[dict[str, Any]]:
     """The configuration with each search space replaced by one of its values, the others at their first.
 
     A list gives all its values, a range its two ends.
@@ -53,11 +53,7 @@ def variants(config: Mapping[str, Any], where: str = "config") -> Iterator[dict[
     Raises:
         ExperimentError: A search space is malformed.
     """
-    first = {key: _examples(value, f"{where}, {key}")[0] for key, value in config.items()}
-    yield first
-    for key, value in config.items():
-        for example in _examples(value, f"{where}, {key}")[1:]:
-            yield {**first, key: example}
+    return _one_changed({key: _examples(value, f"{where}, {key}") for key, value in config.items()})
 
 
 def _examples(value: Any, where: str) -> list[Any]:
@@ -72,10 +68,14 @@ def _examples(value: Any, where: str) -> list[Any]:
         # Tune draws up to the upper bound, but for whole numbers that it does not round, where it stops before.
         return [low, high - 1] if name in ("randint", "lograndint") else [low, high]
     if isinstance(value, Mapping):
-        examples = {key: _examples(inner, f"{where}/{key}") for key, inner in value.items()}
-        first = {key: inner[0] for key, inner in examples.items()}
-        return [first, *({**first, key: other} for key, inner in examples.items() for other in inner[1:])]
+        return _one_changed({key: _examples(inner, f"{where}/{key}") for key, inner in value.items()})
     return [value]
+
+
+def _one_changed(examples: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Mappings with the first example of each key, then with another example of one key at a time."""
+    first = {key: values[0] for key, values in examples.items()}
+    return [first, *({**first, key: other} for key, values in examples.items() for other in values[1:])]
 
 
 def domain(value: Any, where: str = "config") -> Any:
@@ -113,13 +113,9 @@ def scheduler(
     known_names = {**SCHEDULER_IMPORT, "asha": SCHEDULER_IMPORT["async_hyperband"]}
     if name not in known_names:
         raise ExperimentError(f"{where}, scheduler: {unknown_key(name, known_names, 'scheduler')}")
-    # Tune would drop what it does not know without a word.
     found = known_names[name]
     cls = found() if inspect.isfunction(found) else found
-    known = set(inspect.signature(cls).parameters)
-    for key in arguments:
-        if key not in known:
-            raise ExperimentError(f"{where}, scheduler: {unknown_key(key, known)}")
+    known = _parameters(cls, arguments, f"{where}, scheduler")
     if "time_attr" in known:
         arguments.setdefault("time_attr", "training_iteration")
     if "require_attrs" in known:
@@ -229,12 +225,8 @@ def search_algorithm(given: Mapping[str, Any] | str | None, where: str, metric: 
     name, arguments = _named(given, where, "search_alg")
     if name not in SEARCH_ALG_IMPORT:
         raise ExperimentError(f"{where}, search_alg: {unknown_key(name, SEARCH_ALG_IMPORT, 'search algorithm')}")
-    # Tune would drop what it does not know without a word.
     cls = _create(SEARCH_ALG_IMPORT[name], {}, f"{where}, search_alg", package=name)
-    known = set(inspect.signature(cls).parameters)
-    for key in arguments:
-        if key not in known:
-            raise ExperimentError(f"{where}, search_alg: {unknown_key(key, known)}")
+    _parameters(cls, arguments, f"{where}, search_alg")
     if name not in ("random", "variant_generator"):
         arguments |= {"metric": metric, "mode": mode}
     if issubclass(cls, Searcher):
@@ -287,6 +279,15 @@ def _named(given: Mapping[str, Any] | str, where: str, key: str) -> tuple[str, d
         )
     arguments = dict(given)
     return str(arguments.pop("type")), arguments
+
+
+def _parameters(cls: type, arguments: Mapping[str, Any], where: str) -> set[str]:
+    """Names of what a class of Tune's takes; Tune itself drops an argument that it does not know without a word."""
+    known = set(inspect.signature(cls).parameters)
+    for key in arguments:
+        if key not in known:
+            raise ExperimentError(f"{where}: {unknown_key(key, known)}")
+    return known
 
 
 def _create(make: Callable[..., Any], arguments: dict[str, Any], where: str, package: str = "") -> Any:

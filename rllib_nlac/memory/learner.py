@@ -164,8 +164,7 @@ def _gradients(numbers: int, size: int, stage: int, share: int, has_master: bool
     if not has_master:
         return size * numbers, ""
     own = size * numbers / (share if stage >= 2 else 1)
-    in_float32 = 4 * numbers / (share if stage >= 1 else 1)
-    return own + in_float32, f"as they come and in float32{_over(share if stage >= 1 else 1)}"
+    return own + 4 * numbers / share, f"as they come and in float32{_over(share)}"
 
 
 def _over(share: int) -> str:
