@@ -32,8 +32,8 @@ from sklearn.model_selection import GroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from transformers import AutoModelForCausalLM
 
-from rllib_nlac.algorithm.calibration import auc, brier
 from rllib_nlac.command.evaluate import evaluation_runner
+from rllib_nlac.diagnostics.calibration import auc, brier
 from rllib_nlac.episode import episode_success
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.nlac import NLAC

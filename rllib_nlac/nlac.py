@@ -15,11 +15,11 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.activity import activity
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.algorithm.metrics import SECONDS, log_replay, log_stages, stage
-from rllib_nlac.algorithm.record import Learned
 from rllib_nlac.algorithm.recorded import CriticisedBatch, RecordedAlgorithm, RecordedConfig
 from rllib_nlac.algorithm.replay import ReplayConfig
-from rllib_nlac.algorithm.writer import TransitionWriter
+from rllib_nlac.diagnostics.metrics import SECONDS, log_replay, log_stages, stage
+from rllib_nlac.diagnostics.record import Learned
+from rllib_nlac.diagnostics.tensorboard import TransitionWriter
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence

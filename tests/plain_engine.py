@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.token_usage import Tally
 from rllib_nlac.types import Generation, Request, Weights
 
 

@@ -8,6 +8,7 @@ FLOORS = (
     ("envs", "language", "learner"),
     ("checkpoints", "sampling", "sync", "tiny"),
     ("replay",),
+    ("diagnostics",),
     ("algorithm",),
     ("inspector", "nlac", "reporting"),
     ("ablations", "baselines"),

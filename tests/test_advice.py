@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from told_runs import GOOD, changed, evaluation, result, run_of
 
-from rllib_nlac.algorithm.told import largest_k
+from rllib_nlac.diagnostics.results import Run, largest_k
 from rllib_nlac.reporting.advice import RULES, advise
-from rllib_nlac.reporting.results import Run
 
 
 def _numbered(results: list[dict]) -> list[dict]:

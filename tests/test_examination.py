@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rllib_nlac.algorithm import examined
 from rllib_nlac.algorithm.examination import Examiner, calibration, compared, examine, forks_of, log, predictions
-from rllib_nlac.algorithm.trends import UNPARSED, Trends
+from rllib_nlac.diagnostics.trends import UNPARSED, Trends
 from rllib_nlac.episode import TASK, TASK_SEED
 from rllib_nlac.language.prediction import predicted_success
 from rllib_nlac.language.stages import LanguageStages

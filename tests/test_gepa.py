@@ -15,10 +15,10 @@ from chat_server import ChatServer
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from scripted_engine import CutOff, ScriptedEngine, last_message
 
-from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines import gepa
 from rllib_nlac.baselines.gepa import GEPA, GEPAConfig
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
+from rllib_nlac.diagnostics.notices import Notices
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import messages_at, task_seed_of

@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import SETTINGS, script, transition
 
 from benchmarks.attacks.texts import HOSTILE, change_nothing_else, not_played
-from rllib_nlac.algorithm.in_words import transition_parts
+from rllib_nlac.diagnostics.in_words import transition_parts
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.inputs.foreign import fenced_parts

@@ -22,7 +22,10 @@ from hypothesis import strategies as st
 from recorded import episode, make_run, result, transition, write_iteration, write_lines
 from typer.testing import CliRunner
 
-from rllib_nlac.algorithm.record import (
+from rllib_nlac.command.cli import app
+from rllib_nlac.command.inspect import inspect
+from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.diagnostics.record import (
     EVALUATION,
     ITERATION,
     Learned,
@@ -34,9 +37,6 @@ from rllib_nlac.algorithm.record import (
     plain,
     transition_lines,
 )
-from rllib_nlac.command.cli import app
-from rllib_nlac.command.inspect import inspect
-from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.inspector.atif import trajectories
 from rllib_nlac.inspector.buffer import read_checkpoint
 from rllib_nlac.inspector.bundle import Texts, bundle, columns, thinned

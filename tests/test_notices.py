@@ -18,18 +18,18 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.experiment import Trial
 
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
-from rllib_nlac.algorithm.trends import Trends
-from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
 from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.diagnostics.notices import NOTICES, Notices, shown
+from rllib_nlac.diagnostics.results import Run
+from rllib_nlac.diagnostics.trends import Trends
+from rllib_nlac.diagnostics.watch import Watched
 from rllib_nlac.engine.template import ChatTemplate
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.reporting.advice import advise
 from rllib_nlac.reporting.report import markdown
-from rllib_nlac.reporting.results import Run
 from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 

@@ -16,7 +16,7 @@ from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.shared import SharedState, checksum
-from rllib_nlac.engine.tally import Tally, Tokens
+from rllib_nlac.engine.token_usage import Tally, Tokens
 from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.types import Generation, Request, Weights
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from told_runs import GOOD, changed, evaluation, result, run_of
 
-from rllib_nlac.algorithm.examples import EXAMPLES, Examples, chosen, read_examples
+from rllib_nlac.diagnostics.examples import EXAMPLES, Examples, chosen, read_examples
+from rllib_nlac.diagnostics.results import Run, Setting, differing, read_results
 from rllib_nlac.inputs.foreign import code, fenced
 from rllib_nlac.reporting.advice import advise
 from rllib_nlac.reporting.costs import stages
 from rllib_nlac.reporting.pictures import calibration, pictures
 from rllib_nlac.reporting.report import REPORT, markdown, summary, write_report
-from rllib_nlac.reporting.results import Run, Setting, differing, read_results
 from rllib_nlac.reporting.svg import Chart, Line, ticks
 from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Transition
 

@@ -21,12 +21,12 @@ from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines import stock
 from rllib_nlac.baselines.stock import LEAP, NEXT_EPISODES, TextAPPO, TextAPPOConfig, TextPPO, TextPPOConfig
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import PAD, TextToTokens, TokenSequence, TokenValueModule
 from rllib_nlac.checkpoints.checkpoint import read_manifest
+from rllib_nlac.diagnostics.watch import Watched
 from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import GENERATION, MESSAGES

@@ -18,12 +18,12 @@ import rllib_nlac.inputs.endpoint
 from rllib_nlac import NLACConfig
 from rllib_nlac.activity import activity
 from rllib_nlac.algorithm.manners import manners_that_suit
-from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.baselines.sdpo import SDPOConfig
+from rllib_nlac.diagnostics.watch import Watched
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import EndpointChat, EndpointEngine
 from rllib_nlac.engine.vllm_structure import THINKING, register_thinking, why_not

@@ -18,7 +18,6 @@ from scripted_roles import FRESH, NEXT, NO, role_of, thinking
 
 from rllib_nlac.ablations import Constant, Fresh, Permuted, WhatCame
 from rllib_nlac.algorithm.examination import Examiner, forks_of
-from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.erl import ERL, ERLConfig
 from rllib_nlac.baselines.gepa import GEPA, GEPAConfig
 from rllib_nlac.baselines.nlql import BestOfStages
@@ -26,6 +25,7 @@ from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
 from rllib_nlac.baselines.sdpo import SDPO, SDPOConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistillationConfig
+from rllib_nlac.diagnostics.notices import Notices
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.stages import LanguageStages

@@ -13,10 +13,10 @@ from scripted_roles import SETTINGS, script, transition
 
 from rllib_nlac.ablations import FreshActions
 from rllib_nlac.algorithm.examination import Examiner
-from rllib_nlac.algorithm.spending import Spending
+from rllib_nlac.diagnostics.token_usage import Spending
 from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.remote import RemoteEngines
-from rllib_nlac.engine.tally import Tally, Tokens
+from rllib_nlac.engine.token_usage import Tally, Tokens
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.sampling.refining import RefiningPolicy

@@ -14,9 +14,9 @@ from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.logs import LOGGED
-from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.algorithm.replay import REPLAY_BUFFER, ReplayAlgorithm
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
+from rllib_nlac.diagnostics.notices import Notices
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities

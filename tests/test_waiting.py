@@ -10,11 +10,11 @@ import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import ANSWERS, EPISODES, Activity, Doing, activity, read_from_ray
-from rllib_nlac.algorithm.metrics import SECONDS, stage
 from rllib_nlac.command import ray as rays
 from rllib_nlac.command import waiting as waiting_module
 from rllib_nlac.command.terminal import QUIET_S, Terminal, VisibleHandler
 from rllib_nlac.command.waiting import Waiting
+from rllib_nlac.diagnostics.metrics import SECONDS, stage
 
 HOSTILE = "\x1b]0;owned\x07 [bold]x[/bold]\r\nnext"
 

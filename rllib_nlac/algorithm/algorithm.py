@@ -30,8 +30,13 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from rllib_nlac.activity import EPISODES, STEPS, activity
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.idle import IDLE, Stopwatch
-from rllib_nlac.algorithm.metrics import (
+from rllib_nlac.algorithm.placement import check_cluster, trial_request
+from rllib_nlac.checkpoints.checked import CheckedCheckpoints
+from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
+from rllib_nlac.checkpoints.shards import is_divided, load_shards, save_shards, shard_facts
+from rllib_nlac.checkpoints.storage import check_storage
+from rllib_nlac.diagnostics.idle import IDLE, Stopwatch
+from rllib_nlac.diagnostics.metrics import (
     SECONDS,
     kl_to_base,
     log_collection,
@@ -40,13 +45,8 @@ from rllib_nlac.algorithm.metrics import (
     logprob_gap,
     stage,
 )
-from rllib_nlac.algorithm.placement import check_cluster, trial_request
-from rllib_nlac.algorithm.spending import Spending
-from rllib_nlac.algorithm.watch import Watched
-from rllib_nlac.checkpoints.checked import CheckedCheckpoints
-from rllib_nlac.checkpoints.checkpoint import CheckpointError, VerifiedFolder
-from rllib_nlac.checkpoints.shards import is_divided, load_shards, save_shards, shard_facts
-from rllib_nlac.checkpoints.storage import check_storage
+from rllib_nlac.diagnostics.token_usage import Spending
+from rllib_nlac.diagnostics.watch import Watched
 from rllib_nlac.engine.make import make_engine
 from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.language.stages import LanguageStages

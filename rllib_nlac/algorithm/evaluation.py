@@ -20,8 +20,8 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import EPISODES, activity
-from rllib_nlac.algorithm.calibration import wilson
-from rllib_nlac.algorithm.watch import Watched
+from rllib_nlac.diagnostics.calibration import wilson
+from rllib_nlac.diagnostics.watch import Watched
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.episode import episode_success, generations_of, task_of
 from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age

@@ -20,9 +20,9 @@ from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.algorithm import ranges
-from rllib_nlac.algorithm.calibration import by_size, comparison, figures, reliability
-from rllib_nlac.algorithm.record import age
-from rllib_nlac.algorithm.roles import RolesConfig
+from rllib_nlac.algorithm.critic_config import CriticConfig
+from rllib_nlac.diagnostics.calibration import by_size, comparison, figures, reliability
+from rllib_nlac.diagnostics.record import age
 from rllib_nlac.episode import episode_success, task_of, task_seed_of
 from rllib_nlac.language.prediction import predicted_success, prediction_stage
 from rllib_nlac.language.report import StageReport
@@ -60,7 +60,7 @@ class ExaminationSettings:
     branches: int = 0
 
 
-class ExaminationConfig(RolesConfig):
+class ExaminationConfig(CriticConfig):
     """What evaluation asks a critic in words. A mixin, like ``LanguageConfig``."""
 
     NESTED_RANGES = {

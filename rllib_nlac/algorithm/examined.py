@@ -16,8 +16,8 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import play_forks
 from rllib_nlac.algorithm.examination import Examiner, examine, log
 from rllib_nlac.algorithm.replay import ReplayAlgorithm
-from rllib_nlac.algorithm.watch import Watched
-from rllib_nlac.algorithm.writer import TransitionWriter
+from rllib_nlac.diagnostics.tensorboard import TransitionWriter
+from rllib_nlac.diagnostics.watch import Watched
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.types import Future, Refinement, Transition

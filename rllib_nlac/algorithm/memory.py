@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
+from rllib_nlac.algorithm.critic_config import CriticConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
-from rllib_nlac.algorithm.roles import RolesConfig
 from rllib_nlac.engine.memory import BYTES, Cache, EnginePlan, Part, engine_parts, plan_of
 from rllib_nlac.engine.shapes import ModelShape, shape_of
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, answered_by
@@ -268,7 +268,7 @@ def _sets(config: LanguageConfig) -> tuple[str, ...]:
     if not config.trains:
         return ()
     sets = [which.value for which in getattr(config, "learned_sets", (Weights.POLICY,))]
-    if isinstance(config, RolesConfig):
+    if isinstance(config, CriticConfig):
         variant = getattr(config.algo_class, "variant", NLAC_AS_IT_IS)
         if Weights.INITIAL in answered_by(config.stage_settings, variant).values():
             sets.append(Weights.INITIAL.value)

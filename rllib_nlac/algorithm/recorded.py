@@ -17,8 +17,8 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.examination import ExaminationConfig
 from rllib_nlac.algorithm.examined import ExaminedAlgorithm
-from rllib_nlac.algorithm.metrics import stage
-from rllib_nlac.algorithm.record import (
+from rllib_nlac.diagnostics.metrics import stage
+from rllib_nlac.diagnostics.record import (
     EVALUATION,
     ITERATION,
     Learned,

@@ -28,10 +28,10 @@ from rllib_nlac.activity import EPISODES
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import on_runners
-from rllib_nlac.algorithm.metrics import log_collection, stage
-from rllib_nlac.algorithm.spending import Spending
 from rllib_nlac.baselines.react import ENDPOINT_RANGES, ReAct, ReActConfig
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
+from rllib_nlac.diagnostics.metrics import log_collection, stage
+from rllib_nlac.diagnostics.token_usage import Spending
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.engine.endpoint_engine import EndpointChat
 from rllib_nlac.engine.make import make_engine

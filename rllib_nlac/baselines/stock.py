@@ -24,12 +24,12 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_MODULE_STEPS_TRAINED
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.algorithm.placement import Kind, hold_own_gpu
-from rllib_nlac.algorithm.told import figure
 from rllib_nlac.algorithm.transfer import AUTO
-from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
+from rllib_nlac.diagnostics.results import figure
+from rllib_nlac.diagnostics.watch import Watched
 from rllib_nlac.engine.shared import NotFiniteError, broken_tensors
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.stopped import MAX_IN_A_ROW

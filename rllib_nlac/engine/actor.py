@@ -15,7 +15,7 @@ import torch
 from rllib_nlac.engine.buckets import Plan
 from rllib_nlac.engine.channel import Invitation
 from rllib_nlac.engine.protocol import EngineError, LocalEngine, WeightsMissing
-from rllib_nlac.engine.tally import Tokens
+from rllib_nlac.engine.token_usage import Tokens
 from rllib_nlac.types import Generation, Request, Weights
 
 

@@ -13,7 +13,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.token_usage import Tally
 from rllib_nlac.inputs.endpoint import Answer, Endpoint, EndpointError, RequestRefusedError
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.types import Generation, Request, Weights

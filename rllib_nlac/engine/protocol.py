@@ -9,7 +9,7 @@ import torch
 
 from rllib_nlac.engine.buckets import Plan
 from rllib_nlac.engine.channel import Invitation
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.token_usage import Tally
 from rllib_nlac.types import Generation, Request, Weights
 
 

@@ -17,7 +17,7 @@ from rllib_nlac.engine.buckets import Plan
 from rllib_nlac.engine.channel import ChannelError, Invitation
 from rllib_nlac.engine.protocol import EngineError, WeightsMissing
 from rllib_nlac.engine.shared import SharedState
-from rllib_nlac.engine.tally import Tokens
+from rllib_nlac.engine.token_usage import Tokens
 from rllib_nlac.types import Generation, Request, Weights
 
 

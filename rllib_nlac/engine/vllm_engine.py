@@ -26,7 +26,7 @@ from rllib_nlac.engine.model_folder import precision
 from rllib_nlac.engine.places import alone_on_shared_gpu, has_gpu
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.token_usage import Tally
 from rllib_nlac.engine.vllm_structure import THINKING, register_thinking, structure, why_not
 from rllib_nlac.types import Generation, Request, Weights
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain
-from rllib_nlac.algorithm.told import RESULTS, one_branch, with_beginning
+from rllib_nlac.diagnostics.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain
+from rllib_nlac.diagnostics.results import RESULTS, one_branch, with_beginning
 
 PARAMETERS = "params.json"
 # Of the results only what a reader asks about; the rest are timers and the configuration once more.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rllib_nlac.diagnostics.results import Run
 from rllib_nlac.reporting import critic_rules, run_rules
-from rllib_nlac.reporting.results import Run
 
 Rule = Callable[[Run], str | None]
 

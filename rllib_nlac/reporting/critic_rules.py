@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from rllib_nlac.algorithm.manners import SHIPPED_MODELS
-from rllib_nlac.algorithm.told import ROLES, WITH_FORM, figure, largest_k
-from rllib_nlac.reporting.results import Results, Run
+from rllib_nlac.diagnostics.results import ROLES, WITH_FORM, Results, Run, figure, largest_k
 
 CRITIC, STAGES = "evaluation/critic", "language_stages"
 LEAST_STATES = 30  # turns, before what the critic says of them counts

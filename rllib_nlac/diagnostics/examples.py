@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.in_words import transition_parts
+from rllib_nlac.diagnostics.in_words import transition_parts
 from rllib_nlac.inputs import plain_json
 from rllib_nlac.language.prediction import predicted_success
 from rllib_nlac.types import BellmanTarget, Refinement

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rllib_nlac.algorithm.examples import Examples
-from rllib_nlac.algorithm.in_words import state_parts, transition_parts
+from rllib_nlac.diagnostics.examples import Examples
+from rllib_nlac.diagnostics.in_words import state_parts, transition_parts
 from rllib_nlac.inputs.foreign import fenced_parts
 from rllib_nlac.types import BellmanTarget, Refinement
 

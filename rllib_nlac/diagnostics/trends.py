@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rllib_nlac.algorithm.told import ROLES, figure, largest_k
+from rllib_nlac.diagnostics.results import ROLES, figure, largest_k
 
 Say = Callable[[str, str | None], None]  # a trouble's name, and what to say of it
 

@@ -15,10 +15,10 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_ENV_STEPS_SAMPLED
 
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
-from rllib_nlac.algorithm.metrics import SECONDS
-from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
-from rllib_nlac.algorithm.told import BEFORE, ROLES, WITH_FORM, figure
-from rllib_nlac.algorithm.trends import Trends
+from rllib_nlac.diagnostics.metrics import SECONDS
+from rllib_nlac.diagnostics.notices import NOTICES, Notices, shown
+from rllib_nlac.diagnostics.results import BEFORE, ROLES, WITH_FORM, figure
+from rllib_nlac.diagnostics.trends import Trends
 from rllib_nlac.engine.chat import TOO_LONG
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.sampling.collector import CollectionError

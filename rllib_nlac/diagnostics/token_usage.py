@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rllib_nlac.engine.remote import RemoteEngines
-from rllib_nlac.engine.tally import PROMPT_TOKENS, TOKENS, Tokens
+from rllib_nlac.engine.token_usage import PROMPT_TOKENS, TOKENS, Tokens
 
 
 class Spending:
