@@ -130,7 +130,7 @@ class Examination:
             dtype = self.algorithm.config.model_settings["dtype"]
             initial = AutoModelForCausalLM.from_pretrained(self.algorithm.config.model_path, dtype=dtype)
             self.algorithm.engine.set_weights(Weights.INITIAL, 0, served_state(initial))
-        futures = self.algorithm.examiner(self.k).predict(self.turns, weights)
+        futures = self.algorithm.examination.examiner(self.k).predict(self.turns, weights)
         shares = {
             what: np.array([statistics.fmean(map(says, own)) if own else self.came[what].mean() for own in futures])
             for what, says in self._says.items()

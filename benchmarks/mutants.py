@@ -89,7 +89,7 @@ PARTS: dict[str, list[str]] = {
     "engine/lora": ["test_lora", "test_ranges"],
     "engine/chat": ["test_chat", "test_control_tokens", "test_hostile_texts", "test_model_folder"],
     "ablations": ["test_stages", "test_roles", "test_taint"],
-    "algorithm/examination": ["test_examination", "test_roles", "test_taint"],
+    "diagnostics/examination": ["test_examination", "test_roles", "test_taint"],
     "diagnostics/calibration": ["test_calibration"],
     "sync/sync": ["test_sync", "test_not_finite"],
     "baselines/grpo": [*_BASELINES, "test_gradients"],

@@ -466,7 +466,7 @@ def test_a_real_run_records_itself_and_goes_on_where_it_cannot(small, tmp_path, 
     algorithm = small.build_algo()
     try:
         results = [algorithm.train() for _ in range(2)]
-        run = RunReader(algorithm.record.folder.parent).read()
+        run = RunReader(algorithm.recorder.record.folder.parent).read()
         every = [line for line in run.lines if line["kind"] == "transition"]
         assert {line["iteration"]: sum(line["iteration"] == each["iteration"] for each in every) for line in every} == {
             1: 16,
@@ -492,10 +492,10 @@ def test_a_real_run_records_itself_and_goes_on_where_it_cannot(small, tmp_path, 
         assert results[-1]["seconds"]["record"] > 0
 
         (tmp_path / "file").write_text("in the way")
-        folder, algorithm.record.folder = algorithm.record.folder, tmp_path / "file" / "transitions"
+        folder, algorithm.recorder.record.folder = algorithm.recorder.record.folder, tmp_path / "file" / "transitions"
         said = [algorithm.train().get("notices", "") for _ in range(2)]
         assert said[0].count("the record for rllib inspect has a gap") == 1 and "has a gap" not in said[1]
-        algorithm.record.folder = folder
+        algorithm.recorder.record.folder = folder
         algorithm.train()
         assert numbers(folder.parent) == [1, 2, 5]
 

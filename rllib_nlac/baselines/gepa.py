@@ -31,7 +31,7 @@ from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.baselines.react import ENDPOINT_RANGES, ReAct, ReActConfig
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.diagnostics.metrics import log_collection, stage
-from rllib_nlac.diagnostics.token_usage import Spending
+from rllib_nlac.diagnostics.token_usage import IterationTokens
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.engine.endpoint_engine import EndpointChat
 from rllib_nlac.engine.make import make_engine
@@ -124,7 +124,7 @@ class GEPA(ReAct):
         if endpoint := self.config.reflection_endpoint:
             self.reflection_chat = EndpointChat(self.chat)
             self.reflector = make_engine(replace(self.config.engine_spec, endpoint=endpoint), self.reflection_chat)
-            self.spending = Spending(self.engine, self.reflector)
+            self.token_usage = IterationTokens(self.engine, self.reflector)
 
     @override(Algorithm)
     def training_step(self) -> None:

@@ -92,7 +92,7 @@ class RolloutCritic(LanguageAlgorithm):
             (refinements,) = self.stages.drive(report, self.stages.improvement(judged, report, futures))
         targets = [target for group in described for target in group]
         log_stages(self.metrics, report, targets, refinements)
-        self.heed_stages(report)
+        self.watch.check_stages(report)
         return self._sequences(targets, refinements)
 
     def branch(self, prefixes: Sequence[Prefix], count: int) -> list[list[SingleAgentEpisode]]:

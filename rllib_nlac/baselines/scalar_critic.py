@@ -140,7 +140,7 @@ class ScalarCritic(ReplayAlgorithm):
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
         sample, states, next_states = self._prompted(self.replay(self.collect()))
-        self.heed_lessons(states)
+        self.check_lessons(states)
         if not states:
             return
         n, transitions = self.config.num_candidates, sample.transitions

@@ -1,50 +1,72 @@
-"""A transition in words, part by part, with all that the critic and the refinement said of it."""
+"""A line of the record in words, part by part.
+
+Anybody may have written the record: a value that is no text is shown as if it were missing.
+"""
 
 from __future__ import annotations
 
-from rllib_nlac.types import BellmanTarget, Refinement
+from collections.abc import Mapping
+from typing import Any
+
+from rllib_nlac.diagnostics.record import Line
+from rllib_nlac.diagnostics.results import figure
 
 
-def transition_parts(target: BellmanTarget, refinement: Refinement, limit: int | None = None) -> dict[str, str]:
+def is_refined(line: Line) -> bool:
+    """Whether the critique parsed, and refinement gave another action."""
+    return bool(line.get("critique") and line.get("refined")) and line.get("reason") in ("refined", "rejected")
+
+
+def transition_parts(line: Line, limit: int | None = None) -> dict[str, str]:
     """What was learned from a transition.
 
     Args:
-        target: What the critic learned.
-        refinement: What the policy learned.
+        line: The record's line of it.
         limit: Characters of each text; None keeps all.
 
     Returns:
         Texts by their headings, in the order in which they are read.
     """
-    t = target.transition
-    ended = "terminated" if t.terminated else "truncated" if t.truncated else "goes on"
+    reward, ended = figure(line, "reward"), _text(line.get("ended")) or "goes on"
+    came = f"{_cut(_text(line.get('observation')), limit)}   [reward {reward:g}, {_cut(ended, limit)}]"
+    following = (_cut(_text(line.get(name)) or "-", limit) for name in ("next_action", "next_future"))
     return {
-        **_judged(refinement, t.action, limit),
-        "What came next": f"{_cut(t.observation, limit)}   [reward {t.reward:g}, {ended}]",
-        "Next action and its future": f"{_cut(target.next_action or '-', limit)}\n{_cut(target.next_future or '-', limit)}",
-        "Bellman target": _cut(target.future.text, limit) if target.future else "(did not parse)",
+        **_judged(line, limit),
+        "What came next": came,
+        "Next action and its future": "\n".join(following),
+        "Bellman target": _cut(_text_of(line.get("target")), limit) or "(did not parse)",
     }
 
 
-def state_parts(refinement: Refinement) -> dict[str, str]:
+def state_parts(line: Line) -> dict[str, str]:
     """What the critic says today of a state and an action that it is asked about in every evaluation."""
-    t = refinement.transition
+    outcome = "success" if line.get("success") else "failure"
     return {
-        **_judged(refinement, t.action, None),
-        "What came next": f"{t.observation}   [the episode ended in {'success' if t.episode_success else 'failure'}]",
+        **_judged(line, None),
+        "What came next": f"{_text(line.get('observation'))}   [the episode ended in {outcome}]",
     }
 
 
-def _judged(refinement: Refinement, played: str, limit: int | None) -> dict[str, str]:
-    judged = refinement.transition.action
-    futures = "\n".join(f"{i}. {future.text}" for i, future in enumerate(refinement.futures, start=1))
+def _judged(line: Line, limit: int | None) -> dict[str, str]:
+    state, futures = (found if isinstance(found := line.get(name), list) else [] for name in ("state", "futures"))
+    dialogue = "\n".join(f"{_text(m.get('role'))}: {_text(m.get('content'))}" for m in state if isinstance(m, Mapping))
+    described = "\n".join(f"{number}. {_text_of(each)}" for number, each in enumerate(futures, start=1))
+    action, judged = _text(line.get("action")), _text(line.get("judged"))
     return {
-        "State": _cut("\n".join(f"{m.role}: {m.content}" for m in refinement.transition.state), limit, keep_end=True),
-        "Action": _cut(played if judged == played else f"{played}\n(judged instead: {judged})", limit),
-        "Futures that the critic reads": _cut(futures, limit) or "(none parsed)",
-        "Critique": _cut(refinement.critique.text, limit) if refinement.critique else "(did not parse)",
-        "Refined action": f"{_cut(refinement.action or '(none)', limit)}   [{refinement.reason}]",
+        "State": _cut(dialogue, limit, keep_end=True),
+        "Action": _cut(f"{action}\n(judged instead: {judged})" if judged else action, limit),
+        "Futures that the critic reads": _cut(described, limit) or "(none parsed)",
+        "Critique": _cut(_text_of(line.get("critique")), limit) or "(did not parse)",
+        "Refined action": f"{_cut(_text(line.get('refined')) or '(none)', limit)}   [{_cut(_text(line.get('reason')), limit)}]",
     }
+
+
+def _text_of(described: Any) -> str:
+    return _text(described.get("text")) if isinstance(described, Mapping) else ""
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _cut(text: str, limit: int | None, keep_end: bool = False) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,7 +128,7 @@ class Run:
         algorithm: Name of the algorithm.
         results: An iteration each, in their order; what a resumed run repeats counts once.
         settings: What differs from the algorithm's defaults.
-        examples: Transitions in words, as ``Examples`` keeps them.
+        examples: Lines of the record that the report shows, by their kinds; see ``reporting.transitions``.
         end: "done", "failed" or "interrupted".
         error: Why it failed, in brief; empty where it did not.
         restored: The checkpoint that it began with, if any.
@@ -140,7 +140,7 @@ class Run:
     algorithm: str
     results: Sequence[Results] = ()
     settings: Sequence[Setting] = ()
-    examples: Sequence[Mapping[str, Any]] = ()
+    examples: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     end: str = "done"
     error: str = ""
     restored: str | None = None

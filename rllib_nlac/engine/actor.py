@@ -65,7 +65,7 @@ class EngineActor:
 
     def tokens_so_far(self) -> dict[str, Tokens]:
         """What it has answered since it started, by role."""
-        return self._engine.tally.so_far()
+        return self._engine.token_usage.so_far()
 
     def _hand_over(self, call: str, arguments: tuple) -> Any:
         future: Future = Future()

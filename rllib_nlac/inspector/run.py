@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.diagnostics.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain
+from rllib_nlac.diagnostics.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain, read_lines
 from rllib_nlac.diagnostics.results import RESULTS, one_branch, with_beginning
 
 PARAMETERS = "params.json"
@@ -31,7 +31,6 @@ TOLD = (
 CALIBRATION = "evaluation/critic/"
 STOPPED = "learners/default_policy/num_stopped_steps"
 MAX_ROWS = 2000  # of the curves
-MAX_LINE = 64 << 20  # characters
 MAX_ITERATION = 10**9  # no run has more
 LARGEST = 1e300  # of a number; NaN is no smaller
 EXACT = 1 << 53  # beyond it a browser rounds whole numbers
@@ -160,7 +159,7 @@ class RunReader:
         state = _state(path)
         known = self._parsed.get(path)
         if known is None or known[0] != state:
-            known = state, _read_lines(path)
+            known = state, read_lines(path)
             self._parsed[path] = known
         return known[1]
 
@@ -181,26 +180,6 @@ def _state(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_mtime_ns, found.st_size
-
-
-def _read_lines(path: Path) -> tuple[Lines, int]:
-    """The objects of a file of JSON lines, and how many lines are none; the last may be half written."""
-    found: Lines = []
-    bad = 0
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    value = json.loads(line) if len(line) <= MAX_LINE else None
-                except (ValueError, RecursionError):
-                    value = None
-                if isinstance(value, dict):
-                    found.append(value)
-                elif line.endswith("\n") and line.strip():
-                    bad += 1
-    except OSError:
-        pass
-    return found, bad
 
 
 def _read_object(path: Path) -> dict[str, Any]:
