@@ -88,8 +88,8 @@ RULE_CASES = {
         changed(changed(GOOD, "evaluation/repeated/pass_at_4", 0.2), "evaluation/repeated/num_tasks", 3),
     ),
     "critic_forgets": (
-        critic(GOOD, auc=0.5),
-        critic(intervals((0.2, 0.3, 0.4), (0.2, 0.3, 0.4), (0.2, 0.3, 0.4)), auc=0.5),
+        critic(GOOD, auc=0.5, success=0.6),
+        critic(intervals((0.2, 0.3, 0.4), (0.2, 0.3, 0.4), (0.2, 0.3, 0.4)), auc=0.5, success=0.6),
     ),
     "leapt_from_base": (
         changed(changed(changed(GOOD, "kl_to_base", 0.1, 0), "kl_to_base", 0.1, 1), "kl_to_base", 0.31),

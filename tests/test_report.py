@@ -173,7 +173,7 @@ class TestWhatIsMissing:
         assert (
             "No evaluation asked a critic in words" in text and "| training, not measured by stage | 20.0 | 100% | - |" in text
         )
-        assert "None were kept" in text and "AUC" not in text and "pass@" not in text
+        assert "None were recorded" in text and "AUC" not in text and "pass@" not in text
 
     def test_an_environment_that_speaks_of_no_success(self):
         plain = [{"training_iteration": i, "env_runners": {"episode_return_mean": 10.0 * i}} for i in (1, 2)]
