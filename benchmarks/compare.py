@@ -31,11 +31,10 @@ import yaml
 from benchmarks.compare_plan import HERE, Cell, Plan, asked_for
 from benchmarks.compare_tables import COLUMNS, PASS, Row, markdown, picture, plot, read_rows
 from benchmarks.rows import generated_tokens
-from rllib_nlac.algorithm.told import lookup
 from rllib_nlac.checkpoints.checkpoint import weights_digest
+from rllib_nlac.diagnostics.results import Results, evaluated, lookup, read_results
 from rllib_nlac.names import unknown_key
 from rllib_nlac.nlac import NLACConfig
-from rllib_nlac.reporting.results import Results, evaluated, read_results
 
 BASE_MODEL = "base model"
 

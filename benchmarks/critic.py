@@ -32,8 +32,8 @@ from sklearn.model_selection import GroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from transformers import AutoModelForCausalLM
 
-from rllib_nlac.algorithm.calibration import auc, brier
 from rllib_nlac.command.evaluate import evaluation_runner
+from rllib_nlac.diagnostics.calibration import auc, brier
 from rllib_nlac.episode import episode_success
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.nlac import NLAC
@@ -130,7 +130,7 @@ class Examination:
             dtype = self.algorithm.config.model_settings["dtype"]
             initial = AutoModelForCausalLM.from_pretrained(self.algorithm.config.model_path, dtype=dtype)
             self.algorithm.engine.set_weights(Weights.INITIAL, 0, served_state(initial))
-        futures = self.algorithm.examiner(self.k).predict(self.turns, weights)
+        futures = self.algorithm.examination.examiner(self.k).predict(self.turns, weights)
         shares = {
             what: np.array([statistics.fmean(map(says, own)) if own else self.came[what].mean() for own in futures])
             for what, says in self._says.items()

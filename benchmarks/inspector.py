@@ -69,7 +69,7 @@ def train(folder: Path, iterations: int, transitions: int) -> tuple[Path, float]
             print(f"iteration {len(spent)} of {iterations}", file=sys.stderr)
     finally:
         algorithm.stop()
-    own = algorithm.record.folder.parent  # RLlib's, in the home folder
+    own = algorithm.recorder.record.folder.parent  # RLlib's, in the home folder
     run = Path(shutil.move(own, folder / f"run_{transitions}"))
     return run, share(spent)
 

@@ -20,9 +20,8 @@ from typing import Any
 from benchmarks.compare import build, is_done, positive, results_of, run
 from benchmarks.compare_plan import HERE, Cell, Plan
 from benchmarks.compare_tables import Row
-from rllib_nlac.algorithm.calibration import Z, wilson
-from rllib_nlac.algorithm.told import lookup
-from rllib_nlac.reporting.results import evaluated
+from rllib_nlac.diagnostics.calibration import Z, wilson
+from rllib_nlac.diagnostics.results import evaluated, lookup
 
 WORLD = "house_1_goals"  # whose games are neither all lost nor all won
 CRITICS = {"NLAC": "trained", "NLAC, critic frozen": "frozen"}

@@ -30,8 +30,8 @@ import torch
 from benchmarks.compare_plan import HERE, Plan
 from benchmarks.critic import Examination
 from benchmarks.rows import Row, apart, generated_tokens, read, write
-from rllib_nlac.algorithm.calibration import auc, brier
 from rllib_nlac.command.evaluate import evaluation_runner
+from rllib_nlac.diagnostics.calibration import auc, brier
 from rllib_nlac.envs.registry import register
 from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.learner.batch import CRITIC, POLICY

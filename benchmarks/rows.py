@@ -10,8 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.told import lookup
-from rllib_nlac.engine.tally import TOKENS
+from rllib_nlac.diagnostics.results import lookup
+from rllib_nlac.engine.token_usage import TOKENS
 
 Row = dict[str, Any]
 Kinds = Mapping[str, Callable[[str], Any]]  # by column, in their order, what makes a value of its text

@@ -176,7 +176,7 @@ def says(algorithm: Any, seed: int) -> tuple[float, float]:
     if isinstance(algorithm, ScalarCritic):
         values = algorithm._q([t.generation for t in (right, *wrong)], target=False).tolist()
     else:
-        futures = algorithm.examiner(FUTURES).predict([right, *wrong])
+        futures = algorithm.examination.examiner(FUTURES).predict([right, *wrong])
         values = [statistics.fmean(future.success for future in own) if own else 0.0 for own in futures]
     return values[0], statistics.fmean(values[1:])
 

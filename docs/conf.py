@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(int|float|str|bool|dict|list|tuple|set|type|object|None)(\[.*)?"),
     (
         r"py:.*",
-        r"(rllib_nlac\.envs\.base\.Task|AlgorithmConfig|Algorithm|NotProvided|ReplayConfig|RolesConfig|ReplayAlgorithm)",
+        r"(rllib_nlac\.envs\.base\.Task|AlgorithmConfig|Algorithm|NotProvided|ReplayConfig|CriticConfig|ReplayAlgorithm)",
     ),
 ]
 

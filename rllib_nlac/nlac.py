@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -15,18 +16,21 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.activity import activity
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.algorithm.metrics import SECONDS, log_replay, log_stages, stage
-from rllib_nlac.algorithm.record import Learned
-from rllib_nlac.algorithm.recorded import CriticisedBatch, RecordedAlgorithm, RecordedConfig
-from rllib_nlac.algorithm.replay import ReplayConfig
-from rllib_nlac.algorithm.writer import TransitionWriter
+from rllib_nlac.algorithm.critic_config import CriticConfig
+from rllib_nlac.algorithm.evaluation import play_forks
+from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
+from rllib_nlac.diagnostics.examination import FIXED_STATES, CriticExamination, ExaminationSettings
+from rllib_nlac.diagnostics.metrics import SECONDS, log_replay, log_stages, stage
+from rllib_nlac.diagnostics.record import Learned, RecordSettings
+from rllib_nlac.diagnostics.recorder import CriticisedBatch, Recorder
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, Variant
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
+from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.losses import priorities
 from rllib_nlac.names import unknown_key
 from rllib_nlac.replay.buffer import ReplaySample
-from rllib_nlac.types import BellmanTarget, Refinement
+from rllib_nlac.types import BellmanTarget, Refinement, Weights
 
 #: Settings by name. What each key of one costs where it is left out stands in the documentation, page "Ablations".
 PRESETS: dict[str, dict[str, Any]] = {
@@ -59,7 +63,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class NLACConfig(ReplayConfig, RecordedConfig):
+class NLACConfig(ReplayConfig, CriticConfig):
     """Configures Natural Language Actor-Critic.
 
     .. testcode::
@@ -83,6 +87,21 @@ class NLACConfig(ReplayConfig, RecordedConfig):
         "rejected_weight": ranges.SHARE,
         "judged_fraction": ranges.Range(0, 1, above=True),
     }
+    NESTED_RANGES = {
+        "evaluation_critic": {
+            "states": ranges.Range(0, whole=True, optional=True),
+            "futures": ranges.COUNT,
+            "fixed_states": ranges.WHOLE_NOT_NEGATIVE,
+            "branches": ranges.WHOLE_NOT_NEGATIVE,
+        },
+        "record": {
+            "transitions": ranges.WHOLE_NOT_NEGATIVE,
+            "tokens": ranges.WHOLE_NOT_NEGATIVE,
+            "episodes": ranges.WHOLE_NOT_NEGATIVE,
+            "max_bytes": ranges.POSITIVE,
+        },
+    }
+    SETTINGS = {"evaluation_critic": ExaminationSettings, "record": RecordSettings}
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or NLAC)
@@ -93,6 +112,9 @@ class NLACConfig(ReplayConfig, RecordedConfig):
         self.rejected_weight = 1.0
         self.judged_fraction = 1.0
         self.preset: str | None = None
+        # evaluation(...) and reporting(...)
+        self.evaluation_critic: dict[str, Any] = {}
+        self.record: dict[str, Any] = {}
 
     @override(AlgorithmConfig)
     def training(  # type: ignore[override]
@@ -140,6 +162,47 @@ class NLACConfig(ReplayConfig, RecordedConfig):
         return self._set(arguments)
 
     @override(AlgorithmConfig)
+    def evaluation(self, *, evaluation_critic: dict[str, Any] | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets what evaluation asks the critic; the keys above and RLlib's own are taken too.
+
+        Results stand under ``evaluation/critic``, and what it takes under ``seconds/evaluation_critic``.
+
+        Args:
+            evaluation_critic: The fields of ``ExaminationSettings`` (states, futures, fixed_states, branches).
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().evaluation(**kwargs)
+        return self._set(arguments)
+
+    @override(AlgorithmConfig)
+    def reporting(self, *, record: dict[str, Any] | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
+        """Sets what ``rllib inspect`` and the report will have to read; RLlib's own keys are taken too.
+
+        Args:
+            record: The fields of ``RecordSettings`` (transitions, tokens, episodes, max_bytes).
+
+        Returns:
+            This updated config.
+        """
+        arguments = locals()
+        super().reporting(**kwargs)
+        return self._set(arguments)
+
+    @property
+    def examination(self) -> ExaminationSettings:
+        """What evaluation asks the critic, the number of turns resolved."""
+        asked = ExaminationSettings(**self.evaluation_critic)
+        return asked.resolved(self.total_train_batch_size, self.evaluation_interval)
+
+    @property
+    def record_settings(self) -> RecordSettings:
+        """How much is recorded."""
+        return RecordSettings(**self.record)
+
+    @override(AlgorithmConfig)
     def update_from_dict(self, config_dict: dict[str, Any]) -> Self:  # type: ignore[override]
         """Takes a mapping, as of a YAML file: its preset first, whatever the order of its keys."""
         if (name := config_dict.get("preset")) is not None:
@@ -172,9 +235,10 @@ class NLACConfig(ReplayConfig, RecordedConfig):
         )
 
 
-class NLAC(RecordedAlgorithm):
+class NLAC(ReplayAlgorithm):
     """Natural Language Actor-Critic (arXiv 2512.04601)."""
 
+    stages: LanguageStages
     stages_class: type[LanguageStages] = LanguageStages
     variant: Variant = NLAC_AS_IT_IS  # what an ablation does otherwise
 
@@ -187,8 +251,9 @@ class NLAC(RecordedAlgorithm):
     def setup(self, config: Any) -> None:
         super().setup(config)
         self.stages = self.make_stages(self.stages_class, self.variant)
-        self.writer = TransitionWriter(self.logdir)
-        self.open_record()
+        self.recorder = Recorder(self, self.token_logprobs)
+        self.examination = CriticExamination(self, self.recorder, partial(play_forks, self))
+        self.watch.examine = self.examination
 
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
@@ -205,9 +270,8 @@ class NLAC(RecordedAlgorithm):
             batch = CriticisedBatch(sample, *self.stages.run(sample.transitions), self.weight_version)
         self.metrics.log_value((SECONDS, "waves"), time.perf_counter() - started, reduce="sum")
         log_stages(self.metrics, batch.report, batch.targets, batch.refinements)
-        self.heed_stages(batch.report)
-        self.writer.write(self.iteration + 1, batch.targets, batch.refinements)
-        self.begin_record(batch)
+        self.watch.check_stages(batch.report)
+        self.recorder.begin(batch)
         return batch
 
     def learn_from(self, batch: CriticisedBatch) -> bool:
@@ -218,7 +282,7 @@ class NLAC(RecordedAlgorithm):
         """
         sample, refinements = batch.sample, batch.refinements
         sequences = self.sequences_of(sample, batch.targets, refinements)
-        self.heed_lessons(sequences)
+        self.check_lessons(sequences)
         if sequences:
             losses = self.learn(sequences, count=len(sample.transitions))
             with stage(self.metrics, "replay", "keeping the priorities"):
@@ -226,10 +290,10 @@ class NLAC(RecordedAlgorithm):
                 if not self.variant.trains_critic:  # who was not judged taught nothing, and keeps its priority
                     new = np.where([r.reason == "not_judged" for r in refinements], np.nan, new)
                 self.prioritise(sample, new)
-            self.end_record(Learned(losses[CRITIC], losses[POLICY], new, sample.weights))
+            self.recorder.end(Learned(losses[CRITIC], losses[POLICY], new, sample.weights))
             log_replay(self.metrics, self.local_replay_buffer, sample, self.weight_version)
         else:
-            self.end_record(None)
+            self.recorder.end(None)
         return bool(sequences)
 
     def policy_losses(self, losses: np.ndarray, refinements: Sequence[Refinement]) -> np.ndarray:
@@ -276,8 +340,24 @@ class NLAC(RecordedAlgorithm):
                 sequences.append(TrainingSequence(ids, answer.token_ids, POLICY, item, minibatch, weight, origin=origin))
         return sequences
 
+    def token_logprobs(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> dict[Weights, Any]:
+        """What each set of the learner's weights says of the tokens of answers."""
+        return self._with_learners(
+            lambda: on_every_learner(self.learner_group, lambda learner: learner.token_logprobs(prompts, answers))
+        )[0]
+
+    @override(LanguageAlgorithm)
+    def own_state(self) -> dict[str, Any]:
+        """Also the states that every evaluation asks about."""
+        return {**super().own_state(), FIXED_STATES: self.examination.fixed}
+
+    @override(LanguageAlgorithm)
+    def set_own_state(self, state: dict[str, Any]) -> None:
+        super().set_own_state(state)
+        self.examination.fixed = tuple(state[FIXED_STATES])
+
     @override(LanguageAlgorithm)
     def cleanup(self) -> None:
-        if getattr(self, "writer", None) is not None:
-            self.writer.close()
+        if getattr(self, "recorder", None) is not None:
+            self.recorder.close()
         super().cleanup()

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.token_usage import TokenUsage
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -36,7 +36,7 @@ class PlainEngine:
     def __init__(self, model: str, max_context: int, end_ids: list[int], settings: PlainSettings, seed: int) -> None:
         self.lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
         self.end_ids, self.seed = set(end_ids), seed
-        self.tally = Tally()
+        self.token_usage = TokenUsage()
         self.states: dict[Weights, Mapping[str, torch.Tensor]] = {}
         self.versions = dict.fromkeys(Weights, 0)
         self.tickets, self.queue = itertools.count(), list[tuple[int, Request]]()
@@ -81,5 +81,5 @@ class PlainEngine:
         told = np.array(logprobs if request.logprobs else [], np.float32)
         version = self.versions[request.weights]
         generation = Generation(request.prompt_ids, tuple(ids), told, finished, version, request.weights)
-        self.tally.book(request, generation)
+        self.token_usage.book(request, generation)
         return generation

@@ -8,6 +8,7 @@ FLOORS = (
     ("envs", "language", "learner"),
     ("checkpoints", "sampling", "sync", "tiny"),
     ("replay",),
+    ("diagnostics",),
     ("algorithm",),
     ("inspector", "memory", "nlac", "reporting"),
     ("ablations", "baselines"),

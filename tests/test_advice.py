@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from told_runs import GOOD, changed, evaluation, result, run_of
 
-from rllib_nlac.algorithm.told import largest_k
+from rllib_nlac.diagnostics.results import Run, largest_k
 from rllib_nlac.reporting.advice import RULES, advise
-from rllib_nlac.reporting.results import Run
 
 
 def _numbered(results: list[dict]) -> list[dict]:
@@ -87,6 +86,14 @@ RULE_CASES = {
     "less_variety": (
         changed(GOOD, "evaluation/repeated/pass_at_4", 0.2),
         changed(changed(GOOD, "evaluation/repeated/pass_at_4", 0.2), "evaluation/repeated/num_tasks", 3),
+    ),
+    "critic_forgets": (
+        critic(GOOD, auc=0.5, success=0.6),
+        critic(intervals((0.2, 0.3, 0.4), (0.2, 0.3, 0.4), (0.2, 0.3, 0.4)), auc=0.5, success=0.6),
+    ),
+    "leapt_from_base": (
+        changed(changed(changed(GOOD, "kl_to_base", 0.1, 0), "kl_to_base", 0.1, 1), "kl_to_base", 0.31),
+        changed(changed(changed(GOOD, "kl_to_base", 0.1, 0), "kl_to_base", 0.1, 1), "kl_to_base", 0.29),
     ),
     "still_rising": (
         intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.61, 0.7, 0.8)),

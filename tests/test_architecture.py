@@ -11,6 +11,8 @@ import grimp
 import pytest
 from rooms import FLOORS
 
+from rllib_nlac.nlac import NLAC, NLACConfig
+
 TESTS = Path(__file__).parent
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -71,4 +73,16 @@ def test_the_figures(imports, record_property):
     figures = f"{len(FLOOR)} rooms, {len(FLOORS)} floors, {len(arrows)} arrows, none upward"
     record_property("house", figures)
     print(figures)
-    assert len(FLOOR) <= 27 and len(FLOORS) <= 12
+    assert len(FLOOR) <= 28 and len(FLOORS) <= 13
+
+
+@pytest.mark.parametrize(
+    ("kind", "chain"),
+    [
+        (NLAC, ["NLAC", "ReplayAlgorithm", "LanguageAlgorithm", "CheckedCheckpoints"]),
+        (NLACConfig, ["NLACConfig", "ReplayConfig", "CriticConfig", "LanguageAlgorithmConfig", "LanguageConfig"]),
+    ],
+)
+def test_the_chains_of_classes_are_short(kind, chain):
+    """What watches, records or examines is an object that an algorithm has, and no base class."""
+    assert [base.__name__ for base in kind.__mro__ if base.__module__.startswith("rllib_nlac")] == chain

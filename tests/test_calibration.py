@@ -12,7 +12,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from benchmarks.refinement import table, together
-from rllib_nlac.algorithm.calibration import auc, brier, by_size, comparison, figures, reliability, wilson
+from rllib_nlac.diagnostics.calibration import auc, brier, by_size, comparison, figures, reliability, wilson
 
 # Shares of k futures: few values, so ties are the rule.
 SHARES = st.sampled_from([i / 4 for i in range(5)])

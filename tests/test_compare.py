@@ -20,10 +20,10 @@ from benchmarks.compare_plan import HERE, Cell, Plan
 from benchmarks.compare_tables import COLUMNS, evaluations, picture, read_rows, summary, table
 from benchmarks.critic import named, next_progress, told_by_words
 from benchmarks.rows import generated_tokens
-from rllib_nlac.algorithm.calibration import auc
 from rllib_nlac.algorithm.manners import SHIPPED_MODELS
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.command.experiment import load_experiments
+from rllib_nlac.diagnostics.calibration import auc
 from rllib_nlac.nlac import PRESETS
 from rllib_nlac.reporting.svg import Chart, Line
 from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import ABLATIONS, FreshActions, Hindsight
 from rllib_nlac.algorithm.manners import Manners
-from rllib_nlac.algorithm.told import lookup
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.baselines.erl import ERL
 from rllib_nlac.baselines.grpo import GRPO
@@ -24,11 +23,11 @@ from rllib_nlac.command import search
 from rllib_nlac.command.cli import app
 from rllib_nlac.command.experiment import ExperimentError, check_resources, load_experiments, resolve, trainable_of
 from rllib_nlac.command.progress import read_result
+from rllib_nlac.diagnostics.results import evaluated, lookup
 from rllib_nlac.engine.places import Node
 from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.names import unknown_key
 from rllib_nlac.nlac import NLAC, PRESETS
-from rllib_nlac.reporting.results import evaluated
 
 ROOT = Path(__file__).parent.parent
 NEEDS = {

@@ -10,8 +10,8 @@ import pytest
 from micro import played
 from scripted_engine import CutOff, ScriptedEngine, last_message
 
-from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.erl import ERL, ERLConfig, baselines
+from rllib_nlac.diagnostics.notices import Notices
 from rllib_nlac.engine.chat import Prompt, PromptTooLong
 from rllib_nlac.envs.twenty_questions import load_table
 from rllib_nlac.episode import episode_success, generation_at, generations_of, messages_at, task_seed_of

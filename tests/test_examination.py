@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +18,9 @@ from scripted_engine import ScriptedEngine
 from scripted_roles import SETTINGS, script, transition
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rllib_nlac.algorithm import examined
-from rllib_nlac.algorithm.examination import Examiner, calibration, compared, examine, forks_of, log, predictions
-from rllib_nlac.algorithm.trends import UNPARSED, Trends
+from rllib_nlac.diagnostics.examination import Examiner, calibration, compared, examine, forks_of, log, predictions
+from rllib_nlac.diagnostics.results import Run, with_beginning
+from rllib_nlac.diagnostics.rules import DURING, critic_biased, leapt_from_base
 from rllib_nlac.episode import TASK, TASK_SEED
 from rllib_nlac.language.prediction import predicted_success
 from rllib_nlac.language.stages import LanguageStages
@@ -354,119 +355,78 @@ def evaluation(success: float, auc: float, predicted: float, pass_at_4: float, s
             "bias_error": 0.01,
             "num_states": states,
         },
-        "repeated": {"pass_at_2": pass_at_4, "pass_at_4": pass_at_4, "num_tasks": 200},
+        "repeated": {"success_rate": success, "pass_at_2": pass_at_4, "pass_at_4": pass_at_4, "num_tasks": 200},
     }
 
 
-def test_the_states_of_every_evaluation_are_part_of_a_checkpoint(monkeypatch):
-    monkeypatch.setattr(examined.LanguageAlgorithm, "own_state", lambda self: {})
-    monkeypatch.setattr(examined.LanguageAlgorithm, "set_own_state", lambda self, state: None)
-    one, two = (examined.ExaminedAlgorithm.__new__(examined.ExaminedAlgorithm) for _ in range(2))
-    one._fixed = (transition(4),)
-    two.set_own_state(one.own_state())
-    assert two._fixed == one._fixed
+class TestRules:
+    """What is told during a run and in its report."""
 
-
-class TestTrends:
     def said(self, *evaluations: dict) -> dict[str, str | None]:
-        said: dict[str, str | None] = {}
-        trends = Trends(said.__setitem__)
-        for each in evaluations:
-            trends.heed_evaluation(each)
-        return said
+        results = [
+            {"training_iteration": i, "config": {"evaluation_interval": 1}, "evaluation": each}
+            for i, each in enumerate(evaluations, start=1)
+        ]
+        run = Run(Path(), "", results)
+        return {rule.__name__: text for rule in DURING if (text := rule(run))}
 
     def test_what_falls_as_success_rises_is_said(self):
         said = self.said(evaluation(0.4, 0.8, 0.42, 0.9), evaluation(0.6, 0.6, 0.9, 0.65))
-        assert "AUC fell from 0.80 to 0.60" in said["AUC falls"]
-        assert "hopes more than it should: it predicts success for 0.90 of the turns where 0.60 came" in said["bias grows"]
-        assert "pass@4 fell from 0.90 to 0.65" in said["pass@k falls"]
+        assert "AUC fell from 0.80 to 0.60" in said["critic_forgets"]
+        assert "hopes for more than comes: it predicts 0.90 where 0.60 came" in said["critic_biased"]
+        assert "pass@4 fell from 0.90 to 0.65" in said["less_variety"]
 
     def test_what_falls_with_success_is_no_news(self):
-        said = self.said(evaluation(0.6, 0.8, 0.62, 0.9), evaluation(0.4, 0.6, 0.9, 0.65))
-        assert set(said.values()) == {None}
+        assert not self.said(evaluation(0.6, 0.8, 0.62, 0.9), evaluation(0.4, 0.6, 0.42, 0.65))
 
     def test_what_may_be_chance_is_not_said(self):
         few = {"states": 20}
-        said = self.said(evaluation(0.4, 0.8, 0.42, 0.9, **few), evaluation(0.6, 0.65, 0.62, 0.85, **few))
-        assert set(said.values()) == {None}
+        assert not self.said(evaluation(0.4, 0.8, 0.42, 0.9, **few), evaluation(0.6, 0.65, 0.62, 0.85, **few))
 
     def test_without_a_critic_nothing_is_said(self):
         plain = [{"env_runners": evaluation(s, 0, 0, 0)["env_runners"]} for s in (0.4, 0.6)]
-        assert set(self.said(*plain).values()) == {None}
-
-    def test_a_leap_away_from_the_base_and_answers_that_climb(self):
-        said: dict[str, str | None] = {}
-        trends = Trends(said.__setitem__)
-        rates = {"future": {"unparsed_answer_rate": 0.01}}
-        for kl in (0.1, 0.12, 0.11):
-            trends.heed_iteration({"kl_to_base": kl, "language_stages": rates})
-        assert set(said.values()) == {None}
-        trends.heed_iteration({"kl_to_base": 0.9, "language_stages": {"future": {"unparsed_answer_rate": 0.3}}})
-        assert "KL 0.9 nats after 0.11" in said["KL leaps"]
-        assert "30% do not parse, where it was 1%" in said["the critic's futures climb"]
-        trends.heed_iteration({"kl_to_base": 0.12, "language_stages": rates})
-        assert set(said.values()) == {None}  # over: it may be said again
+        assert not self.said(*plain)
 
     def test_a_slow_fall_is_held_against_the_best_and_not_the_last(self):
         falling = [evaluation(0.2 + 0.2 * i, 0.80 - 0.06 * i, 0.2 + 0.2 * i, 0.9 - 0.06 * i) for i in range(4)]
         said = self.said(*falling)
-        assert "AUC fell from 0.80 to 0.62" in said["AUC falls"] and "pass@4 fell from 0.90 to 0.72" in said["pass@k falls"]
-        assert set(self.said(*falling[:2]).values()) == {None}  # 0.06 is not worth a word
+        assert (
+            "AUC fell from 0.80 to 0.62" in said["critic_forgets"] and "pass@4 fell from 0.90 to 0.72" in said["less_variety"]
+        )
+        assert not self.said(*falling[:2])  # 0.06 is not worth a word
 
-    def test_success_that_rose_by_chance_is_no_news(self):
-        said = self.said(evaluation(0.5, 0.8, 0.5, 0.9), evaluation(0.55, 0.6, 0.9, 0.6))
-        assert set(said.values()) == {None}
+    def test_success_that_rose_by_chance_is_no_news_of_the_critic(self):
+        assert "critic_forgets" not in self.said(evaluation(0.5, 0.8, 0.5, 0.9), evaluation(0.55, 0.6, 0.55, 0.9))
 
     def test_a_small_fall_is_not_worth_a_word_however_sure(self):
         many = [evaluation(s, a, s, p, states=10**6) for s, a, p in ((0.4, 0.8, 0.9), (0.6, 0.75, 0.85))]
         for each in many:
             each["repeated"]["num_tasks"] = 10**6
-        assert set(self.said(*many).values()) == {None}
+        assert not self.said(*many)
 
     def test_a_critic_that_expects_too_little_is_said_too(self):
         said = self.said(evaluation(0.4, 0.8, 0.42, 0.9), evaluation(0.8, 0.8, 0.3, 0.9))
-        assert "hopes less than it should: it predicts success for 0.30 of the turns where 0.80 came" in said["bias grows"]
-        assert said["AUC falls"] is said["pass@k falls"] is None
+        assert said.keys() == {"critic_biased"} and "expects less than comes: it predicts 0.30 where 0.80 came" in str(said)
 
-    def test_a_bias_that_shrinks_is_no_news(self):
-        assert self.said(evaluation(0.4, 0.8, 0.9, 0.9), evaluation(0.8, 0.8, 0.6, 0.9))["bias grows"] is None
+    def test_of_a_critic_before_training_no_bias_is_said(self):
+        first = {
+            "config": {"evaluation_interval": 4},
+            "training_iteration": 1,
+            "before_training": evaluation(0.4, 0.5, 0.9, 0.5),
+        }
+        run = Run(Path(), "", with_beginning([first]))
+        assert run.evaluated and critic_biased(run) is None
 
     def test_other_numbers_of_attempts_are_not_compared(self):
         fewer = evaluation(0.6, 0.8, 0.62, 0.65)
-        fewer["repeated"] = {"pass_at_2": 0.65, "num_tasks": 200}
-        assert self.said(evaluation(0.4, 0.8, 0.42, 0.9), fewer)["pass@k falls"] is None
-
-    def iterations(self, *results: dict) -> list[dict[str, str | None]]:
-        said: dict[str, str | None] = {}
-        trends, after = Trends(said.__setitem__), []
-        for each in results:
-            trends.heed_iteration(each)
-            after.append(dict(said))
-        return after
-
-    @pytest.mark.parametrize("path", UNPARSED)
-    def test_whose_ever_answers_climb_slowly_is_said(self, path):
-        """0.01, 0.08, 0.15: each is less than the double and a bit of the one before."""
-
-        def results(rate: float) -> dict:
-            if path.startswith("env_runners/"):
-                return {"env_runners": {"action_parse_failures": 1000 * rate, "num_env_steps_sampled": 1000}}
-            role = path.split("/")[1]
-            return {"language_stages": {role: {"unparsed_answer_rate": rate}}}
-
-        before, middle, after = self.iterations(*map(results, (0.01, 0.08, 0.15)))
-        assert set(before.values()) == set(middle.values()) == {None}
-        (said,) = filter(None, after.values())
-        assert f"of {UNPARSED[path]} 15% do not parse, where it was 1%" in said
-
-    def test_failures_that_were_always_many_do_not_climb(self):
-        rates = [{"language_stages": {"future": {"unparsed_answer_rate": rate}}} for rate in (0.3, 0.4)]
-        assert self.iterations(*rates)[-1]["the critic's futures climb"] is None
+        fewer["repeated"] = {"success_rate": 0.6, "pass_at_2": 0.65, "pass_at_8": 0.65, "num_tasks": 200}
+        assert not self.said(evaluation(0.4, 0.8, 0.42, 0.9), fewer)
 
     def test_a_leap_is_one_of_size_and_not_the_first(self):
         def leaps(*values: float) -> str | None:
-            return self.iterations(*({"kl_to_base": value} for value in values))[-1].get("KL leaps")
+            return leapt_from_base(Run(Path(), "", [{"kl_to_base": value} for value in values]))
 
+        assert "KL 0.9 nats after 0.11" in str(leaps(0.1, 0.12, 0.11, 0.9)) and leaps(0.1, 0.12, 0.11, 0.9, 0.12) is None
         assert leaps(0.001, 0.001, 0.03) is None  # many times more of next to nothing
         assert leaps(0.1, 0.9) is None  # of one value nobody knows what is usual
         assert leaps(0.1, 0.1, 0.31) is not None and leaps(0.1, 0.1, 0.29) is None

@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import SETTINGS, script, transition
 
 from benchmarks.attacks.texts import HOSTILE, change_nothing_else, not_played
-from rllib_nlac.algorithm.in_words import transition_parts
+from rllib_nlac.diagnostics.in_words import transition_parts
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.inputs.foreign import fenced_parts
@@ -26,7 +26,7 @@ from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.replay.dialogues import parse_dialogue, to_episode
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS
-from rllib_nlac.types import BellmanTarget, Future, Message, Refinement
+from rllib_nlac.types import Future, Message
 
 parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
 
@@ -236,11 +236,8 @@ class TestQuotations:
         assert last_message("<|user|>x<|end|>") == "x"
 
     def test_tensorboards_fences_hold(self):
-        t = replace(transition(), observation="```\n# Free\n````\n")
-        parts = transition_parts(
-            BellmanTarget(t, None, None, None, None), Refinement(t, (), None, None, None, False, "unparsed_future")
-        )
-        text = fenced_parts(parts)
+        line = {"observation": "```\n# Free\n````\n", "reward": 0.0, "reason": "unparsed_future"}
+        text = fenced_parts(transition_parts(line))
         assert "`````\n```\n# Free\n````\n" in text
 
 

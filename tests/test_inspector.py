@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import episode, make_run, result, transition, write_iteration, write_lines
 
-from rllib_nlac.algorithm.record import (
+from rllib_nlac.command.inspect import inspect
+from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.diagnostics.record import (
     EVALUATION,
     ITERATION,
     Learned,
@@ -30,8 +32,6 @@ from rllib_nlac.algorithm.record import (
     plain,
     transition_lines,
 )
-from rllib_nlac.command.inspect import inspect
-from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.inspector.buffer import read_checkpoint
 from rllib_nlac.inspector.bundle import Texts, bundle, columns, thinned
 from rllib_nlac.inspector.page import packed, render
@@ -386,7 +386,7 @@ def test_a_real_run_records_itself_and_goes_on_where_it_cannot(small, tmp_path, 
     algorithm = small.build_algo()
     try:
         results = [algorithm.train() for _ in range(2)]
-        run = read_run(algorithm.record.folder.parent)
+        run = read_run(algorithm.recorder.record.folder.parent)
         every = [line for line in run.lines if line["kind"] == "transition"]
         assert {line["iteration"]: sum(line["iteration"] == each["iteration"] for each in every) for line in every} == {
             1: 16,
@@ -412,10 +412,10 @@ def test_a_real_run_records_itself_and_goes_on_where_it_cannot(small, tmp_path, 
         assert results[-1]["seconds"]["record"] > 0
 
         (tmp_path / "file").write_text("in the way")
-        folder, algorithm.record.folder = algorithm.record.folder, tmp_path / "file" / "transitions"
+        folder, algorithm.recorder.record.folder = algorithm.recorder.record.folder, tmp_path / "file" / "transitions"
         said = [algorithm.train().get("notices", "") for _ in range(2)]
         assert said[0].count("the record for rllib inspect has a gap") == 1 and "has a gap" not in said[1]
-        algorithm.record.folder = folder
+        algorithm.recorder.record.folder = folder
         algorithm.train()
         assert numbers(folder.parent) == [1, 2, 5]
 

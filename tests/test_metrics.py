@@ -13,8 +13,8 @@ from numbered_episodes import episode as numbered
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from scripted_roles import transition
 
-from rllib_nlac.algorithm import metrics as metrics_module
-from rllib_nlac.algorithm.metrics import (
+from rllib_nlac.diagnostics import metrics as metrics_module
+from rllib_nlac.diagnostics.metrics import (
     COLLECTION,
     REPLAY,
     STAGES,

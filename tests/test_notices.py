@@ -8,7 +8,6 @@ import json
 import logging
 import math
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,18 +17,17 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.experiment import Trial
 
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
-from rllib_nlac.algorithm.trends import Trends
-from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
 from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.diagnostics.notices import NOTICES, Notices, shown
+from rllib_nlac.diagnostics.results import Run
+from rllib_nlac.diagnostics.watch import Watch
 from rllib_nlac.engine.template import ChatTemplate
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.reporting.advice import advise
 from rllib_nlac.reporting.report import markdown
-from rllib_nlac.reporting.results import Run
 from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
@@ -124,9 +122,8 @@ class TestParsing:
     def told(self, *calls: tuple[int, int, int]) -> list[str]:
         manners = SimpleNamespace(max_future_tokens=24, prompts="compact")
         a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(manners=manners, language_model="tiny"))
-        a._suitable = partial(Watched._suitable, a)
         for failed, asked, cut_off in calls:
-            Watched.heed_parsing(a, "the futures", failed, asked, cut_off, "hm", "max_future_tokens")
+            Watch(a).check_parsing("the futures", failed, asked, cut_off, "hm", "max_future_tokens")
         return a.notices.take()
 
     @pytest.mark.parametrize(("cut_off", "is_limit"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
@@ -143,8 +140,7 @@ class TestParsing:
         """Fails where a model that rambles is given more room to ramble."""
         manners = SimpleNamespace(max_future_tokens=24, prompts="small", structured_answers=structured)
         a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(manners=manners, language_model="some/model"))
-        a._suitable = lambda: "see the prompts"
-        Watched.heed_parsing(a, "the futures", 4, 4, 4, "hm", "max_future_tokens", has_form=True)
+        Watch(a).check_parsing("the futures", 4, 4, 4, "hm", "max_future_tokens", has_form=True)
         (text,) = a.notices.take()
         assert ("set structured_answers: true" in text) is asks and ("raise max_future_tokens" in text) is not asks
 
@@ -158,37 +154,32 @@ class TestParsing:
 class TestStart:
     """RLlib takes the first answer of its runners; where there is none it says that a list is empty."""
 
-    def started(self, monkeypatch, **found):
-        def setup(self, config):
-            vars(self).update(found)
+    def started(self, **found):
+        def setup():
             raise IndexError("list index out of range")
 
-        monkeypatch.setattr(Algorithm, "setup", setup)
-        algorithm = Watched.__new__(Watched)
-        algorithm.config, algorithm._storage = RFTConfig(), None
-        algorithm.setup(algorithm.config)
+        Watch(SimpleNamespace(config=RFTConfig(), _storage=None, **found)).setup(setup)
 
-    def test_runners_that_never_answered_are_said(self, monkeypatch):
+    def test_runners_that_never_answered_are_said(self):
         group = SimpleNamespace(num_remote_env_runners=lambda: 2)
         with pytest.raises(CollectionError, match="none of 2 EnvRunners answered when the run began"):
-            self.started(monkeypatch, env_runner_group=group)
+            self.started(env_runner_group=group)
 
-    def test_another_error_stays_what_it_is(self, monkeypatch):
+    def test_another_error_stays_what_it_is(self):
         for found in ({}, {"env_runner_group": SimpleNamespace(), "spaces": {}}):
             with pytest.raises(IndexError, match="list index"):
-                self.started(monkeypatch, **found)
+                self.started(**found)
 
 
 class TestIterations:
     """RLlib's own logger repeats what was ever logged, with NaN for what was not logged since."""
 
-    def stepped(self, monkeypatch, *iterations, kind=Watched, config=None, iteration=0) -> list[dict]:
+    def stepped(self, monkeypatch, *iterations, config=None, iteration=0) -> list[dict]:
         root, todo = MetricsLogger(root=True), iter(iterations)
-        a = kind.__new__(kind)
-        a.notices, a.evaluation_seconds, a.config, a._iteration = Notices(), {}, config or RFTConfig(), iteration
-        a.trends, a.spending = Trends(a.notices.heed), SimpleNamespace(since_last=dict)
-
-        a.metrics = root
+        a = LanguageAlgorithm.__new__(LanguageAlgorithm)
+        a.notices, a.watch, a.config, a._iteration = Notices(), Watch(a), config or RFTConfig(), iteration
+        a.token_usage, a.metrics = SimpleNamespace(since_last=dict), root
+        a._with_learners, a.learner_group = lambda work: work(), SimpleNamespace(is_remote=False, is_local=True)
 
         def step(self) -> dict:
             if callable(evaluated := next(todo)(root)):
@@ -256,11 +247,11 @@ class TestIterations:
         said: list[int] = []
 
         def evaluate(self) -> dict:
-            said.append(self.evaluated_iteration)
-            self.evaluation_seconds["evaluation"] = 2.0
+            said.append(self.watch.evaluated_iteration)
+            self.watch.evaluation_seconds["evaluation"] = 2.0
             return {"env_runners": {"success_rate": 0.25}}
 
-        monkeypatch.setattr(Watched, "evaluate", evaluate)
+        monkeypatch.setattr(LanguageAlgorithm, "evaluate", evaluate)
         config = RFTConfig().evaluation(**{"evaluation_interval": 4, **asked})
         (result,) = self.stepped(monkeypatch, lambda root: None, config=config, iteration=iteration)
         assert said == ([0] if evaluates else [])
@@ -269,24 +260,26 @@ class TestIterations:
             assert result["before_training"] == {"env_runners": {"success_rate": 0.25}}
             assert result["seconds"]["evaluation_before"] == 2.0
 
-    def test_what_a_callback_logs_at_the_end_of_an_evaluation_is_in_its_results(self, monkeypatch):
+    def test_what_a_callback_logs_at_the_end_of_an_evaluation_is_in_its_results(self):
         """Fails where RLlib's results are returned as they are: they were taken before, and the next evaluation starts anew."""
-        a = Watched.__new__(Watched)
-        a.metrics, a.evaluation_seconds, a.config, a.trends = MetricsLogger(root=True), {}, RFTConfig(), Trends(lambda *_: None)
+        metrics = MetricsLogger(root=True)
 
-        def evaluate(self) -> dict:
-            self.metrics.log_value(("evaluation", "mine"), 3.0, window=1)
+        def evaluate() -> dict:
+            metrics.log_value(("evaluation", "mine"), 3.0, window=1)
             return {"env_runners": {"success_rate": 0.5}}
 
-        monkeypatch.setattr(Algorithm, "evaluate", evaluate)
-        assert a.evaluate() == {"env_runners": {"success_rate": 0.5}, "mine": 3.0}
+        watch = Watch(SimpleNamespace(metrics=metrics, config=RFTConfig()))
+        assert watch.evaluate(evaluate) == {
+            "env_runners": {"success_rate": 0.5},
+            "mine": 3.0,
+        }
 
     def test_parts_that_did_not_run_have_no_seconds_and_leave_no_share_open(self, monkeypatch):
         def log(**seconds: float):
             return lambda root: [root.log_value(("seconds", name), took, reduce="sum") for name, took in seconds.items()]
 
         iterations = log(play=1.0, record=1.0, evaluation=3.0), log(play=1.0)
-        first, second = self.stepped(monkeypatch, *iterations, kind=LanguageAlgorithm)
+        first, second = self.stepped(monkeypatch, *iterations)
         assert first["seconds"] == {"play": 1.0, "record": 1.0, "evaluation": 3.0}
         assert second["seconds"] == {"play": 1.0}
         assert second["idle"].keys() == {"engine", "learner"} and not any(map(math.isnan, second["idle"].values()))
@@ -305,14 +298,14 @@ class TestReport:
 
     def test_prompts_that_are_too_long_are_said_of_the_role_that_lost_most_of_them(self):
         """Fails where a role that is never asked looks like one whose answers all parse."""
-        a = SimpleNamespace(notices=Notices(), heed_parsing=lambda *about: None)
+        a = SimpleNamespace(notices=Notices())
         report = StageReport()
         report.prompts.update(future=10, critique=10)
         report.too_long.update(future=5, critique=6)
-        Watched.heed_stages(a, report)
+        Watch(a).check_stages(report)
         (text,) = a.notices.take()
         assert "exceed the context were not asked: 6 of 10 of critique. What to do: raise max_context, or lower" in text
-        Watched.heed_stages(a, StageReport())
+        Watch(a).check_stages(StageReport())
         assert not a.notices.take()
 
 
@@ -353,7 +346,6 @@ class TestRuns:
             again = [text for text in algorithm.train()[NOTICES].splitlines() if "the critic's futures" in text]
             (future,) = [text for text in again if "cut off by max_future_tokens" in text]
             assert "What to do: set structured_answers: true" in future
-            assert any("futures 100% do not parse, where it was 0%" in text for text in again)
         finally:
             algorithm.stop()
 

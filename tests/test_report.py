@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from told_runs import GOOD, changed, evaluation, result, run_of
 
-from rllib_nlac.algorithm.examples import EXAMPLES, Examples, chosen, read_examples
+from rllib_nlac.diagnostics.results import Run, Setting, differing, read_results
 from rllib_nlac.inputs.foreign import code, fenced
 from rllib_nlac.reporting.advice import advise
 from rllib_nlac.reporting.costs import stages
 from rllib_nlac.reporting.pictures import calibration, pictures
 from rllib_nlac.reporting.report import REPORT, markdown, summary, write_report
-from rllib_nlac.reporting.results import Run, Setting, differing, read_results
 from rllib_nlac.reporting.svg import Chart, Line, ticks
-from rllib_nlac.types import BellmanTarget, Critique, Future, Generation, Message, Refinement, Transition
+from rllib_nlac.reporting.transitions import chosen, read_examples
 
 HOSTILE = (
     "`x` ```\n````\n# Free\n\n"
@@ -174,7 +173,7 @@ class TestWhatIsMissing:
         assert (
             "No evaluation asked a critic in words" in text and "| training, not measured by stage | 20.0 | 100% | - |" in text
         )
-        assert "None were kept" in text and "AUC" not in text and "pass@" not in text
+        assert "None were recorded" in text and "AUC" not in text and "pass@" not in text
 
     def test_an_environment_that_speaks_of_no_success(self):
         plain = [{"training_iteration": i, "env_runners": {"episode_return_mean": 10.0 * i}} for i in (1, 2)]
@@ -231,15 +230,17 @@ def _paths(result: dict, prefix: str = "") -> list[str]:
     ]
 
 
-def example(kind: str, text: str, **more) -> dict:
-    parts = dict.fromkeys(("State", "Action", "Critique"), text)
+def example(text: str, **more) -> dict:
     return {
-        "kind": kind,
+        "kind": "transition",
         "iteration": 3,
-        "predicted_success": 0.75,
-        "episode_success": False,
-        "optimal": True,
-        "parts": parts,
+        "predicted": 0.75,
+        "success": False,
+        "critique": {"optimal": True, "text": text},
+        "state": [{"role": text, "content": text}],
+        **dict.fromkeys(("action", "judged", "refined", "reason", "observation", "ended", "next_action", "next_future"), text),
+        "futures": [{"text": text, "success": True}],
+        "target": {"text": text, "success": True},
     } | more
 
 
@@ -250,7 +251,7 @@ class TestForeignTexts:
             changed(changed(GOOD, "notices", text), "config/env", text),
             algorithm=text,
             settings=[Setting("env_config", {"x": text}, text)],
-            examples=[example("success", text), example("surprise", text), example(text, text)],
+            examples={"success": example(text), "surprise": example(text, iteration=text, reward=text)},
             end="failed",
             error=text,
             restored=text,
@@ -369,17 +370,17 @@ class TestFiles:
     @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[1, 2]\n{}\nnull\n3", b'{"training_iteration": NaN}'])
     def test_files_that_are_no_results(self, tmp_path, content):
         (tmp_path / "result.json").write_bytes(content)
-        (tmp_path / EXAMPLES).write_bytes(content)
-        assert read_results(tmp_path / "result.json")[0] == [] and read_examples(tmp_path) == []
-        assert read_results(tmp_path / "no.json") == ([], 0) and read_examples(tmp_path / "no") == []
+        recorded(tmp_path, 1).write_bytes(content)
+        assert read_results(tmp_path / "result.json")[0] == [] and read_examples(tmp_path) == {}
+        assert read_results(tmp_path / "no.json") == ([], 0) and read_examples(tmp_path / "no") == {}
 
     def test_a_line_that_is_nested_beyond_reading_costs_no_report(self, tmp_path):
         deep = '{"training_iteration": 2, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
         (tmp_path / "result.json").write_text(f"{json.dumps(result(1))}\n{deep}\n")
         results, unreadable = read_results(tmp_path / "result.json")
         assert [r["training_iteration"] for r in results] == [1] and unreadable == 1
-        (tmp_path / "examples.json").write_text(deep)
-        assert read_examples(tmp_path) == []
+        recorded(tmp_path, 1).write_text(deep)
+        assert read_examples(tmp_path) == {}
 
     @pytest.mark.parametrize("value", [None, "many", float("nan"), -1.0])
     def test_a_curve_with_a_count_that_is_none_costs_the_curve_alone(self, value):
@@ -466,62 +467,72 @@ class TestAtTheEndOfATrial:
         assert line.startswith("Report:      none, as s3:") and "no folder of this machine" in line
 
 
-def refinement(number: int, won: bool, futures: tuple[bool, ...], changed: bool = False, reason: str = "refined") -> Refinement:
-    import numpy as np
+def recorded(folder, iteration: int, *lines: dict):
+    """The file of an iteration's record."""
+    file = folder / "transitions" / f"iteration_{iteration:08d}.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps({**line, "iteration": iteration}) + "\n" for line in lines))
+    return file
 
-    state = (Message("user", f"state {number}"),)
-    made = Generation((1,), (2,), np.zeros(1, np.float32), True, 1)
-    t = Transition(number, "E", state, f"act {number}", made, "reply", 0.0, False, False, won, 0.0)
-    said = tuple(Future(f"then {good}", good) for good in futures)
-    return Refinement(
-        t, said, Critique("so", False, "so", "other"), "other" if changed else t.action, None, not changed, reason
-    )
+
+def line(number: int, won: bool, futures: tuple[bool, ...], reason: str = "kept") -> dict:
+    return {
+        "kind": "transition",
+        "id": number,
+        "state": [{"role": "user", "content": f"state {number}"}],
+        "action": f"act {number}",
+        "refined": "other" if reason == "refined" else f"act {number}",
+        "reason": reason,
+        "critique": {"text": "so", "optimal": False},
+        "futures": [{"text": f"then {good}", "success": good} for good in futures],
+        "predicted": sum(futures) / len(futures) if futures else None,
+        "success": won,
+    }
 
 
 class TestExamples:
+    def chosen(self, *lines: dict) -> dict[str, int]:
+        return {kind: each["id"] for kind, each in chosen(lines).items()}
+
     def test_one_that_was_won_one_that_was_lost_and_the_most_surprising(self):
-        batch = [
-            refinement(0, False, (False, True)),
-            refinement(1, True, (True, True)),
-            refinement(2, True, (False, True, False, False)),  # three of four were wrong
-            refinement(3, True, (True,), changed=True),
-            refinement(4, False, (True, True), reason="not_judged"),
-        ]
-        assert chosen(batch) == {"surprise": 2, "success": 3, "failure": 0}
+        assert self.chosen(
+            line(0, False, (False, True)),
+            line(1, True, (True, True)),
+            line(2, True, (False, True, False, False)),  # three of four were wrong
+            line(3, True, (True,), "refined"),
+            line(4, False, (True, True), "not_judged"),
+        ) == {"surprise": 2, "success": 3, "failure": 0}
 
     def test_where_all_came_as_it_was_said_nothing_surprises(self):
-        assert chosen([refinement(0, True, (True,)), refinement(1, False, (False,))]) == {"success": 0, "failure": 1}
-        assert chosen([]) == {} and chosen([refinement(0, True, ())]) == {"success": 0}
+        assert self.chosen(line(0, True, (True,)), line(1, False, (False,))) == {"success": 0, "failure": 1}
+        assert self.chosen() == {} and self.chosen(line(0, True, ())) == {"success": 0}
 
-    def test_the_latest_of_each_kind_is_kept(self, tmp_path):
-        kept = Examples(tmp_path)
-        for iteration, batch in ((1, [refinement(0, True, (True,))]), (2, [refinement(1, False, (False,))])):
-            kept.keep(iteration, [BellmanTarget(r.transition, None, None, None, None) for r in batch], batch)
-        found = {each["kind"]: each for each in read_examples(tmp_path)}
-        assert {kind: each["iteration"] for kind, each in found.items()} == {"success": 1, "failure": 2}
-        assert found["success"]["predicted_success"] == 1 and "state 0" in found["success"]["parts"]["State"]
-
-    def test_a_run_that_goes_on_keeps_what_it_had(self, tmp_path):
+    def test_the_latest_of_each_kind_is_shown(self, tmp_path):
         """Fails where the first batch after a resume is all that is left."""
-        for iteration, one in ((1, refinement(0, True, (True,))), (2, refinement(1, False, (False,)))):
-            Examples(tmp_path).keep(iteration, [BellmanTarget(one.transition, None, None, None, None)], [one])
-        assert {each["kind"]: each["iteration"] for each in read_examples(tmp_path)} == {"success": 1, "failure": 2}
+        for iteration, one in ((1, line(0, True, (True,))), (2, line(1, False, (False,))), (3, line(2, False, (False,)))):
+            recorded(tmp_path, iteration, one)
+        found = read_examples(tmp_path)
+        assert {kind: each["iteration"] for kind, each in found.items()} == {"success": 1, "failure": 3}
+        text = markdown(run_of(examples=found))
+        assert "of the futures that the critic reads 100% end in success, and the episode was won" in text
+        assert "user: state 0" in text and "user: state 1" not in text and "user: state 2" in text
 
-    @pytest.mark.parametrize(
-        "left",
-        [b"", b'[{"kind": "succ', b"\xff\xfe", b"[" * 200_000, b'{"kind": "success"}', b'[1, {"kind": []}, {"kind": "x"}]'],
-    )
-    def test_what_others_made_of_the_file_is_replaced(self, tmp_path, left):
-        (tmp_path / EXAMPLES).write_bytes(left)
-        one = refinement(0, False, (False,))
-        Examples(tmp_path).keep(3, [BellmanTarget(one.transition, None, None, None, None)], [one])
-        assert [each["kind"] for each in read_examples(tmp_path)] == ["failure"]
+    @pytest.mark.parametrize("left", ["", '{"kind": "tran', "[" * 200_000, '{"kind": "state"}', '[1, {"kind": []}]\nnull\n3'])
+    def test_lines_that_are_no_transitions_are_left_out(self, tmp_path, left):
+        recorded(tmp_path, 1, line(0, False, (False,)))
+        recorded(tmp_path, 2).write_text(left)
+        assert {kind: each["iteration"] for kind, each in read_examples(tmp_path).items()} == {"failure": 1}
 
-    def test_long_and_broken_texts_are_kept_in_part(self, tmp_path):
-        one = refinement(0, True, (True,))
-        long = replace(one.transition, state=(Message("user", "a" * 100_000 + "end"),), action="b\ud800" * 9000)
-        Examples(tmp_path).keep(1, [BellmanTarget(long, None, None, None, None)], [replace(one, transition=long)])
-        (found,) = read_examples(tmp_path)
-        assert found["parts"]["State"].endswith("end") and len(found["parts"]["State"]) < 4100
-        assert (tmp_path / EXAMPLES).stat().st_size < 60_000
-        assert "characters before]" in markdown(run_of(examples=[found]))
+    @pytest.mark.parametrize("value", [None, "x", 3, 10**400, [], [1, None, {"role": 3}], {}, {"text": 3}, True])
+    def test_a_field_that_is_not_what_it_should_be_costs_no_report(self, tmp_path, value):
+        good = {**line(0, True, (True,)), "reward": 1.0, "target": {"text": "so"}, "observation": "reply"}
+        for name in good.keys() - {"kind", "success"}:
+            recorded(tmp_path, 1, {**good, name: value})
+            assert "Of an episode that was won" in markdown(run_of(examples=read_examples(tmp_path)))
+
+    def test_of_long_and_broken_texts_a_part_is_shown(self, tmp_path):
+        state = [{"role": "user", "content": "a" * 100_000 + "end"}]
+        recorded(tmp_path, 1, {**line(0, True, (True,)), "state": state, "action": "b\ud800" * 9000})
+        text = markdown(run_of(examples=read_examples(tmp_path)))
+        text.encode("utf-8")
+        assert "characters before]" in text and "aend" in text and "more characters]" in text and len(text) < 20_000

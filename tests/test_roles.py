@@ -19,10 +19,10 @@ from scripted_roles import thinking as answers
 
 from rllib_nlac import NLAC, NLACConfig
 from rllib_nlac.ablations import ABLATIONS, NOTHING_KNOWN, Constant, FreshActions, FrozenCritic, Permuted
-from rllib_nlac.algorithm.examination import Examiner
 from rllib_nlac.baselines.nlql import BestOfStages, NLQLConfig
 from rllib_nlac.baselines.nlrl import NLRLConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
+from rllib_nlac.diagnostics.examination import Examiner
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.sampling.refining import RefiningPolicy

@@ -30,7 +30,7 @@ class TestRolloutCritics:
         a = fake(**{"policy_loss_coeff": 1.0, "rollouts_per_action": 3, "env": "E", **config})
         a._transition = lambda episode, t: RolloutCritic._transition(a, episode, t)
         a._sequences = lambda targets, refinements: RolloutCritic._sequences(a, targets, refinements)
-        a.heed_stages = lambda report: None
+        a.watch = SimpleNamespace(check_stages=lambda report: None)
         return a
 
     def texts(self):

@@ -88,7 +88,7 @@ class TestScalarCritic:
             return {CRITIC: np.array([4.0, 1.0]), POLICY: np.array([100.0, 100.0])}
 
         updated = {}
-        a.chat, a.heed_lessons = SimpleNamespace(prompts=list), lambda lessons: updated.update(lessons=len(lessons))
+        a.chat, a.check_lessons = SimpleNamespace(prompts=list), lambda lessons: updated.update(lessons=len(lessons))
         a._prompted = lambda sample: ScalarCritic._prompted(a, sample)
         a.collect, a.replay, a._generate, a.learn = (lambda: ["episode"]), (lambda episodes: sample), generate, learn
         a._targets = lambda *arguments: ScalarCritic._targets(a, *arguments)
@@ -201,7 +201,7 @@ class TestScalarCritic:
             a.chat, a.config.action_sampling = chat, Sampling(room)
             assert len(ScalarCritic._prompted(a, sample)[1]) == left
         told = []
-        a.collect, a.replay, a.heed_lessons = list, (lambda episodes: sample), (lambda lessons: told.append(list(lessons)))
+        a.collect, a.replay, a.check_lessons = list, (lambda episodes: sample), (lambda lessons: told.append(list(lessons)))
         a._prompted = lambda sample: ScalarCritic._prompted(a, sample)
         ScalarCritic.training_step(a)  # and neither asks nor learns
         assert told == [[]]

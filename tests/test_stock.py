@@ -21,12 +21,12 @@ from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines import stock
 from rllib_nlac.baselines.stock import LEAP, NEXT_EPISODES, TextAPPO, TextAPPOConfig, TextPPO, TextPPOConfig
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import PAD, TextToTokens, TokenSequence, TokenValueModule
 from rllib_nlac.checkpoints.checkpoint import read_manifest
+from rllib_nlac.diagnostics.watch import Watch
 from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import GENERATION, MESSAGES
@@ -114,7 +114,7 @@ class TestBrokenLosses:
         """How many iterations passed."""
         root, todo, passed = MetricsLogger(root=True), iter(losses), 0
 
-        def step(self) -> dict:
+        def step(self, rllibs) -> dict:
             if (loss := next(todo)) is not None:
                 learner = MetricsLogger(root=False)
                 learner.log_value(("default_policy", "total_loss"), loss, window=1)
@@ -122,11 +122,11 @@ class TestBrokenLosses:
                 root.aggregate([learner.reduce()], key="learners")
             return root.compile()
 
-        monkeypatch.setattr(Watched, "step", step)
+        monkeypatch.setattr(Watch, "step", step)
         monkeypatch.setattr(stock, "on_every_learner", lambda group, function: [None])  # all weights are finite
         algorithm = TextAPPO.__new__(TextAPPO)
         algorithm._broken_losses, algorithm.learner_group = 0, None
-        algorithm.last_checkpoint, algorithm.config = None, SimpleNamespace(lr=1e-3, grad_clip=1.0)
+        algorithm.watch, algorithm.config = Watch(algorithm), SimpleNamespace(lr=1e-3, grad_clip=1.0)
         for _ in losses:
             algorithm.step()
             passed += 1

@@ -18,13 +18,13 @@ import pytest
 from begun import begun_with, kept_in
 from command_runs import SMALL, wait_for
 
-from rllib_nlac.algorithm.notices import Notices
-from rllib_nlac.algorithm.record import Record, RecordSettings
-from rllib_nlac.algorithm.writer import TransitionWriter
 from rllib_nlac.checkpoints import checkpoint, scratch, storage
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest, render
 from rllib_nlac.checkpoints.storage import StorageError, check_storage
 from rllib_nlac.command.resume import make_resumable
+from rllib_nlac.diagnostics.notices import Notices
+from rllib_nlac.diagnostics.record import Record, RecordSettings
+from rllib_nlac.diagnostics.tensorboard import Summaries
 from rllib_nlac.replay.dialogues import write_dialogues
 from rllib_nlac.replay.storage import EpisodeFiles
 
@@ -300,14 +300,13 @@ class TestCannotBeWritten:
 
     def test_what_is_only_recorded_ends_no_run(self, disk, caplog, monkeypatch):
         mounted = disk("size=32k")
-        monkeypatch.setattr("rllib_nlac.algorithm.writer.transition_parts", lambda *arguments: {"State": "x" * 9000})
-        writer = TransitionWriter(str(mounted))
-        refinement = type("Refinement", (), {"critique": None, "action": "", "kept": False, "reason": "not_judged"})
+        summaries = Summaries(str(mounted))
+        lines = [{"action": "x" * 9000}]
         for iteration in range(10):
-            writer.write(iteration, [None], [refinement])
-        writer.close()
-        assert caplog.text.count("no more transitions are recorded") == 1 and "No space left on device" in caplog.text
-        TransitionWriter(str(mounted / "new")).write(0, [None], [refinement])
+            summaries.write_transition(iteration, lines)
+        summaries.close()
+        assert caplog.text.count("no more transitions are shown") == 1 and "No space left on device" in caplog.text
+        Summaries(str(mounted / "new")).write_transition(0, lines)
         monkeypatch.setattr("rllib_nlac.replay.dialogues.as_row", lambda episode: {"text": "x" * 90_000})
         write_dialogues(mounted / "episodes.jsonl", [None])
         assert "config.output: 1 episodes were not recorded" in caplog.text

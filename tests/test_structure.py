@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 from chat_server import ChatServer
-from ray.rllib.algorithms.algorithm import Algorithm
 from scripted_engine import ScriptedEngine
 from scripted_roles import SETTINGS, script, transition
 
@@ -18,12 +17,12 @@ import rllib_nlac.inputs.endpoint
 from rllib_nlac import NLACConfig
 from rllib_nlac.activity import activity
 from rllib_nlac.algorithm.manners import manners_that_suit
-from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
 from rllib_nlac.baselines.sdpo import SDPOConfig
+from rllib_nlac.diagnostics.watch import Watch
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import EndpointChat, EndpointEngine
 from rllib_nlac.engine.vllm_structure import THINKING, register_thinking, why_not
@@ -131,11 +130,8 @@ class TestConfiguration:
 
     def test_a_run_says_which_prompts_were_chosen(self, model_path, monkeypatch):
         said: list[str] = []
-        monkeypatch.setattr(Algorithm, "setup", lambda self, config: said.append(activity.now.stage))
         for config in (NLACConfig().language(language_model=model_path), NLACConfig()):
-            run = Watched.__new__(Watched)
-            run.config, run._storage = config, None
-            run.setup(config)
+            Watch(SimpleNamespace(config=config, _storage=None)).setup(lambda: said.append(activity.now.stage))
         assert said[0].startswith("loading the model, prompt set small: the model has") and said[1] == "loading the model"
 
 
@@ -232,9 +228,9 @@ class TestVLLM:
         assert [g.token_ids for g in answers[::2]] == [g.token_ids for g in alone]
 
     def test_what_cannot_be_enforced_is_free_and_counted(self, engine, chat, caplog):
-        before = engine.tally.num_unstructured
+        before = engine.token_usage.num_unstructured
         answers = self.ask(engine, chat, "(?<=a)b", 2)
-        assert len(answers) == 2 and engine.tally.num_unstructured == before + 2
+        assert len(answers) == 2 and engine.token_usage.num_unstructured == before + 2
         assert why_not("(?<=a)b") and why_not("a\x00") and why_not("(") and why_not("a|b") is None
 
     @pytest.mark.parametrize("name", ["default", "small", "compact"])
@@ -345,5 +341,5 @@ class TestEndpoints:
         engine = EndpointEngine(own, server.url, "m")
         ask = Request((1,), 8, messages=(Message("user", "x"),), pattern="(?:a|b)", weights=Weights.POLICY)
         answers = engine.generate([ask, replace(ask, pattern=None)])
-        assert [own.said(g) for g in answers] == ["something else"] * 2 and engine.tally.num_unstructured == 1
+        assert [own.said(g) for g in answers] == ["something else"] * 2 and engine.token_usage.num_unstructured == 1
         engine.stop()

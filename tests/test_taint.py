@@ -17,14 +17,15 @@ from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import NEXT, NO, role_of, thinking
 
 from rllib_nlac.ablations import Constant, Fresh, Permuted, WhatCame
-from rllib_nlac.algorithm.examination import Examiner, forks_of
-from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.baselines.erl import ERL, ERLConfig
 from rllib_nlac.baselines.nlql import BestOfStages
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
 from rllib_nlac.baselines.sdpo import SDPO, SDPOConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistillationConfig
+from rllib_nlac.diagnostics.examination import Examiner, forks_of
+from rllib_nlac.diagnostics.notices import Notices
+from rllib_nlac.diagnostics.watch import Watch
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.language.stages import LanguageStages
@@ -192,6 +193,7 @@ class TestRolloutCritics:
         algorithm = kind.__new__(kind)
         algorithm.config, algorithm.rng, algorithm.notices = config, np.random.default_rng(0), Notices()
         algorithm.env_runner_group = SimpleNamespace(num_remote_env_runners=lambda: 0, local_env_runner=runner)
+        algorithm.watch = Watch(algorithm)
         algorithm.metrics = SimpleNamespace(aggregate=lambda *a, **k: None, log_value=lambda *a, **k: None)
         algorithm.stages = LanguageStages(runner.engine, chat, lambda env: compact, config.stage_settings)
         assert algorithm.training_sequences(runner.sample(num_episodes=3))

@@ -12,11 +12,11 @@ from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import SETTINGS, script, transition
 
 from rllib_nlac.ablations import FreshActions
-from rllib_nlac.algorithm.examination import Examiner
-from rllib_nlac.algorithm.spending import Spending
+from rllib_nlac.diagnostics.examination import Examiner
+from rllib_nlac.diagnostics.token_usage import IterationTokens
 from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.remote import RemoteEngines
-from rllib_nlac.engine.tally import Tally, Tokens
+from rllib_nlac.engine.token_usage import Tokens, TokenUsage
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.language.variant import NLAC_AS_IT_IS
 from rllib_nlac.sampling.refining import RefiningPolicy
@@ -84,17 +84,17 @@ class TestRoles:
         assert [request.role for _, request in engine.requests] == ["evaluation"] * 4
 
 
-class TestSpending:
+class TestIterationTokens:
     def test_each_reading_tells_what_came_since_the_last(self):
-        engine = SimpleNamespace(tally=Tally())
-        spending = Spending(engine)
+        engine = SimpleNamespace(token_usage=TokenUsage())
+        usage = IterationTokens(engine)
         ask = Request((1, 2, 3), 8, role="future")
-        engine.tally.book(ask, answered(ask, 4))
-        engine.tally.book(ask, answered(ask, 1))
-        assert spending.since_last() == {"tokens": {"future": 5}, "prompt_tokens": {"future": 6}}
+        engine.token_usage.book(ask, answered(ask, 4))
+        engine.token_usage.book(ask, answered(ask, 1))
+        assert usage.since_last() == {"tokens": {"future": 5}, "prompt_tokens": {"future": 6}}
         other = replace(ask, role="play", prompt_ids=(1,))
-        engine.tally.book(other, answered(other, 2))
-        assert spending.since_last() == {
+        engine.token_usage.book(other, answered(other, 2))
+        assert usage.since_last() == {
             "tokens": {"future": 0, "play": 2},
             "prompt_tokens": {"future": 0, "play": 1},
         }
@@ -107,16 +107,16 @@ class TestSpending:
             def tokens_so_far(self):
                 return next(self.readings)
 
-        spending = Spending(
+        usage = IterationTokens(
             Engines(
                 [{"play": Tokens(10, 5)}, {"play": Tokens(8, 4)}],
                 None,  # one did not answer
                 [{"play": Tokens(12, 6)}, {"play": Tokens(3, 1), "future": Tokens(2, 2)}],
             )
         )
-        assert spending.since_last() == {"tokens": {"play": 9}, "prompt_tokens": {"play": 18}}
-        assert spending.since_last() == {}
-        assert spending.since_last() == {
+        assert usage.since_last() == {"tokens": {"play": 9}, "prompt_tokens": {"play": 18}}
+        assert usage.since_last() == {}
+        assert usage.since_last() == {
             "tokens": {"future": 2, "play": 1 + 1},
             "prompt_tokens": {"future": 2, "play": 2 + 3},
         }
@@ -125,20 +125,20 @@ class TestSpending:
         """Though it has answered more in all since then."""
         readings = iter([[{"play": Tokens(6, 6)}], [{"future": Tokens(9, 8)}]])
         monkeypatch.setattr(RemoteEngines, "tokens_so_far", lambda self: next(readings))
-        spending = Spending(RemoteEngines([], 1.0))
-        spending.since_last()
-        assert spending.since_last() == {"tokens": {"future": 8, "play": 0}, "prompt_tokens": {"future": 9, "play": 0}}
+        usage = IterationTokens(RemoteEngines([], 1.0))
+        usage.since_last()
+        assert usage.since_last() == {"tokens": {"future": 8, "play": 0}, "prompt_tokens": {"future": 9, "play": 0}}
 
     def test_an_actor_tells_what_its_engine_counts(self):
         class Engine:
             mixes_sets = True
 
             def __init__(self) -> None:
-                self.tally = Tally()
+                self.token_usage = TokenUsage()
 
             def submit(self, requests):
                 for request in requests:
-                    self.tally.book(request, answered(request, 2))
+                    self.token_usage.book(request, answered(request, 2))
                 self.done = list(enumerate(answered(request, 2) for request in requests))
                 return [ticket for ticket, _ in self.done]
 

@@ -14,9 +14,10 @@ from rllib_nlac import NLACConfig, nlac
 from rllib_nlac.ablations import Frozen
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm, last_losses
 from rllib_nlac.algorithm.logs import LOGGED
-from rllib_nlac.algorithm.notices import Notices
 from rllib_nlac.algorithm.replay import REPLAY_BUFFER, ReplayAlgorithm
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
+from rllib_nlac.diagnostics.notices import Notices
+from rllib_nlac.diagnostics.watch import Watch
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, shard_evenly
 from rllib_nlac.learner.losses import priorities
@@ -70,6 +71,7 @@ def make():
         algorithm.env_steps_sampled = lambda: steps
         algorithm.env_runner_group = algorithm.collector = None
         algorithm.notices = Notices()
+        algorithm.watch, algorithm.examination = Watch(algorithm), SimpleNamespace(fixed=())
         algorithm.weight_version = 5
         algorithm._iteration = 3
         return algorithm
@@ -215,7 +217,7 @@ class TestPriorities:
             Refinement(one, (), None, None, generation(1), False, "refined"),
             Refinement(other, (), None, None, None, False, "not_judged"),
         ]
-        algorithm.sequences_of, algorithm.heed_lessons = lambda *_: ["s"], lambda sequences: None
+        algorithm.sequences_of, algorithm.check_lessons = lambda *_: ["s"], lambda sequences: None
         algorithm.learn = lambda sequences, count: {CRITIC: np.array([NAN, NAN]), POLICY: np.array([2.0, NAN])}
 
         class Enough(Exception):
@@ -249,9 +251,9 @@ class TestStep:
             return targets if targets is not None else own_targets, refinements, report
 
         algorithm.stages.run = stages_run
-        algorithm.writer = SimpleNamespace(write=lambda *a: calls.append(("write", a[0])))
-        algorithm.begin_record = lambda *a: calls.append(("begin_record", *a))
-        algorithm.end_record = lambda learned: calls.append(("end_record", learned))
+        algorithm.recorder = SimpleNamespace(
+            begin=lambda *a: calls.append(("begin_record", *a)), end=lambda learned: calls.append(("end_record", learned))
+        )
         losses = {CRITIC: np.linspace(1, 2, COUNT), POLICY: np.where(np.arange(COUNT) % 3, 0.5, NAN)}
         algorithm.learn = lambda sequences, count: calls.append(("learn", sequences, count)) or losses
         algorithm.local_replay_buffer = SimpleNamespace(
@@ -266,7 +268,7 @@ class TestStep:
     def test_the_stages_in_their_order(self, make, monkeypatch):
         calls, sample, report, losses = self.run(make, monkeypatch)
         assert [call[0] for call in calls] == [
-            *("collect", "replay", "stages", "log_stages", "write", "begin_record"),
+            *("collect", "replay", "stages", "log_stages", "begin_record"),
             *("learn", "priorities", "end_record", "log_replay", "sync"),
         ]
         by_name = {call[0]: call[1:] for call in calls}
@@ -278,7 +280,7 @@ class TestStep:
         expected = priorities(losses[CRITIC], np.where(np.arange(COUNT) % 3, 0.5, 0.0))
         assert nodes == sample.nodes and values.tolist() == expected.tolist()
         buffer, *rest = by_name["log_replay"]
-        assert hasattr(buffer, "update_priorities_of") and rest == [sample, 5] and by_name["write"] == (4,)
+        assert hasattr(buffer, "update_priorities_of") and rest == [sample, 5]
         (learned,) = by_name["end_record"]
         assert by_name["begin_record"][0].report is report and (
             learned.critic_loss is losses[CRITIC] and learned.policy_loss is losses[POLICY]
@@ -288,9 +290,7 @@ class TestStep:
         transitions, _, _ = items()
         unparsed = [BellmanTarget(t, None, None, None, None) for t in transitions]
         calls, *_ = self.run(make, monkeypatch, targets=unparsed, policy_loss_coeff=0.0)
-        assert [call[0] for call in calls] == [
-            *("collect", "replay", "stages", "log_stages", "write", "begin_record", "end_record")
-        ]
+        assert [call[0] for call in calls] == [*("collect", "replay", "stages", "log_stages", "begin_record", "end_record")]
         assert calls[-1] == ("end_record", None)
 
 
@@ -437,21 +437,27 @@ def test_runners_that_are_away_for_a_while_play_no_episode_twice(make):
     assert (counters[1], counters[2]) == ({NEXT_EPISODE: 64}, {NEXT_EPISODE: 48})
 
 
-def test_the_algorithms_parts_are_its_stages_and_a_writer_that_ends_with_it(make, monkeypatch, tmp_path):
+def test_the_algorithms_parts_are_its_stages_and_a_recorder_that_ends_with_it(make, monkeypatch):
     calls: list = []
     for name in ("setup", "cleanup"):
         monkeypatch.setattr(ReplayAlgorithm, name, lambda self, *given, name=name: calls.append((name, *given)))
     monkeypatch.setattr(NLAC, "make_stages", lambda self, kind, variant: f"stages of {kind.__name__}")
-    monkeypatch.setattr(nlac, "TransitionWriter", lambda folder: SimpleNamespace(close=lambda: calls.append(folder)))
-    monkeypatch.setattr(NLAC, "open_record", lambda self: calls.append("open_record"))
+    monkeypatch.setattr(nlac, "Recorder", lambda *given: SimpleNamespace(close=lambda: calls.append("closed")))
     algorithm = make()
-    algorithm._logdir = str(tmp_path)
     algorithm.setup("config")
-    assert algorithm.stages == "stages of LanguageStages" and calls == [("setup", "config"), "open_record"]
+    assert algorithm.stages == "stages of LanguageStages" and calls == [("setup", "config")]
+    assert algorithm.watch.examine is algorithm.examination
     algorithm.cleanup()
-    assert calls[2:] == [str(tmp_path), ("cleanup",)]
-    NLAC.cleanup(NLAC.__new__(NLAC))  # one that failed before it had a writer
-    assert calls[4:] == [("cleanup",)]
+    assert calls[1:] == ["closed", ("cleanup",)]
+    NLAC.cleanup(NLAC.__new__(NLAC))  # one that failed before it had a recorder
+    assert calls[3:] == [("cleanup",)]
+
+
+def test_the_states_of_every_evaluation_are_part_of_a_checkpoint(make):
+    one, two = make(), make()
+    one.examination.fixed = (transition(4),)
+    two.set_own_state(one.own_state())
+    assert two.examination.fixed == one.examination.fixed
 
 
 def test_priorities_go_to_the_nodes_that_were_drawn_and_unknown_ones_change_nothing(make):

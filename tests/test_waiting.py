@@ -10,9 +10,9 @@ import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import ANSWERS, EPISODES, Activity, Doing, activity, read_from_ray
-from rllib_nlac.algorithm.metrics import SECONDS, stage
 from rllib_nlac.command import run
 from rllib_nlac.command.terminal import QUIET_S, Terminal, VisibleHandler, Waiting
+from rllib_nlac.diagnostics.metrics import SECONDS, stage
 
 HOSTILE = "\x1b]0;owned\x07 [bold]x[/bold]\r\nnext"
 

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
-from rllib_nlac.reporting.results import Run
+from rllib_nlac.diagnostics.results import Run
 
 
 def evaluation(success: float, **critic: float) -> dict:

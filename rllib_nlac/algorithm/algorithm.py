@@ -30,8 +30,13 @@ from ray.tune.execution.placement_groups import PlacementGroupFactory
 
 from rllib_nlac.activity import EPISODES, STEPS, activity
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.idle import IDLE, Stopwatch
-from rllib_nlac.algorithm.metrics import (
+from rllib_nlac.algorithm.placement import check_cluster, trial_request
+from rllib_nlac.checkpoints.checked import CheckedCheckpoints
+from rllib_nlac.checkpoints.checkpoint import CheckpointError
+from rllib_nlac.checkpoints.shards import is_divided, load_shards, save_shards, shard_facts
+from rllib_nlac.checkpoints.storage import check_storage
+from rllib_nlac.diagnostics.idle import IDLE, Stopwatch
+from rllib_nlac.diagnostics.metrics import (
     SECONDS,
     kl_to_base,
     log_collection,
@@ -40,13 +45,9 @@ from rllib_nlac.algorithm.metrics import (
     logprob_gap,
     stage,
 )
-from rllib_nlac.algorithm.placement import check_cluster, trial_request
-from rllib_nlac.algorithm.spending import Spending
-from rllib_nlac.algorithm.watch import Watched
-from rllib_nlac.checkpoints.checked import CheckedCheckpoints
-from rllib_nlac.checkpoints.checkpoint import CheckpointError
-from rllib_nlac.checkpoints.shards import is_divided, load_shards, save_shards, shard_facts
-from rllib_nlac.checkpoints.storage import check_storage
+from rllib_nlac.diagnostics.notices import Notices
+from rllib_nlac.diagnostics.token_usage import IterationTokens
+from rllib_nlac.diagnostics.watch import Watch
 from rllib_nlac.engine.make import make_engine
 from rllib_nlac.engine.shared import NotFiniteError
 from rllib_nlac.language.stages import LanguageStages
@@ -76,7 +77,7 @@ WEIGHTS = f"{LEARNER}/{COMPONENT_RL_MODULE}"  # alone, in a checkpoint
 MAX_LEARNER_RESTARTS = 3  # in a row; more have a cause that a restart does not cure
 
 
-class LanguageAlgorithm(Watched, CheckedCheckpoints):
+class LanguageAlgorithm(CheckedCheckpoints):
     """Collects text episodes with vLLM, trains with DeepSpeed, and hands the new weights back.
 
     A baseline implements ``training_sequences``; an algorithm with another loop overrides ``training_step``.
@@ -85,6 +86,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     config: Any
     learner_group: LearnerGroup
     stages: Any = None  # of an algorithm whose critic speaks
+    engine: Any = None
+    instructions = ""  # what the policy is told beside the environment's own system prompt
     weight_version: int = 0
     _owes_sync = False  # whether the learners may have weights that no engine was given
     _is_stepping = False
@@ -95,8 +98,9 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     @override(Algorithm)
     def setup(self, config: LanguageAlgorithmConfig) -> None:
         self._own_gpu = check_cluster(super().default_resource_request, self.config)  # held as long as this refers to it
-        self.stopped = StoppedSteps()
-        super().setup(config)
+        self.stopped, self.notices = StoppedSteps(), Notices()
+        self.watch = Watch(self)
+        self.watch.setup(functools.partial(super().setup, config))
         if self.config.output:
             check_storage(Path(self.config.output).expanduser())  # later, a record that cannot be written is not worth the run
         self.rng = np.random.default_rng(self.config.seed or 0)
@@ -110,7 +114,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         self.prompts_for = functools.cache(self.config.prompts_for)
         activity.turn_to(f"starting the engine; an answer ends with {self.chat.ends}")
         self.engine = make_engine(self.config.engine_spec, self.chat)
-        self.spending = Spending(self.engine)
+        self.token_usage = IterationTokens(self.engine)
         activity.turn_to(f"giving the engine its weights ({self.config.transfer})")
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None and group.local_env_runner is not None:
@@ -136,12 +140,12 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
     @override(Algorithm)
     def training_step(self) -> None:
         sequences = self.training_sequences(self.collect())
-        self.heed_lessons(sequences)
+        self.check_lessons(sequences)
         if sequences:
             self.learn(sequences)
             self.sync_weights()
 
-    def heed_lessons(self, sequences: Sequence[object]) -> None:
+    def check_lessons(self, sequences: Sequence[object]) -> None:
         """Tells a person where an iteration has nothing to train on."""
         text = None if sequences else f"nothing was learned in iteration {self.iteration + 1}: {self.nothing_to_learn}"
         self.notices.heed("nothing to learn", text)
@@ -226,7 +230,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
         if self.stopped.too_many:
             raise NotFiniteError(
                 f"{self.stopped.in_a_row} updates in a row were stopped, the last because "
-                f"{self.stopped.last}. {self.way_back()}"
+                f"{self.stopped.last}. {self.watch.way_back()}"
             )
         return last_losses(tables, count)
 
@@ -242,21 +246,21 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
             try:
                 report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version, sets))
             except NotFiniteError as error:
-                raise NotFiniteError(f"{error}. {self.way_back()}") from error
+                raise NotFiniteError(f"{error}. {self.watch.way_back()}") from error
         self.weight_version, self._owes_sync = version, False
         log_sync(self.metrics, report)
         log_faults(self.metrics, self.engine, self.collector, self.num_learner_restarts)
 
-    @override(Watched)
+    @override(Algorithm)
     def step(self) -> dict[str, Any]:
         self._is_stepping, stopwatch = True, Stopwatch(self.engine)
         try:
             self.settle()
-            results = super().step()
+            results = self.watch.step(super().step)
         finally:
             self._is_stepping = False
         results[IDLE] = stopwatch.shares(results.get(SECONDS, {}))
-        return {**results, **self.spending.since_last()}
+        return {**results, **self.token_usage.since_last()}
 
     def settle(self) -> None:
         """Makes good what an iteration left undone that was interrupted, as by Ctrl-C: engines get what was learned."""
@@ -305,7 +309,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
 
         def evaluate() -> dict[str, Any]:
             with watched(self.learner_group):
-                return super(LanguageAlgorithm, self).evaluate(*args, **kwargs)
+                return self.watch.evaluate(functools.partial(super(LanguageAlgorithm, self).evaluate, *args, **kwargs))
 
         return self._with_learners(evaluate)
 
@@ -410,7 +414,12 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
                 on_every_learner(self.learner_group, _prepare_for_saving)
                 return super(LanguageAlgorithm, self).save_to_path(path, **kwargs)
 
-        return self._with_learners(save)
+        self.watch.last_checkpoint = self._with_learners(save)
+        return self.watch.last_checkpoint
+
+    @override(CheckedCheckpoints)
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        return self.watch.save(functools.partial(super().save, *args, **kwargs))
 
     @override(CheckedCheckpoints)
     def save_parts(self, folder: Path) -> None:
@@ -458,6 +467,8 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
                 "not go on"
             ) from error
         self.stopped = StoppedSteps()
+        if kwargs.get("component") is None:
+            self.watch.last_checkpoint = str(path)
         if self.collector is not None:
             self.collector.forget()
         # The engines still serve the weights that they were started with.
@@ -479,6 +490,7 @@ class LanguageAlgorithm(Watched, CheckedCheckpoints):
                 end_unresponsive(group)
         if self.engine is not None:
             self.engine.stop()
+        activity.withdraw()
         super().cleanup()
 
 

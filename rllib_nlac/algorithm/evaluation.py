@@ -20,8 +20,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import EPISODES, activity
-from rllib_nlac.algorithm.calibration import wilson
-from rllib_nlac.algorithm.watch import Watched
+from rllib_nlac.diagnostics.calibration import wilson
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.episode import episode_success, generations_of, task_of
 from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
@@ -47,10 +46,10 @@ class Repeats:
     attempts: int = 4
 
 
-def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
+def evaluate_tasks(algorithm: Any, group: EnvRunnerGroup | None) -> tuple[dict[str, Any], int, int]:
     """RLlib's hook: plays ``evaluation_duration`` episodes, and whatever else the config asks for.
 
-    That is a few tasks again for pass@k, and whatever the algorithm's ``examine`` looks at.
+    That is a few tasks again for pass@k, and whatever ``algorithm.watch.examine`` looks at.
     """
     config = algorithm.config
     own = algorithm.evaluation_config or config  # may have another temperature
@@ -72,13 +71,13 @@ def evaluate_tasks(algorithm: Watched, group: EnvRunnerGroup | None) -> tuple[di
         algorithm.metrics.aggregate(results, key=(EVALUATION_RESULTS, key))
         algorithm.metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, key))
         steps += sum(len(episode) for episode in episodes)
-        if key == ENV_RUNNER_RESULTS:
-            algorithm.examine(episodes, group)
+        if key == ENV_RUNNER_RESULTS and (examine := algorithm.watch.examine) is not None:
+            examine(episodes, group)
     return {}, steps, steps
 
 
 def play_tasks(
-    algorithm: Watched, group: EnvRunnerGroup | None, tasks: Sequence[int], attempts: int
+    algorithm: Any, group: EnvRunnerGroup | None, tasks: Sequence[int], attempts: int
 ) -> tuple[list[SingleAgentEpisode], list[Any]]:
     """Plays tasks on the runners of a group, or on the algorithm's own one.
 
@@ -95,13 +94,13 @@ def play_tasks(
     return episodes, metrics
 
 
-def play_forks(algorithm: Watched, group: EnvRunnerGroup | None, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
+def play_forks(algorithm: Any, group: EnvRunnerGroup | None, starts: Sequence[Start]) -> list[SingleAgentEpisode]:
     """Plays episodes that begin with the first turns of others, on the same runners; see ``TextEnvRunner.play_forks``."""
     return on_runners(algorithm, group, starts, TextEnvRunner.play_forks)[0]
 
 
 def on_runners(
-    algorithm: Watched, group: EnvRunnerGroup | None, items: Sequence[Any], work: Work
+    algorithm: Any, group: EnvRunnerGroup | None, items: Sequence[Any], work: Work
 ) -> tuple[list[SingleAgentEpisode], list[Any]]:
     """Divides items among the runners of a group, or gives all of them to the algorithm's own runner.
 
@@ -123,7 +122,7 @@ def on_runners(
 class _TaskRounds(Rounds):
     """Plays tasks on the remote runners of a group."""
 
-    def __init__(self, algorithm: Watched, group: EnvRunnerGroup, work: Work) -> None:
+    def __init__(self, algorithm: Any, group: EnvRunnerGroup, work: Work) -> None:
         restore = partial(algorithm.restore_env_runners, group)
         key = "sample_timeout_s" if group is algorithm.env_runner_group else "evaluation_sample_timeout_s"
         super().__init__(group, restore, getattr(algorithm.config, key), key)

@@ -17,8 +17,8 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.logs import LOGGED, check_logs, played_env, take_logs
-from rllib_nlac.algorithm.metrics import stage
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
+from rllib_nlac.diagnostics.metrics import stage
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.replay.dialogues import DialogueData
 

@@ -30,9 +30,9 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.evaluation import on_runners
-from rllib_nlac.algorithm.metrics import stage
-from rllib_nlac.algorithm.watch import MANY
 from rllib_nlac.baselines.grpo import has_spread
+from rllib_nlac.diagnostics.metrics import stage
+from rllib_nlac.diagnostics.watch import MANY
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.episode import episode_success, generations_of, messages_at, task_seed_of
 from rllib_nlac.language.critique import transcript

@@ -17,9 +17,9 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.algorithm.critic_config import CriticConfig
 from rllib_nlac.algorithm.evaluation import on_runners
-from rllib_nlac.algorithm.metrics import log_stages, stage
-from rllib_nlac.algorithm.roles import RolesConfig
+from rllib_nlac.diagnostics.metrics import log_stages, stage
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.replay.buffer import transition_at
@@ -29,7 +29,7 @@ from rllib_nlac.sampling.slot import Start
 from rllib_nlac.types import BellmanTarget, Refinement, Transition
 
 
-class RolloutConfig(RolesConfig):
+class RolloutConfig(CriticConfig):
     """Configures critics from rollouts. ``minibatch_size`` counts texts, of both roles together."""
 
     RANGES = {"rollouts_per_action": ranges.COUNT}
@@ -92,7 +92,7 @@ class RolloutCritic(LanguageAlgorithm):
             (refinements,) = self.stages.drive(report, self.stages.improvement(judged, report, futures))
         targets = [target for group in described for target in group]
         log_stages(self.metrics, report, targets, refinements)
-        self.heed_stages(report)
+        self.watch.check_stages(report)
         return self._sequences(targets, refinements)
 
     def branch(self, prefixes: Sequence[Prefix], count: int) -> list[list[SingleAgentEpisode]]:

@@ -18,8 +18,8 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.algorithm.metrics import log_replay
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
+from rllib_nlac.diagnostics.metrics import log_replay
 from rllib_nlac.engine.chat import Prompt, PromptTooLong, Wanted
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence
 from rllib_nlac.learner.group import on_first_learner
@@ -140,7 +140,7 @@ class ScalarCritic(ReplayAlgorithm):
     @override(LanguageAlgorithm)
     def training_step(self) -> None:
         sample, states, next_states = self._prompted(self.replay(self.collect()))
-        self.heed_lessons(states)
+        self.check_lessons(states)
         if not states:
             return
         n, transitions = self.config.num_candidates, sample.transitions

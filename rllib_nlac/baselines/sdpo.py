@@ -28,7 +28,7 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.algorithm.metrics import stage
+from rllib_nlac.diagnostics.metrics import stage
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.episode import episode_success, generations_of, task_seed_of
 from rllib_nlac.language.critique import transcript

@@ -21,14 +21,16 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_MODULE_STEPS_TRAINED
 
+from rllib_nlac.activity import activity
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.algorithm.placement import Kind, hold_own_gpu
-from rllib_nlac.algorithm.told import figure
-from rllib_nlac.algorithm.watch import Watched
 from rllib_nlac.baselines.stock_runner import StockTextEnvRunner
 from rllib_nlac.baselines.token_module import TextToTokens, TokenValueModule
 from rllib_nlac.checkpoints.checked import CheckedCheckpoints
+from rllib_nlac.diagnostics.notices import Notices
+from rllib_nlac.diagnostics.results import figure
+from rllib_nlac.diagnostics.watch import Watch
 from rllib_nlac.engine.shared import NotFiniteError, broken_tensors
 from rllib_nlac.learner.group import on_every_learner
 from rllib_nlac.learner.stopped import MAX_IN_A_ROW
@@ -166,7 +168,7 @@ class TextPPOConfig(StockConfig, PPOConfig):
         super().__init__(algo_class=algo_class or TextPPO)
 
 
-class StockOnText(Watched, CheckedCheckpoints):
+class StockOnText(CheckedCheckpoints):
     """What RLlib's algorithms lack on text: checkpoints with checksums, and an end to runs whose numbers are not finite.
 
     Remote EnvRunners go on with the next of their episodes after a resume or a restart: RLlib keeps the local one's place.
@@ -174,7 +176,13 @@ class StockOnText(Watched, CheckedCheckpoints):
     weights that are not finite themselves. Training step, learner and loss stay RLlib's; results are looked at.
     """
 
+    engine = None  # each runner has one of its own
+    instructions = ""
+    weight_version = None  # RLlib's own sync numbers none
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.notices = Notices()
+        self.watch = Watch(self)
         self._broken_losses = 0
         self._next_episodes: dict[int, int] = {}  # by the index of each remote runner there ever was, as last heard or told
         super().__init__(*args, **kwargs)
@@ -185,7 +193,25 @@ class StockOnText(Watched, CheckedCheckpoints):
         number = own.num_env_runners + own.evaluation_num_env_runners
         runners = Kind("EnvRunner", {"GPU": own.num_gpus_per_env_runner}, number, "num_gpus_per_env_runner")
         self._own_gpu = hold_own_gpu(own, [runners] if number else [])  # held as long as this refers to it
-        super().setup(config)
+        self.watch.setup(partial(super().setup, config))
+
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        activity.withdraw()
+        super().cleanup()
+
+    @override(Algorithm)
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return self.watch.evaluate(partial(super().evaluate, *args, **kwargs))
+
+    @override(CheckedCheckpoints)
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        return self.watch.save(partial(super().save, *args, **kwargs))
+
+    @override(CheckedCheckpoints)
+    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+        self.watch.last_checkpoint = super().save_to_path(path, **kwargs)
+        return self.watch.last_checkpoint
 
     @override(Algorithm)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
@@ -227,11 +253,13 @@ class StockOnText(Watched, CheckedCheckpoints):
         )
 
     @override(CheckedCheckpoints)
-    def restore_from_path(self, *args: Any, **kwargs: Any) -> None:
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None:
                 group.foreach_env_runner(_forget_version)
-        super().restore_from_path(*args, **kwargs)
+        super().restore_from_path(path, *args, **kwargs)
+        if kwargs.get("component") is None:
+            self.watch.last_checkpoint = str(path)
 
     @override(Algorithm)
     def step(self) -> dict[str, Any]:
@@ -240,7 +268,7 @@ class StockOnText(Watched, CheckedCheckpoints):
         Raises:
             NotFiniteError: A loss was not finite and neither are the weights, or it was the third such iteration in a row.
         """
-        results = super().step()
+        results = self.watch.step(super().step)
         learned = f"{LEARNER_RESULTS}/{DEFAULT_MODULE_ID}"
         if not figure(results, f"{learned}/{NUM_MODULE_STEPS_TRAINED}") > 0:
             return results  # no update came back: an asynchronous algorithm's learner is still at work, or lacks data
@@ -248,9 +276,10 @@ class StockOnText(Watched, CheckedCheckpoints):
         self._broken_losses = 0 if math.isfinite(loss) else self._broken_losses + 1
         found = on_every_learner(self.learner_group, _broken_weights) if self._broken_losses else []
         if broken := next(filter(None, found), None):
-            raise NotFiniteError(f"the loss is {loss}, and {broken}. {self.way_back()}")
+            raise NotFiniteError(f"the loss is {loss}, and {broken}. {self.watch.way_back()}")
         if self._broken_losses >= MAX_IN_A_ROW:
-            raise NotFiniteError(f"the loss was not finite in {self._broken_losses} iterations in a row. {self.way_back()}")
+            count = self._broken_losses
+            raise NotFiniteError(f"the loss was not finite in {count} iterations in a row. {self.watch.way_back()}")
         return results
 
 

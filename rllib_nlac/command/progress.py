@@ -9,10 +9,9 @@ from typing import Any
 
 from ray.tune import Callback
 
-from rllib_nlac.algorithm.notices import NOTICES
-from rllib_nlac.algorithm.told import lookup, with_beginning
 from rllib_nlac.command.terminal import Terminal, Waiting
-from rllib_nlac.reporting.results import evaluated
+from rllib_nlac.diagnostics.notices import NOTICES
+from rllib_nlac.diagnostics.results import evaluated, lookup, with_beginning
 
 COLUMNS = {
     "iter": 4,

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.examples import read_examples
-from rllib_nlac.algorithm.told import RESULTS
 from rllib_nlac.checkpoints.checkpoint import last_whole
 from rllib_nlac.command.errors import lines_of, text_of
 from rllib_nlac.command.experiment import Experiment, config_keys, trainable_of
 from rllib_nlac.command.resume import own_checkpoint
+from rllib_nlac.diagnostics.results import RESULTS, Run, differing, read_results
 from rllib_nlac.reporting.report import summary, write_report
-from rllib_nlac.reporting.results import Run, differing, read_results
+from rllib_nlac.reporting.transitions import read_examples
 
 
 def tell(trial: Any, experiment: Experiment, is_interrupted: bool, error: str = "", restored: Path | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rllib_nlac.engine.protocol import EngineError, LocalEngine, WeightsMissing
-from rllib_nlac.engine.tally import Tokens
+from rllib_nlac.engine.token_usage import Tokens
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -66,7 +66,7 @@ class EngineActor:
 
     def tokens_so_far(self) -> dict[str, Tokens]:
         """What it has answered since it started, by role."""
-        return self._engine.tally.so_far()
+        return self._engine.token_usage.so_far()
 
     def _hand_over(self, call: str, arguments: tuple) -> Any:
         future: Future = Future()

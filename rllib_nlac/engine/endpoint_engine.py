@@ -13,7 +13,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.token_usage import TokenUsage
 from rllib_nlac.inputs.endpoint import Answer, Endpoint, EndpointError, RequestRefusedError
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.types import Generation, Request, Weights
@@ -70,7 +70,7 @@ class EndpointEngine:
         self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="endpoint")
         self._waiting: dict[Future[Generation], int] = {}
         self._next_ticket = self._num_answered = self._num_refused = 0
-        self.tally = Tally()
+        self.token_usage = TokenUsage()
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         return list(self._threads.map(self._ask, requests))
@@ -134,6 +134,6 @@ class EndpointEngine:
         ids = self._chat.encode(readable(answer.text)[0])
         logprobs = np.full(len(ids) if request.logprobs else 0, np.nan, np.float32)
         generation = Generation(request.prompt_ids, ids, logprobs, answer.finished, weight_version=0)
-        self.tally.book(request, generation)
-        self.tally.num_unstructured = self._endpoint.num_unstructured
+        self.token_usage.book(request, generation)
+        self.token_usage.num_unstructured = self._endpoint.num_unstructured
         return generation

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.token_usage import TokenUsage
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -60,12 +60,12 @@ class LocalEngine(Engine, Protocol):
     Attributes:
         Settings: The dataclass of its settings; its fields are the keys of ``engine_config``.
         mixes_sets: Whether requests under different weights may run at the same time.
-        tally: Books each answer.
+        token_usage: Books each answer.
     """
 
     Settings: ClassVar[type]
     mixes_sets: bool
-    tally: Tally
+    token_usage: TokenUsage
 
     def __init__(self, model: str, max_context: int, end_ids: list[int], settings: Any, seed: int) -> None: ...
 

@@ -15,7 +15,7 @@ import torch
 
 from rllib_nlac.engine.protocol import EngineError, WeightsMissing
 from rllib_nlac.engine.shared import SharedState
-from rllib_nlac.engine.tally import Tokens
+from rllib_nlac.engine.token_usage import Tokens
 from rllib_nlac.engine.weight_transfer import Delivery, Sent
 from rllib_nlac.types import Generation, Request, Weights
 

@@ -23,7 +23,7 @@ from rllib_nlac.engine.model_folder import precision
 from rllib_nlac.engine.places import alone_on_shared_gpu, has_gpu
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.engine.tally import Tally
+from rllib_nlac.engine.token_usage import TokenUsage
 from rllib_nlac.engine.vllm_structure import THINKING, register_thinking, structure, why_not
 from rllib_nlac.types import Generation, Request, Weights
 
@@ -209,7 +209,7 @@ class VLLMEngine:
         self._serving: Weights | None = None if self.mixes_sets else Weights.POLICY
         self._pending: dict[str, Request] = {}
         self._next_ticket = 0
-        self.tally = Tally()
+        self.token_usage = TokenUsage()
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         answers: dict[int, Generation] = {}
@@ -438,9 +438,9 @@ class VLLMEngine:
             return None
         if (why := why_not(request.pattern)) is None:
             return structure(request.pattern)
-        if not self.tally.num_unstructured:
+        if not self.token_usage.num_unstructured:
             logger.warning("the form of an answer is not enforced: %s, pattern %.200r", why, request.pattern)
-        self.tally.num_unstructured += 1
+        self.token_usage.num_unstructured += 1
         return None
 
     def _adapter_for(self, weights: Weights) -> Any:
@@ -470,7 +470,7 @@ class VLLMEngine:
             weights=request.weights,
             cached_tokens=output.num_cached_tokens or 0,
         )
-        self.tally.book(request, generation)
+        self.token_usage.book(request, generation)
         return int(name), generation
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.record import FOLDER, age, author, moment
 from rllib_nlac.algorithm.replay import REPLAY_BUFFER
-from rllib_nlac.algorithm.told import RESULTS
 from rllib_nlac.checkpoints.checkpoint import CONSTRUCTOR, opened
+from rllib_nlac.diagnostics.record import FOLDER, age, author, moment
+from rllib_nlac.diagnostics.results import RESULTS
 from rllib_nlac.inspector.run import Run, read_run
 from rllib_nlac.replay.buffer import MAX_EPISODE_LENGTH, STATE_FILE, TextReplayBuffer, transition_at
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rllib_nlac.algorithm.record import plain
+from rllib_nlac.diagnostics.record import plain
 from rllib_nlac.inspector.run import Lines, Run, finite
 
 MOST = 10_000  # transitions of a run

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllib_nlac.algorithm.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain
-from rllib_nlac.algorithm.told import RESULTS, one_branch, with_beginning
+from rllib_nlac.diagnostics.record import EVALUATION, FOLDER, ITERATION, RUN_FILE, plain, read_lines
+from rllib_nlac.diagnostics.results import RESULTS, one_branch, with_beginning
 
 PARAMETERS = "params.json"
 # Of the results only what a reader asks about; the rest are timers and the configuration once more.
@@ -31,7 +31,6 @@ TOLD = (
 CALIBRATION = "evaluation/critic/"
 STOPPED = "learners/default_policy/num_stopped_steps"
 MAX_ROWS = 2000  # of the curves
-MAX_LINE = 64 << 20  # characters
 MAX_ITERATION = 10**9  # no run has more
 LARGEST = 1e300  # of a number; NaN is no smaller
 EXACT = 1 << 53  # beyond it a browser rounds whole numbers
@@ -98,7 +97,7 @@ def _is_trial(path: Path) -> bool:
 
 def read_run(folder: Path) -> Run:
     """Reads a trial's folder."""
-    rows, unread = _read_lines(folder / RESULTS)
+    rows, unread = read_lines(folder / RESULTS)
     results = with_beginning(one_branch(filter(_iteration, rows), _iteration))
     unread += sum(not _iteration(row) for row in rows)
     last = _iteration(results[-1]) if results else 0
@@ -107,7 +106,7 @@ def read_run(folder: Path) -> Run:
     for path in (path for kind in (ITERATION, EVALUATION) for path in sorted((folder / FOLDER).glob(f"{kind}_*.jsonl"))):
         if _is_abandoned(path, folder / RESULTS, last):
             continue
-        own, bad = _read_lines(path)
+        own, bad = read_lines(path)
         unread += bad
         for line in own:
             kind = line.get("kind")
@@ -154,26 +153,6 @@ def _changed(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _read_lines(path: Path) -> tuple[Lines, int]:
-    """The objects of a file of JSON lines, and how many lines are none; the last may be half written."""
-    found: Lines = []
-    bad = 0
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    value = json.loads(line) if len(line) <= MAX_LINE else None
-                except (ValueError, RecursionError):
-                    value = None
-                if isinstance(value, dict):
-                    found.append(value)
-                elif line.endswith("\n") and line.strip():
-                    bad += 1
-    except OSError:
-        pass
-    return found, bad
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from rllib_nlac.algorithm.critic_config import CriticConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
-from rllib_nlac.algorithm.roles import RolesConfig
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.shapes import BYTES, ModelShape
 from rllib_nlac.language.variant import NLAC_AS_IT_IS, answered_by
@@ -47,7 +47,7 @@ def served_sets(config: LanguageConfig) -> tuple[str, ...]:
     if not config.trains:
         return ()
     sets = [which.value for which in getattr(config, "learned_sets", (Weights.POLICY,))]
-    if isinstance(config, RolesConfig):
+    if isinstance(config, CriticConfig):
         variant = getattr(config.algo_class, "variant", NLAC_AS_IT_IS)
         if Weights.INITIAL in answered_by(config.stage_settings, variant).values():
             sets.append(Weights.INITIAL.value)

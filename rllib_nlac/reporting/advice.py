@@ -5,13 +5,11 @@ A rule speaks only where its figures are there and say more than chance does; th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from rllib_nlac.diagnostics.results import Run
+from rllib_nlac.diagnostics.rules import Rule, critic_biased, critic_forgets, leapt_from_base, less_variety
 from rllib_nlac.reporting import critic_rules, run_rules
-from rllib_nlac.reporting.results import Run
-
-Rule = Callable[[Run], str | None]
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,12 @@ RULES: tuple[Rule, ...] = (
     run_rules.fell_back,
     critic_rules.refinement_harms,
     critic_rules.critic_knows_nothing,
-    critic_rules.critic_biased,
+    critic_biased,
+    critic_forgets,
     critic_rules.nothing_refined,
     critic_rules.policy_idle,
-    critic_rules.less_variety,
+    less_variety,
+    leapt_from_base,
     run_rules.still_rising,
     run_rules.wide_interval,
     run_rules.evaluation_costs,

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rllib_nlac.algorithm.told import figure
-from rllib_nlac.engine.tally import PROMPT_TOKENS, TOKENS
-from rllib_nlac.reporting.results import Run, has_evaluation
+from rllib_nlac.diagnostics.results import Run, figure, has_evaluation
+from rllib_nlac.engine.token_usage import PROMPT_TOKENS, TOKENS
 
 # Stages of an iteration as ``seconds`` has them, as a person calls them. The other names there are parts of these.
 STAGES = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from rllib_nlac.algorithm.told import figure
+from rllib_nlac.diagnostics.results import Results, Run, figure
 from rllib_nlac.reporting.pictures import CRITIC
-from rllib_nlac.reporting.results import Results, Run
 from rllib_nlac.reporting.words import iteration, number
 
 

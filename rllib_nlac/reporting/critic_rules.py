@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 
 from rllib_nlac.algorithm.manners import SHIPPED_MODELS
-from rllib_nlac.algorithm.told import ROLES, WITH_FORM, figure, largest_k
-from rllib_nlac.reporting.results import Results, Run
+from rllib_nlac.diagnostics.results import ROLES, WITH_FORM, Run, figure
+from rllib_nlac.diagnostics.rules import CRITIC, critic_figures
 
-CRITIC, STAGES = "evaluation/critic", "language_stages"
-LEAST_STATES = 30  # turns, before what the critic says of them counts
+STAGES = "language_stages"
 
 
 def critic_knows_nothing(run: Run) -> str | None:
     """The critic does not tell wins from losses better than chance."""
-    critic = _critic(run)
+    critic = critic_figures(run)
     if critic is None or math.isnan(area := critic["auc"]):
         return None
     wins = critic["success"] * critic["num_states"]
@@ -26,25 +25,6 @@ def critic_knows_nothing(run: Run) -> str | None:
         "target (n_step: 1000), more training for it (num_epochs, or judged_fraction below 1), or longer futures "
         "(max_future_tokens)."
     )
-
-
-def critic_biased(run: Run) -> str | None:
-    """Its chances are too high or too low on the whole."""
-    critic = _critic(run)
-    if critic is None:
-        return None
-    bias = critic["predicted_success"] - critic["success"]
-    if not abs(bias) > max(0.15, 2 * critic["bias_error"]):
-        return None
-    word, ways = (
-        (
-            "hopes for more than comes",
-            "a smaller replay capacity, as old play misleads it, or more training for it (num_epochs)",
-        )
-        if bias > 0
-        else ("expects less than comes", "more training for it (num_epochs), or a larger tau: its targets lag behind the play")
-    )
-    return f"The critic {word}: it predicts {critic['predicted_success']:.2f} where {critic['success']:.2f} came; {ways}."
 
 
 def refinement_harms(run: Run) -> str | None:
@@ -108,34 +88,3 @@ def policy_idle(run: Run) -> str | None:
         if (rate := figure(run.last, path)) < 0.05:
             return f"Only {rate:.1%} {text}."
     return None
-
-
-def less_variety(run: Run) -> str | None:
-    """pass@k fell although success did not."""
-    known = [r for r in run.evaluated if not math.isnan(figure(r, "evaluation/repeated/success_rate"))]
-    if len(known) < 2:
-        return None
-    first, last = known[0], known[-1]
-    k = largest_k(last["evaluation"]["repeated"])
-    a, b = (figure(r, f"evaluation/repeated/pass_at_{k}") for r in (first, last))
-    tasks = figure(last, "evaluation/repeated/num_tasks")
-    chance = 2 * math.sqrt(max(a * (1 - a) + b * (1 - b), 0.0) / max(tasks, 1.0))
-    if k is None or not a - b > max(0.1, chance) or _evaluated(run, last) < _evaluated(run, first):
-        return None
-    return (
-        f"pass@{k} fell from {a:.2f} to {b:.2f}: some tasks are won always and others never. Stop earlier, or a lower "
-        "policy_loss_coeff or lr."
-    )
-
-
-def _evaluated(run: Run, result: Results) -> float:
-    return figure(result, f"evaluation/{run.score}")
-
-
-def _critic(run: Run) -> dict[str, float] | None:
-    """The critic's last figures; None of too few turns."""
-    if not run.evaluated:
-        return None
-    names = ("auc", "predicted_success", "success", "num_states", "bias_error")
-    critic = {name: figure(run.evaluated[-1], f"{CRITIC}/{name}") for name in names}
-    return critic if critic["num_states"] >= LEAST_STATES else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rllib_nlac.algorithm.told import figure, largest_k, lookup
-from rllib_nlac.reporting.results import Results, Run
+from rllib_nlac.diagnostics.results import Results, Run, figure, largest_k, lookup
 from rllib_nlac.reporting.svg import Chart, Line
 
 CRITIC = "evaluation/critic"

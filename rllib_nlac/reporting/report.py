@@ -10,13 +10,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rllib_nlac.algorithm.told import figure
+from rllib_nlac.diagnostics.results import Run, figure
 from rllib_nlac.inputs.foreign import code, fenced, visible
 from rllib_nlac.reporting.advice import Advice, advise
 from rllib_nlac.reporting.costs import roles, stages
 from rllib_nlac.reporting.critic import critic, ends
 from rllib_nlac.reporting.pictures import CRITIC, attempts, pictures
-from rllib_nlac.reporting.results import Run
 from rllib_nlac.reporting.transitions import transitions
 from rllib_nlac.reporting.words import EVALUATION, collected, iteration, number, score, thousands, when
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rllib_nlac.algorithm.manners import SHIPPED_MODELS
-from rllib_nlac.algorithm.told import figure, lookup
-from rllib_nlac.reporting.results import Run
+from rllib_nlac.diagnostics.results import Run, figure, lookup
 from rllib_nlac.reporting.words import EVALUATION
 
 WIDE = 0.2  # of an interval, from which on it tells little

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rllib_nlac.algorithm.calibration import wilson
-from rllib_nlac.algorithm.told import figure
-from rllib_nlac.reporting.results import Results, Run
+from rllib_nlac.diagnostics.calibration import wilson
+from rllib_nlac.diagnostics.results import Results, Run, figure
 
 EVALUATION = "evaluation/env_runners"
 

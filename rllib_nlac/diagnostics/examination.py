@@ -10,20 +10,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import partial
+from typing import Any
 
 import numpy as np
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rllib_nlac.algorithm import ranges
-from rllib_nlac.algorithm.calibration import by_size, comparison, figures, reliability
-from rllib_nlac.algorithm.record import age
-from rllib_nlac.algorithm.roles import RolesConfig
+from rllib_nlac.activity import activity
+from rllib_nlac.diagnostics.calibration import by_size, comparison, figures, reliability
+from rllib_nlac.diagnostics.record import Line, age, moment, opinion
+from rllib_nlac.diagnostics.recorder import Recorder
 from rllib_nlac.episode import episode_success, task_of, task_seed_of
+from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.prediction import predicted_success, prediction_stage
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.stages import LanguageStages
@@ -33,6 +34,7 @@ from rllib_nlac.types import Future, Refinement, Transition, Weights, hash_seed
 
 CRITIC = "critic"  # the results of all this, below those of the evaluation
 SEED = 27
+FIXED_STATES = "fixed_states"  # key of its part of a checkpoint
 ANSWERS_PER_TRANSITION = 5  # a', d', d, critique and a_r, of which an iteration asks for a sampled transition
 LEAST_STATES, MOST_STATES = 8, 64  # turns, where the configuration leaves their number out
 Place = tuple[SingleAgentEpisode, int]  # an episode and one of its steps
@@ -59,50 +61,19 @@ class ExaminationSettings:
     fixed_states: int = 3
     branches: int = 0
 
-
-class ExaminationConfig(RolesConfig):
-    """What evaluation asks a critic in words. A mixin, like ``LanguageConfig``."""
-
-    NESTED_RANGES = {
-        "evaluation_critic": {
-            "states": ranges.Range(0, whole=True, optional=True),
-            "futures": ranges.COUNT,
-            "fixed_states": ranges.WHOLE_NOT_NEGATIVE,
-            "branches": ranges.WHOLE_NOT_NEGATIVE,
-        }
-    }
-    SETTINGS = {"evaluation_critic": ExaminationSettings}
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class)
-        self.evaluation_critic: dict[str, Any] = {}
-
-    @override(AlgorithmConfig)
-    def evaluation(self, *, evaluation_critic: dict[str, Any] | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Sets what evaluation asks the critic; the keys above and RLlib's own are taken too.
-
-        Results stand under ``evaluation/critic``, and what it takes under ``seconds/evaluation_critic``.
+    def resolved(self, batch: int, evaluation_interval: int | None) -> ExaminationSettings:
+        """The same with a number of turns.
 
         Args:
-            evaluation_critic: The fields of ``ExaminationSettings`` (states, futures, fixed_states, branches).
-
-        Returns:
-            This updated config.
+            batch: Transitions of an iteration.
+            evaluation_interval: Iterations between two evaluations.
         """
-        arguments = locals()
-        super().evaluation(**kwargs)
-        return self._set(arguments)
-
-    @property
-    def examination(self) -> ExaminationSettings:
-        """What evaluation asks the critic, the number of turns resolved."""
-        asked = ExaminationSettings(**self.evaluation_critic)
-        if asked.states is not None:
-            return asked
-        answers = ANSWERS_PER_TRANSITION * self.total_train_batch_size * (self.evaluation_interval or 1)
-        # Of each turn so many futures, and as many turns are the replay buffer's.
-        affordable = answers // (8 * 2 * asked.futures)
-        return replace(asked, states=max(LEAST_STATES, min(MOST_STATES, affordable)))
+        if self.states is not None:
+            return self
+        answers = ANSWERS_PER_TRANSITION * batch * (evaluation_interval or 1)
+        # Each turn takes this many futures, and as many turns are taken from the replay buffer.
+        affordable = answers // (8 * 2 * self.futures)
+        return replace(self, states=max(LEAST_STATES, min(MOST_STATES, affordable)))
 
 
 class Examiner:
@@ -295,3 +266,83 @@ def examine(
         starts = forks_of(places, examiner.refine(fresh), branches)
         results["refinement"] = compared(play(starts), starts)
     return results
+
+
+class CriticExamination:
+    """Examines the critic of an algorithm in every evaluation.
+
+    Args:
+        algorithm: The algorithm, with ``stages``, ``watch``, ``metrics`` and ``local_replay_buffer``.
+        recorder: Keeps what is found.
+        play_forks: Plays episodes that begin with the first turns of others, on the runners of a group.
+
+    Attributes:
+        fixed: Turns that every evaluation asks about; the first one chooses them. They are part of a checkpoint.
+    """
+
+    def __init__(
+        self,
+        algorithm: Any,
+        recorder: Recorder,
+        play_forks: Callable[[EnvRunnerGroup | None, Sequence[Start]], list[SingleAgentEpisode]],
+    ) -> None:
+        self._algorithm, self._recorder, self._play_forks = algorithm, recorder, play_forks
+        self.fixed: tuple[Transition, ...] = ()
+
+    def __call__(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
+        """Asks the critic about turns of an evaluation's episodes; see ``ExaminationSettings``.
+
+        Args:
+            episodes: Episodes that the current policy has just played.
+            group: Runners that play in evaluations; None: the algorithm's own runner.
+        """
+        algorithm = self._algorithm
+        asked, buffer, version = algorithm.config.examination, algorithm.local_replay_buffer, algorithm.weight_version
+        with algorithm.watch.timing("evaluation_critic"), activity.stage("examining the critic"):
+            examiner = self.examiner(asked.futures)
+            results: dict[str, Any] = {}
+            heard: list[tuple[Transition, Sequence[Future]]] = []
+            if asked.states:
+                results = examine(
+                    examiner,
+                    episodes,
+                    list(buffer.episodes),
+                    version,
+                    asked.states,
+                    asked.branches,
+                    partial(self._play_forks, group),
+                    heard,
+                    algorithm.config.played_env,
+                )
+            figures, fixed = self._ask_about_fixed_states(examiner, episodes, asked.fixed_states)
+            log(algorithm.metrics, {**results, **figures})
+            histograms = {"replay_buffer/priorities": buffer.priorities, "replay_buffer/ages": buffer.ages(version)}
+            self._recorder.evaluation(algorithm.watch.evaluated_iteration, episodes, heard, fixed, histograms)
+
+    def examiner(self, futures: int) -> Examiner:
+        """Asks the critic as the algorithm does, with this number of futures for a turn."""
+        config = self._algorithm.config
+        env = (self._algorithm.evaluation_config or config).played_env
+        return Examiner(self._algorithm.stages, env, config.seed or 0, futures)
+
+    def _ask_about_fixed_states(
+        self, examiner: Examiner, episodes: Sequence[SingleAgentEpisode], count: int
+    ) -> tuple[dict[str, Any], list[Line]]:
+        """Asks about the fixed turns.
+
+        Returns:
+            Figures, nested as in the results, and a line of the record for each turn.
+        """
+        if not self.fixed and count:
+            drawn = examiner.transitions(examiner.draw(episodes, count))
+            self.fixed = tuple(replace(t, following=()) for t in drawn)
+        refinements = examiner.refine(self.fixed)
+        figures = {
+            f"state_{number}": {
+                "predicts_success": float(predicts_success(refinement.futures)),
+                "optimal": float(refinement.critique.optimal) if refinement.critique else float("nan"),
+            }
+            for number, refinement in enumerate(refinements, start=1)
+        }
+        lines = [{**moment(refinement.transition), **opinion(refinement)} for refinement in refinements]
+        return ({"fixed": figures} if figures else {}), lines

@@ -17,7 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_nlac.activity import activity
-from rllib_nlac.algorithm.record import age
+from rllib_nlac.diagnostics.record import age
 from rllib_nlac.episode import generations_of
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling

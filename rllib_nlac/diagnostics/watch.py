@@ -1,24 +1,23 @@
-"""What every algorithm on text watches over: its last checkpoint, answers that do not parse, and what a person must be told."""
+"""Watches over an algorithm on text: evaluations, the last checkpoint, answers that do not parse, other causes of warnings."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_ENV_STEPS_SAMPLED
 
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
-from rllib_nlac.algorithm.metrics import SECONDS
-from rllib_nlac.algorithm.notices import NOTICES, Notices, shown
-from rllib_nlac.algorithm.told import BEFORE, ROLES, WITH_FORM, figure
-from rllib_nlac.algorithm.trends import Trends
+from rllib_nlac.diagnostics.metrics import SECONDS
+from rllib_nlac.diagnostics.notices import NOTICES, shown
+from rllib_nlac.diagnostics.results import BEFORE, ROLES, WITH_FORM, Run, figure, one_branch, with_beginning
+from rllib_nlac.diagnostics.rules import DURING, WINDOW
 from rllib_nlac.engine.chat import TOO_LONG
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.sampling.collector import CollectionError
@@ -26,48 +25,64 @@ from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
 EVALUATION = "evaluation"  # the part of an iteration's seconds
 MANY = 0.5  # share of a role's answers that do not parse, or of its prompts that are too long, from which on it is said
+Examine = Callable[[Sequence[SingleAgentEpisode], EnvRunnerGroup | None], None]
 
 
-class Watched(Algorithm):
-    """A mixin for RLlib's algorithms and ours: put it before the algorithm."""
+class Watch:
+    """Belongs to one algorithm, RLlib's or ours, which passes its calls of RLlib's methods through this object.
 
-    config: Any
-    engine: Any = None  # the algorithm's own; None where each runner has one, as under RLlib's algorithms
-    _is_before_training = False
-    weight_version: int | None = None  # of the weights that play; None where RLlib's own sync numbers none
+    Args:
+        algorithm: The algorithm, with ``config``, ``metrics`` and ``notices``.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.notices = Notices()
-        self.trends = Trends(self.notices.heed)
+    Attributes:
+        last_checkpoint: Path of the checkpoint that was written or restored last; None where there is none.
+        evaluation_seconds: Seconds of each part of this iteration's evaluation.
+        examine: Called with the episodes that an evaluation has just played, and the runners that play in evaluations (None:
+            the algorithm's own runner). None: nothing else looks at them.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        self._algorithm = algorithm
+        self._results: list[dict[str, Any]] = []
+        self._is_before_training = False
         self.last_checkpoint: str | None = None
         self.evaluation_seconds: dict[str, float] = {}
-        super().__init__(*args, **kwargs)
+        self.examine: Examine | None = None
 
-    @override(Algorithm)
-    def setup(self, config: Any) -> None:
-        chosen = self.config.manners.why
+    def setup(self, setup: Callable[[], None]) -> None:
+        """Runs RLlib's ``setup``.
+
+        Raises:
+            CollectionError: No EnvRunner answered.
+        """
+        algorithm = self._algorithm
+        chosen = algorithm.config.manners.why
         activity.turn_to(f"loading the model{', ' if chosen else ''}{chosen}", iteration=0)
-        if self._storage is not None:  # Tune's, whose driver reads it
-            publish_to_ray(self._storage.trial_dir_name)
+        if algorithm._storage is not None:  # Tune's, whose driver reads it
+            publish_to_ray(algorithm._storage.trial_dir_name)
         try:
-            super().setup(config)
+            setup()
         except IndexError as error:  # RLlib looks for the first answer of its runners, of which there was none
-            if getattr(self, "spaces", None) is not None or getattr(self, "env_runner_group", None) is None:
+            if getattr(algorithm, "spaces", None) is not None or getattr(algorithm, "env_runner_group", None) is None:
                 raise
-            count = self.env_runner_group.num_remote_env_runners()
+            count = algorithm.env_runner_group.num_remote_env_runners()
             raise CollectionError(
                 f"none of {count} EnvRunners answered when the run began: their processes ended or are too slow to start. An "
                 "environment's constructor ends its process, or memory or processors are short: see the runners' logs in Ray's "
                 "session folder"
             ) from error
 
-    @override(Algorithm)
-    def step(self) -> dict[str, Any]:
-        """RLlib's iteration, with what is new for a person under ``notices`` in its results."""
-        begun = self._evaluate_before() if self.iteration == 0 else None
-        activity.turn_to("training", iteration=self.iteration + 1)
+    def step(self, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Runs RLlib's ``step``.
+
+        Returns:
+            Its results, with new warnings under ``notices``.
+        """
+        algorithm = self._algorithm
+        begun = self._evaluate_before() if algorithm.iteration == 0 else None
+        activity.turn_to("training", iteration=algorithm.iteration + 1)
         self.evaluation_seconds.clear()
-        results = super().step()
+        results = step()
         if begun is not None:
             results[BEFORE] = begun[0]
             results.setdefault(SECONDS, {})["evaluation_before"] = begun[1]
@@ -80,47 +95,63 @@ class Watched(Algorithm):
             # It repeats what was ever logged, with NaN for what was not logged in this iteration.
             results[SECONDS] = {part: took for part, took in seconds.items() if not math.isnan(took)}
         runners = results.get(ENV_RUNNER_RESULTS) or {}
-        self._heed_turns(runners, runners.pop(UNPARSED_TURNS, []))
-        self.trends.heed_iteration(results)
-        if new := self.notices.take():
+        self._check_turns(runners, runners.pop(UNPARSED_TURNS, []))
+        self._check_results(results)
+        if new := algorithm.notices.take():
             results[NOTICES] = "\n".join(new)  # a list would be taken for a histogram
         return results
 
     def _evaluate_before(self) -> tuple[dict[str, Any], float] | None:
-        """What the model can do before anything is trained, and the seconds that it took; None where nobody asks."""
-        config = self.config
+        """Evaluates the model before training.
+
+        Returns:
+            Its results and the seconds that it took; None where the configuration does not ask for it.
+        """
+        config = self._algorithm.config
         if not (config.evaluation_interval and config.evaluate_before_training):
             return None
         self._is_before_training = True
         try:
-            results = self.evaluate()
+            results = self._algorithm.evaluate()
         finally:
             self._is_before_training = False
         return results, self.evaluation_seconds[EVALUATION]
 
+    def _check_results(self, results: dict[str, Any]) -> None:
+        """Warns by the rules that hold during a run, of the results that this process has seen."""
+        iteration, interval = self._algorithm.iteration + 1, self._algorithm.config.evaluation_interval
+        own = {key: results[key] for key in (BEFORE, EVALUATION_RESULTS, "kl_to_base") if key in results}
+        own |= {"training_iteration": iteration, "config": {"evaluation_interval": interval}}
+        former, latest = self._results[:-WINDOW], self._results[-WINDOW:]
+        needed = [r for r in former if BEFORE in r or EVALUATION_RESULTS in r]
+        self._results = one_branch([*needed, *latest, own], lambda r: r["training_iteration"])
+        run = Run(Path(), "", with_beginning(self._results))
+        for rule in DURING:
+            self._algorithm.notices.heed(rule.__name__, rule(run))
+
     @property
     def evaluated_iteration(self) -> int:
         """Number of the iteration that an evaluation under way is of; 0 before training."""
-        return 0 if self._is_before_training else self.iteration + 1
+        return 0 if self._is_before_training else self._algorithm.iteration + 1
 
-    def _heed_turns(self, runners: dict[str, Any], examples: str | list[str]) -> None:
+    def _check_turns(self, runners: dict[str, Any], examples: str | list[str]) -> None:
         names = ("action_parse_failures", NUM_ENV_STEPS_SAMPLED, "action_parse_failures_cut_off")
         counts = (figure(runners, name) for name in names)
         failed, steps, cut_off = (0 if math.isnan(count) else int(count) for count in counts)
         example = examples if isinstance(examples, str) else next(iter(examples), "")  # RLlib unpacks a list of one
-        self.heed_parsing("the policy's turns", failed, steps, cut_off, example, "max_action_tokens")
+        self.check_parsing("the policy's turns", failed, steps, cut_off, example, "max_action_tokens")
 
-    def heed_stages(self, report: StageReport) -> None:
+    def check_stages(self, report: StageReport) -> None:
         """Tells a person where most answers of one of the critic's roles do not parse, or most of its prompts are too long."""
         lost = [f"{n} of {of} of {role}" for role, of in report.prompts.items() if (n := report.too_long[role]) > MANY * of]
         text = f"prompts that exceed the context were not asked: {', '.join(lost)}. What to do: {TOO_LONG}" if lost else None
-        self.notices.heed("long prompts", text)
+        self._algorithm.notices.heed("long prompts", text)
         for role, (name, limit) in ROLES.items():
             failed, asked, cut_off = report.unparsed[role], report.answered[role], report.cut_off[role]
             example, has_form = report.examples.get(role, ""), role in WITH_FORM
-            self.heed_parsing(f"the {name}", failed, asked, cut_off, example, limit, has_form)
+            self.check_parsing(f"the {name}", failed, asked, cut_off, example, limit, has_form)
 
-    def heed_parsing(
+    def check_parsing(
         self, role: str, failed: int, asked: int, cut_off: int, example: str, limit: str, has_form: bool = False
     ) -> None:
         """Tells a person where most answers of a role do not parse, and what to do; once, until it is better.
@@ -136,55 +167,50 @@ class Watched(Algorithm):
         """
         if failed <= MANY * asked:
             if asked:
-                self.notices.heed(role, None)
+                self._algorithm.notices.heed(role, None)
             return
-        if has_form and not self.config.manners.structured_answers:
+        manners = self._algorithm.config.manners
+        if has_form and not manners.structured_answers:
             advice = f"set structured_answers: true, so that the engine enforces the form; or {self._suitable()}"
         elif 2 * cut_off > failed:
-            advice = f"raise {limit}, which is {getattr(self.config.manners, limit)}"
+            advice = f"raise {limit}, which is {getattr(manners, limit)}"
         else:
             advice = self._suitable()
         cut = f", {cut_off} of them cut off by {limit}" if cut_off else ""
-        self.notices.heed(
+        self._algorithm.notices.heed(
             role,
             f"{failed} of {asked} of {role} ({failed / asked:.0%}) do not parse{cut}. One of them: {shown(example)}. "
             f"What to do: {advice}",
         )
 
     def _suitable(self) -> str:
+        config = self._algorithm.config
+        prompts = config.manners.prompts if isinstance(config.manners.prompts, str) else "a mapping of your own"
         return (
-            f"see that language_model ({self.config.language_model}) is instruction-tuned and that prompts "
-            f"({_name(self.config.manners.prompts)}) are written for it: 'default' suits large models, 'small' those below 3B"
+            f"see that language_model ({config.language_model}) is instruction-tuned and that prompts ({prompts}) are written "
+            "for it: 'default' suits large models, 'small' those below 3B"
         )
-
-    def examine(self, episodes: Sequence[SingleAgentEpisode], group: EnvRunnerGroup | None) -> None:
-        """What else an algorithm looks at in the episodes of an evaluation; here nothing.
-
-        Args:
-            episodes: As the current policy has just played them.
-            group: Who plays in evaluations; None: the algorithm's own runner.
-        """
 
     def way_back(self) -> str:
         """Where a run that ends because of its numbers can go on, and with what."""
+        config = self._algorithm.config
         where = (
             f"Go on from the last good checkpoint, {self.last_checkpoint},"
             if self.last_checkpoint
             else ("No checkpoint was written or restored in this process: go on from one of an earlier run, or start anew,")
         )
-        return f"{where} with a lower lr (now {self.config.lr}) or grad_clip (now {self.config.grad_clip})"
+        return f"{where} with a lower lr (now {config.lr}) or grad_clip (now {config.grad_clip})"
 
-    @override(Algorithm)
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def evaluate(self, evaluate: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Runs RLlib's ``evaluate``, and adds what callbacks logged at its end."""
+        metrics = self._algorithm.metrics
         # Or what this evaluation does not count, as episodes that the context ended, would have the last one's number.
-        self.metrics.delete(EVALUATION_RESULTS, key_error=False)
+        metrics.delete(EVALUATION_RESULTS, key_error=False)
         with self.timing(EVALUATION), activity.stage("evaluating", self._num_evaluated, EPISODES):
-            results = super().evaluate(*args, **kwargs)
+            results = evaluate()
         # What a callback logs at the end of an evaluation comes after RLlib has taken the results.
-        late = self.metrics.peek(EVALUATION_RESULTS, default={})
-        results |= {name: value for name, value in late.items() if name not in results}
-        self.trends.heed_evaluation(results)
-        return results
+        late = metrics.peek(EVALUATION_RESULTS, default={})
+        return results | {name: value for name, value in late.items() if name not in results}
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
@@ -198,33 +224,13 @@ class Watched(Algorithm):
     @property
     def _num_evaluated(self) -> int:
         """Episodes of an evaluation; 0 where it is measured otherwise."""
-        count = self.config.evaluation_duration
-        return count if self.config.evaluation_duration_unit == EPISODES and isinstance(count, int) else 0
+        config = self._algorithm.config
+        count = config.evaluation_duration
+        return count if config.evaluation_duration_unit == EPISODES and isinstance(count, int) else 0
 
-    @override(Algorithm)
-    def cleanup(self) -> None:
-        activity.withdraw()
-        super().cleanup()
-
-    @override(Algorithm)
-    def save(self, *args: Any, **kwargs: Any) -> Any:
-        """Tune's: what it writes is moved to where the trial keeps its checkpoints, and counts as there."""
+    def save(self, save: Callable[[], Any]) -> Any:
+        """Runs Tune's ``save``: what it writes is moved to where the trial keeps its checkpoints, and counts as there."""
         activity.turn_to("saving a checkpoint")
-        result = super().save(*args, **kwargs)
+        result = save()
         self.last_checkpoint = result.checkpoint.path
         return result
-
-    @override(Algorithm)
-    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
-        self.last_checkpoint = super().save_to_path(path, **kwargs)
-        return self.last_checkpoint
-
-    @override(Algorithm)
-    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        super().restore_from_path(path, *args, **kwargs)
-        if kwargs.get("component") is None:
-            self.last_checkpoint = str(path)
-
-
-def _name(prompts: Any) -> str:
-    return prompts if isinstance(prompts, str) else "a mapping of your own"

@@ -1,21 +1,93 @@
-"""What is left of a run in its folder, read so that whatever is there is of use: half a file, a line, or nothing."""
+"""Results of a run: a figure by its path, the results of one branch, and ``Run``, all that the folder of a trial tells.
+
+Whatever is there is of use: half a file, a line, or nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from rllib_nlac.algorithm.notices import NOTICES
-from rllib_nlac.algorithm.told import figure, lookup, one_branch, with_beginning
+from rllib_nlac.diagnostics.notices import NOTICES
 
+Result = TypeVar("Result", bound=Mapping[str, Any])
 Results = Mapping[str, Any]  # of an iteration, nested
 DERIVED = ("policies", "simple_optimizer")  # RLlib sets them itself
 RETURN, SUCCESS = "episode_return_mean", "success_rate"
+BEFORE = "before_training"  # key of the first result: the evaluation of what the run began with
+RESULTS = "result.json"  # Tune's, in a trial's folder, a line an iteration
+#: What a person calls the critic's roles, and the key that limits each one's tokens.
+ROLES = {
+    "future": ("critic's futures", "max_future_tokens"),
+    "target": ("critic's Bellman targets", "max_future_tokens"),
+    "critique": ("critic's critiques", "max_critique_tokens"),
+    "refinement": ("refined actions", "max_action_tokens"),
+}
+WITH_FORM = ("future", "target", "critique")  # roles whose answers have a form that an engine can enforce
+
+
+def lookup(results: Mapping[str, Any], path: str) -> Any:
+    """A value of nested results by its path, as in ``env_runners/success_rate``; None where there is none."""
+    value: Any = results
+    for part in path.split("/"):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def figure(results: Mapping[str, Any], path: str) -> float:
+    """A number of nested results by its path, NaN where there is none."""
+    try:
+        return float(lookup(results, path))
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def with_beginning(results: Sequence[Result]) -> list[Any]:
+    """The results, and before them the evaluation of what the run began with as one of iteration 0, where there is one."""
+    first = results[0] if results else {}
+    if not isinstance(first.get(BEFORE), Mapping):
+        return list(results)
+    begun = {"training_iteration": 0, "evaluation": first[BEFORE], "env_runners": {"num_episodes_lifetime": 0}}
+    return [{**begun, "config": first.get("config")}, *results]
+
+
+def largest_k(repeated: Any) -> int | None:
+    """The largest k above 1 of pass@k, in the results of tasks that are attempted several times; None where there is none."""
+    names = repeated if isinstance(repeated, Mapping) else ()
+    tails = [name.removeprefix("pass_at_") for name in names if name.startswith("pass_at_")]
+    return max((k for tail in tails if tail.isdecimal() and (k := int(tail)) > 1), default=None)
+
+
+def one_branch(results: Iterable[Result], number: Callable[[Result], float]) -> list[Result]:
+    """The results, as they were written, without what a run had come to before it went on from a checkpoint of another time.
+
+    That is an earlier one of its own, or one of another trial, as under population-based training.
+
+    Args:
+        results: In the order in which they were written.
+        number: The iteration of a result.
+    """
+    kept: list[Result] = []
+    for result in results:
+        while kept and number(kept[-1]) >= number(result):
+            kept.pop()
+        if kept and _is_anothers(result, kept[-1]):
+            kept.clear()
+        kept.append(result)
+    return kept
+
+
+def _is_anothers(result: Mapping[str, Any], former: Mapping[str, Any]) -> bool:
+    """Whether a result is the first after a restore from another trial: then the time until then is not the former's."""
+    if figure(result, "iterations_since_restore") != 1:
+        return False
+    before, then = figure(result, "time_total_s") - figure(result, "time_this_iter_s"), figure(former, "time_total_s")
+    return abs(before - then) > 1e-6 * max(then, 1.0)
 
 
 def evaluated(result: Results) -> float | None:
@@ -56,7 +128,7 @@ class Run:
         algorithm: Name of the algorithm.
         results: An iteration each, in their order; what a resumed run repeats counts once.
         settings: What differs from the algorithm's defaults.
-        examples: Transitions in words, as ``Examples`` keeps them.
+        examples: Lines of the record that the report shows, by their kinds; see ``reporting.transitions``.
         end: "done", "failed" or "interrupted".
         error: Why it failed, in brief; empty where it did not.
         restored: The checkpoint that it began with, if any.
@@ -68,7 +140,7 @@ class Run:
     algorithm: str
     results: Sequence[Results] = ()
     settings: Sequence[Setting] = ()
-    examples: Sequence[Mapping[str, Any]] = ()
+    examples: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     end: str = "done"
     error: str = ""
     restored: str | None = None

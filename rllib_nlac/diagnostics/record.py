@@ -28,6 +28,8 @@ FOLDER = "transitions"
 RUN_FILE = "run.json"
 ITERATION, EVALUATION = "iteration", "evaluation"
 FORMAT = 1
+MAX_LINE = 64 << 20  # characters
+Line = dict[str, Any]  # of a file
 LOG = "input"  # stands where weights are named, of what nobody here wrote
 
 
@@ -172,7 +174,7 @@ def _stride_of(numbers: Sequence[int]) -> int:
     return max(common & -common, 1)
 
 
-def transition_lines(iteration: int, said: Said, learned: Learned | None, count: int) -> list[dict[str, Any]]:
+def transition_lines(iteration: int, said: Said, learned: Learned | None, count: int) -> list[Line]:
     """Lines of the first transitions of a batch, each once.
 
     Args:
@@ -215,7 +217,7 @@ def places(targets: Sequence[BellmanTarget], count: int) -> list[int]:
     return list(first.values())[:count]
 
 
-def moment(t: Transition) -> dict[str, Any]:
+def moment(t: Transition) -> Line:
     """What was played: the dialogue, the action and what came of it."""
     return {
         "id": t.id,
@@ -233,7 +235,7 @@ def moment(t: Transition) -> dict[str, Any]:
     }
 
 
-def opinion(refinement: Refinement) -> dict[str, Any]:
+def opinion(refinement: Refinement) -> Line:
     """What the critic said, and what the policy is taught."""
     critique = refinement.critique
     return {
@@ -295,6 +297,26 @@ def token_texts(
             texts.append(("refined", played.prompt_ids, refinement.generation))
         found += [(place, name, prompt, g) for name, prompt, g in texts if g is not None and g.token_ids and prompt]
     return found
+
+
+def read_lines(path: Path) -> tuple[list[Line], int]:
+    """The objects of a file of JSON lines, and how many lines are none; the last may be half written."""
+    found: list[Line] = []
+    bad = 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    value = json.loads(line) if len(line) <= MAX_LINE else None
+                except (ValueError, RecursionError):
+                    value = None
+                if isinstance(value, dict):
+                    found.append(value)
+                elif line.endswith("\n") and line.strip():
+                    bad += 1
+    except OSError:
+        pass
+    return found, bad
 
 
 def plain(value: Any) -> Any:

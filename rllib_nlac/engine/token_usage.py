@@ -1,4 +1,4 @@
-"""What an engine was given and has generated, in tokens, by what each request says that it is for."""
+"""Counts the tokens of an engine, prompts and answers, by the role that each request names."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Tokens(NamedTuple):
     """Tokens of the answered requests of one role.
 
     Attributes:
-        prompt: Of their prompts, those that a prefix cache held included.
-        generated: Of their answers.
+        prompt: Tokens of the prompts, including those that a prefix cache held.
+        generated: Tokens of the answers.
     """
 
     prompt: int = 0
     generated: int = 0
 
 
-class Tally:
-    """Counts from the engine's start on. Requests that were withdrawn count for nothing."""
+class TokenUsage:
+    """Tokens since the start of the engine. Withdrawn requests are not counted."""
 
     num_unstructured = 0  # answers whose form was asked for and not enforced
 

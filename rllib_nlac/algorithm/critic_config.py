@@ -14,7 +14,7 @@ from rllib_nlac.language.settings import JudgeTemperatures, Sampling, StageSetti
 from rllib_nlac.types import Weights
 
 
-class RolesConfig(LanguageAlgorithmConfig):
+class CriticConfig(LanguageAlgorithmConfig):
     """How the model's critic roles sample and what the policy learns from them; shared by all that criticise in words."""
 
     criticises_in_words = True

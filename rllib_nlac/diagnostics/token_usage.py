@@ -1,24 +1,24 @@
-"""Of an iteration, how many tokens each role was given and has generated, as the engines themselves count them."""
+"""Counts the tokens of an iteration by role: prompts and answers, as the engines themselves count them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rllib_nlac.engine.remote import RemoteEngines
-from rllib_nlac.engine.tally import PROMPT_TOKENS, TOKENS, Tokens
+from rllib_nlac.engine.token_usage import PROMPT_TOKENS, TOKENS, Tokens
 
 
-class Spending:
-    """Reads the engines' tallies. Whoever asks is counted, EnvRunners that play ahead for example.
+class IterationTokens:
+    """Reads the engines' counts. They include every asker, for example EnvRunners that play ahead.
 
     Args:
-        engine: The algorithm's.
+        engine: Engine of the algorithm.
     """
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         # Actors begin with it, and may not answer yet.
-        self._read = [] if isinstance(engine, RemoteEngines) else self._tallies()
+        self._read = [] if isinstance(engine, RemoteEngines) else self._counts()
 
     def since_last(self) -> dict[str, dict[str, int]]:
         """Tokens since the last call, or since this was made.
@@ -27,7 +27,7 @@ class Spending:
             By role, ``tokens`` that were generated and ``prompt_tokens``, prompts held by a prefix cache included. A role that
             was asked before and is not now has 0. Nothing where an engine did not answer at once: the next call has it all.
         """
-        now = self._tallies()
+        now = self._counts()
         if not now:
             return {}
         spent: dict[str, dict[str, int]] = {TOKENS: {}, PROMPT_TOKENS: {}}
@@ -43,7 +43,7 @@ class Spending:
         self._read = now
         return spent
 
-    def _tallies(self) -> list[dict[str, Tokens]]:
-        """Of each engine, in the same order every time; nothing where one did not answer at once."""
+    def _counts(self) -> list[dict[str, Tokens]]:
+        """Counts of each engine, always in the same order; empty where one did not answer at once."""
         engine = self._engine
-        return (engine.tokens_so_far() or []) if isinstance(engine, RemoteEngines) else [engine.tally.so_far()]
+        return (engine.tokens_so_far() or []) if isinstance(engine, RemoteEngines) else [engine.token_usage.so_far()]
