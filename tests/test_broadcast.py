@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import ray
 import torch
+from fault_runs import processes, small_config
 from ray import cloudpickle
 from transformers import AutoModelForCausalLM
 
-from benchmarks.faults import processes, small_config
 from rllib_nlac.engine import broadcasts
 from rllib_nlac.engine.buckets import Bucket, Plan
 from rllib_nlac.engine.channel import ChannelError, Gathering, Sender

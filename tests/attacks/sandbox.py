@@ -1,20 +1,16 @@
 """Runs every program of ``sandbox_programs`` in the code sandbox, and says which were contained.
 
-    python -m benchmarks.attacks.sandbox [--verbose]
-
 Contained means: no reward, no error of the trainer, within the time bound, no trace outside, no process left, and the
 processes, files and services around it as before.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.attacks.sandbox_programs import OUT, PRELUDE, PROGRAMS, SHOW, Program
-from rllib_nlac.rewards.sandbox import Limits, why_unavailable
+from attacks.sandbox_programs import OUT, PRELUDE, SHOW, Program
+from rllib_nlac.rewards.sandbox import Limits
 from rllib_nlac.rewards.styles import reward
 
 LIMITS = Limits(seconds=1.0)
@@ -123,25 +119,3 @@ def attack(program: Program, around: Surroundings) -> list[str]:
     if (took := time.monotonic() - started) > BOUND_S:
         problems.append(f"it took {took:.1f} s")
     return problems + around.harm()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--verbose", action="store_true", help="print every program and why it fails")
-    arguments = parser.parse_args()
-    if reason := why_unavailable():
-        print(f"no program was run: {reason}")
-        return 1
-    contained = 0
-    with Surroundings() as around:
-        for program in PROGRAMS:
-            problems = attack(program, around)
-            contained += not problems
-            if problems or arguments.verbose:
-                print(f"{'contained' if not problems else 'OUT':>9}  {program.name}: {'; '.join(problems) or program.why}")
-    print(f"sandbox programs contained: {contained} of {len(PROGRAMS)}")
-    return int(contained < len(PROGRAMS))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

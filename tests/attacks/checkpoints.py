@@ -1,7 +1,5 @@
 """Damages a real checkpoint, one place at a time, and counts who notices before anything is changed.
 
-    python -m benchmarks.attacks.checkpoints [--flips 120] [--seed 0]
-
 Bytes are flipped at random places, at least one in every file; then each file is shortened, removed, swapped with another and
 linked, and foreign files are added. Every damaged checkpoint is tried by all ways in: ``restore_from_path`` of the whole and of
 a component, Tune's ``restore``, ``Algorithm.from_checkpoint`` and the export. It is detected when all of them raise a
@@ -10,22 +8,17 @@ a component, Tune's ``restore``, ``Algorithm.from_checkpoint`` and the export. I
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import random
 import shutil
-import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from benchmarks.checkpoints import quick_config
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
-from rllib_nlac.checkpoints.checkpoint import MANIFEST, MODULE_STATE, CheckpointError, export_model
+from rllib_nlac.checkpoints.checkpoint import CheckpointError, export_model
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
 
@@ -161,47 +154,3 @@ def attack(algorithm: LanguageAlgorithm, checkpoint: Path, scratch: Path, name: 
         troubles.append("the algorithm was changed")
     shutil.rmtree(scratch / "exported", ignore_errors=True)
     return ", ".join(troubles)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--flips", type=int, default=120)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    algorithm: LanguageAlgorithm = quick_config().build_algo()  # type: ignore[assignment]
-    algorithm.train()
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        checkpoint = Path(algorithm.save_to_path(str(scratch / "checkpoint")))
-        algorithm.train()  # what is restored would be another state
-        chosen = flips(checkpoint, arguments.flips, arguments.seed)
-        detected = 0
-        for name, place, mask in chosen:
-            trouble = attack(algorithm, checkpoint, scratch, name, lambda path, place=place, mask=mask: flip(path, place, mask))
-            detected += not trouble
-            if trouble:
-                print(f"{name}, byte {place} ^ {mask:#x}: {trouble}", flush=True)
-        print(
-            f"flips of a byte or bit, in {len({name for name, *_ in chosen})} of {len(files_of(checkpoint))} files: "
-            f"{detected} of {len(chosen)} detected",
-            flush=True,
-        )
-        counts, caught = Counter[str](), Counter[str]()
-        for kind, name, change in damages(checkpoint, scratch):
-            trouble = attack(algorithm, checkpoint, scratch, name, change)
-            counts[kind] += 1
-            caught[kind] += not trouble
-            if trouble:
-                print(f"{kind} {name}: {trouble}", flush=True)
-        for kind, count in counts.items():
-            print(f"files {kind}: {caught[kind]} of {count} detected")
-        assert MODULE_STATE in files_of(checkpoint) and MANIFEST in files_of(checkpoint)
-        algorithm.restore_from_path(str(checkpoint))
-        print(f"undamaged, it is restored at iteration {algorithm.iteration}")
-    algorithm.stop()
-    ray.shutdown()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,17 @@
 """Reads every hostile row of ``row_files``, and says which were refused as they should be.
 
-    python -m benchmarks.attacks.rows [--verbose]
-
 Refused means: a ``ValueError`` that names file and line and says what is wrong, within a second, nothing imported, nothing
 sent, and less than a gigabyte of memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.attacks.row_files import DIALOGUES, PROBLEMS, ROWS, HostileRow
+from attacks.row_files import DIALOGUES, PROBLEMS, HostileRow
 from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.task_set import TaskSet
@@ -66,22 +62,3 @@ def attack(row: HostileRow, folder: Path) -> list[str]:
 
 def _peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--verbose", action="store_true", help="print every row")
-    arguments = parser.parse_args()
-    refused = 0
-    for row in ROWS:
-        with tempfile.TemporaryDirectory(prefix="nlac_attacks_") as folder:
-            problems = attack(row, Path(folder))
-        refused += not problems
-        if problems or arguments.verbose:
-            print(f"{'refused' if not problems else 'READ':>7}  {row.name}: {'; '.join(problems) or row.says}")
-    print(f"rows refused: {refused} of {len(ROWS)}")
-    return int(refused < len(ROWS))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Hostile texts against the prompts of all roles and real episodes: ``python -m benchmarks.attacks.texts``.
+"""Hostile texts against the prompts of all roles and real episodes.
 
 A text passes where it changes nothing but its own message: no control token and no token of another message differs from
 those of the same dialogue with a harmless text in its place, in any role, with the shipped tokenizer and with those of eleven
@@ -18,14 +18,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from benchmarks.attacks.families import FAMILIES, Family, people_use
-from rllib_nlac import NLACConfig
+from attacks.families import Family, people_use
 from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import GENERATION, MESSAGES
 from rllib_nlac.inputs.texts import readable
-from rllib_nlac.language.prompts import PromptSet, load_prompts
+from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.replay.dialogues import as_row
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Future, Generation, Message, Transition
@@ -349,26 +348,3 @@ def _fits(chat: Chat, text: str, room: int) -> bool:
     except PromptTooLong:
         return False
     return True
-
-
-def main() -> None:
-    from rllib_nlac.engine.vllm_engine import VLLMEngine
-
-    config = NLACConfig().environment("TwentyQuestions")
-    chats = {"the shipped model": Chat.from_pretrained(config.model_path)}
-    chats |= {name: Chat(family.tokenizer(), 4096) for name, family in FAMILIES.items() if name in people_use()}
-    passed = set(HOSTILE)
-    for name, chat in chats.items():
-        for prompts in ("default", "compact"):
-            kept = [text for text in HOSTILE if change_nothing_else(chat, load_prompts(prompts, "ServiceDesk"), text)]
-            passed &= set(kept)
-            print(f"{name}, prompts {prompts!r}: {len(kept)} of {len(HOSTILE)}", flush=True)
-    engine = VLLMEngine(config.model_path, chats["the shipped model"].max_context, [chats["the shipped model"].end_id])
-    failed = not_played(config, engine, HOSTILE)
-    engine.stop()
-    print(f"episodes of a real EnvRunner: {len(HOSTILE) - len(set(failed))} of {len(HOSTILE)}")
-    print(f"hostile texts that change nothing but their own message: {len(passed - set(failed))} of {len(HOSTILE)}")
-
-
-if __name__ == "__main__":
-    main()
