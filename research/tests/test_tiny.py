@@ -356,11 +356,6 @@ class TestBuild:
         assert found.keys() == shipped.keys() and all(torch.equal(found[name], shipped[name]) for name in found)
 
 
-def test_words_of_the_world_are_single_tokens(chat):
-    for word in (" dog", " alive", " left", " SUCCESS", "Optimal", "Future", " few"):
-        assert len(chat.tokenizer.encode(word, add_special_tokens=False)) == 1, word
-
-
 @pytest.mark.parametrize("world", [TWENTY_QUESTIONS, TEXT_HOUSE], ids=lambda world: world.name)
 def test_a_card_is_what_the_command_writes(world, tmp_path):
     """Of another build it says nothing of how the shipped weights came about."""
