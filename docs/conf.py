@@ -79,8 +79,8 @@ def after_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, lines
 
 def without_research(app: Any, doctree: Any) -> None:
     """Shows links to ``research/``, which is not part of the site, as plain text."""
-    for link in list(doctree.findall(addnodes.pending_xref)):
-        if re.match(r"(\.\./)*research/", link["reftarget"]):
+    for link in [*doctree.findall(addnodes.pending_xref), *doctree.findall(addnodes.download_reference)]:
+        if re.search(r"(^|/)research/", link["reftarget"]):
             link.replace_self(link.children)
 
 
