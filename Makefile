@@ -9,7 +9,7 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real check quick-tests slow-tests test all-tests lint types docs mutants bench compare clean
+.PHONY: help install quickstart real check quick-tests slow-tests test all-tests lint types docs bench compare clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to four minutes on two cores, after installation)"
@@ -19,7 +19,6 @@ help:
 	@echo "make all-tests   the same with those that take long: before a release, and after a change of what they cover"
 	@echo "make lint        ruff; make types: mypy"
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
-	@echo "make mutants     changes lines of the algorithm's core and says which changes no fast test notices (half an hour or more)"
 	@echo "make bench       one table of figures beside their goals, in less than ten minutes (ONLY=\"engine sync\": of those)"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
@@ -59,7 +58,7 @@ real: $(INSTALLED)
 PYTEST := $(BIN)/python -m pytest tests -n $(JOBS) --no-loadscope-reorder
 
 check: lint types quick-tests
-	@echo "Left out: tests that start vLLM, Ray or processes (make slow-tests). mypy reads the package, not tests and benchmarks."
+	@echo "Left out: tests that start vLLM, Ray or processes (make slow-tests). mypy reads the package, not tests, benchmarks and research."
 
 quick-tests: $(INSTALLED)
 	@$(PYTEST) -m "not (vllm or ray or process)"
@@ -85,14 +84,11 @@ docs: $(INSTALLED)
 	@$(BIN)/python -m sphinx -q -W --keep-going -n -d docs/_build/doctrees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-mutants: $(INSTALLED)
-	@$(BIN)/python -m benchmarks.mutants --jobs $(JOBS)
-
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.bench $(if $(ONLY),--only $(ONLY))
 
 compare: $(INSTALLED)
-	@$(BIN)/python -m benchmarks.compare $(if $(QUICK),--quick)
+	@$(BIN)/python -m research.compare $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) build docs/_build docs/_generated *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -18,7 +18,7 @@ SMOLLM2 = ["gguf>=0.17,<0.20"]  # reads the pretrained model where no hub can be
 MATH = ["math-verify>=0.9,<0.10"]
 TEXTARENA = ["textarena>=0.7.4,<0.8"]
 DOCS = ["sphinx>=9,<10", "myst-parser>=5,<6", "furo>=2025.9", "linkify-it-py>=2"]
-MUTANTS = ["mutmut>=3.8,<3.9", "libcst>=1.9", "coverage>=7.17"]
+MUTANTS = ["mutmut>=3.8,<3.9"]
 LINT = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML"]
 DEV = [*TEST, *SMOLLM2, *TUNE, *MATH, *TEXTARENA, *DOCS, *MUTANTS, *WEB, *LINT, "matplotlib>=3.8"]
 

@@ -24,7 +24,6 @@ from rllib_nlac.engine.vllm_engine import VLLMEngine, _uncompiled
 from rllib_nlac.episode import GENERATION
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Generation, Request, Weights
 
 HELD, BARE, SILENT = "bare, held", "bare vLLM", "bare, silent"
@@ -159,7 +158,7 @@ def main() -> None:
     arguments = options().parse_args()
     config = (
         NLACConfig()
-        .environment("TwentyQuestions", env_config=TWENTY_QUESTIONS.env_config)
+        .environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
         .env_runners(num_envs_per_env_runner=arguments.slots)
         .debugging(seed=0)
     )

@@ -25,7 +25,6 @@ from benchmarks.figures import Figure, add_option, hand_over
 from benchmarks.learner import seconds
 from rllib_nlac import NLACConfig
 from rllib_nlac.engine.weight_transfer import Way
-from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Request, Weights
 
 SYNC = "sync of policy and target, verified"
@@ -63,7 +62,7 @@ def main() -> None:
     arguments = options().parse_args()
     config = (
         NLACConfig()
-        .environment("TwentyQuestions", env_config=TWENTY_QUESTIONS.env_config)
+        .environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
         .language(language_model="tiny", prompts="compact", max_action_tokens=12)
         .learners(num_learners=1)
         .engines(num_engines=1, engine_config={"timeout_s": 600})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import config_reference
-import results_tables
+from sphinx import addnodes
 
 from rllib_nlac.version import __version__
 
 config_reference.write(HERE / "_generated" / "configuration.md")
-results_tables.write(HERE / "_generated")
 
 project = "rllib_nlac"
 author = "The authors of rllib_nlac"
@@ -77,7 +77,15 @@ def after_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, lines
     lines[:] = [line.replace("|", "\\|") for line in _properties.get(name, lines)]
 
 
+def without_research(app: Any, doctree: Any) -> None:
+    """Shows links to ``research/``, which is not part of the site, as plain text."""
+    for link in [*doctree.findall(addnodes.pending_xref), *doctree.findall(addnodes.download_reference)]:
+        if re.search(r"(^|/)research/", link["reftarget"]):
+            link.replace_self(link.children)
+
+
 def setup(app: Any) -> None:
     """Sphinx calls it."""
+    app.connect("doctree-read", without_research)
     app.connect("autodoc-process-docstring", before_napoleon, priority=1)
     app.connect("autodoc-process-docstring", after_napoleon, priority=900)

@@ -62,7 +62,6 @@ LONGEST = (
     "test_ones_own_environment",
     "test_killed_and_resumed",
     "test_in_the_middle_of_a_run",
-    "test_one_cell_by_the_command",
     "test_two_learners",
     "test_a_value_that_pbt",
     "test_tuner_",

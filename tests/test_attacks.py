@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from attacks import row_files, rows, sandbox, sandbox_programs
 from chat_server import ChatServer
 
-from benchmarks.attacks import row_files, rows, sandbox, sandbox_programs
 from rllib_nlac.envs import official
 from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.official import BaseEnvironment, make_env, register_env, row_env

@@ -8,10 +8,10 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from attacks.families import FAMILIES as OTHERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.attacks.families import FAMILIES as OTHERS
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.types import Message, Seen
 

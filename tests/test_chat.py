@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import unicodedata
@@ -10,15 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from attacks.families import Family
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from benchmarks.attacks.families import Family
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted, check_model_path
 from rllib_nlac.language.parsing import parse_action
-from rllib_nlac.tiny.build import Encoder
-from rllib_nlac.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.types import Generation, Message, Seen
 
 DIALOGUE = (Message("user", "Guess my object."), Message("assistant", "Is it big?"), Message("user", "No."))
@@ -45,13 +42,6 @@ def test_encode_ends_the_turn_and_decode_hides_it(chat):
 def test_any_text_survives_but_for_the_tokenizers_normal_form(chat, text):
     normal = unicodedata.normalize("NFC", text).strip()
     assert chat.decode(chat.tokenizer.encode(text, add_special_tokens=False)) == normal or "<|" in text
-
-
-def test_the_corpus_encoder_equals_the_chat_template(chat):
-    encoder = Encoder(chat.tokenizer)
-    for shown in itertools.islice(TWENTY_QUESTIONS.corpus(3), 200):
-        prompt, answer = encoder(shown)
-        assert tuple(prompt) == chat.prompt_ids(shown.prompt) and tuple(answer) == chat.encode(shown.answer)
 
 
 class TestTurnsThatEndOtherwise:

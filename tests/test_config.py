@@ -415,8 +415,8 @@ class TestCommand:
     def test_a_storage_path_behind_an_equals_sign_begins_at_home(self, tmp_path, monkeypatch):
         """The shell leaves the ~ of ``--storage-path=~/results`` as it is."""
         monkeypatch.setenv("HOME", str(tmp_path))
-        result = self.run("train", "--algo", "NLAC", "--env", "Crossing", "--storage-path=~/results", "--dry-run")
-        assert yaml.safe_load(result.output)["nlac-crossing"]["storage_path"] == str(tmp_path / "results")
+        result = self.run("train", "--algo", "NLAC", "--env", "GuessNumber", "--storage-path=~/results", "--dry-run")
+        assert yaml.safe_load(result.output)["nlac-guessnumber"]["storage_path"] == str(tmp_path / "results")
 
     def test_train_from_options(self):
         result = self.run("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", '{"tau": 0.3}', "--dry-run")
@@ -428,12 +428,12 @@ class TestCommand:
             (("train",), "give --algo and --env"),
             (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "[1]"), "must be a mapping"),
             (("train", "--algo", "NLAC", "--env", "TwentyQuestions", "--config", "{taus: 1}"), "did you mean 'tau'"),
-            (("train", "--algo", "NLAC", "--env", "Crossing", "--resume", "--num-samples", "2"), "leave out --num-samples"),
+            (("train", "--algo", "NLAC", "--env", "GuessNumber", "--resume", "--num-samples", "2"), "leave out --num-samples"),
             (("train", "file", "missing.yaml"), "no experiment file"),
             (("train", "--dry-run", "file", "missing.yaml"), "put --dry-run behind it"),
             (("train", "--storage-path", "here", "file", "missing.yaml"), "put --storage-path behind it"),
             (("evaluate", "missing"), "is no checkpoint"),
-            (("train", "--algo", "NLAC", "--env", "Crossing", "--restore", "s3://a/b"), "s3://a/b is an address: copy"),
+            (("train", "--algo", "NLAC", "--env", "GuessNumber", "--restore", "s3://a/b"), "s3://a/b is an address: copy"),
             (("inspect", "run", "s3://a/b"), "s3://a/b is an address: copy"),
         ],
     )

@@ -18,8 +18,6 @@ PLAYABLE = [
     ("TwentyQuestions", {"num_objects": 16, "num_attributes": 8, "max_turns": 6}),
     ("TextHouse", {}),
     ("TextHouse", {"depth": 4, "memory": True, "brief": True, "vary_goal": True}),
-    ("Crossing", {}),
-    ("Crossing", {"entrance": "far", "max_turns": 5}),
     ("MathReasoning", {}),
     ("MathReasoning", {"level": 5, "max_turns": 3}),
     ("ServiceDesk", {}),

@@ -7,10 +7,10 @@ import re
 import time
 
 import pytest
+from attacks.families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.attacks.families import FAMILIES
 from rllib_nlac.engine.chat import Chat, PromptTooLong
 from rllib_nlac.types import Message
 

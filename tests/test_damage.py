@@ -15,9 +15,9 @@ import pyarrow.fs
 import pytest
 import ray
 import torch
+from attacks import checkpoints as attacks
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from benchmarks.attacks import checkpoints as attacks
 from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.checkpoints.checkpoint import MANIFEST, CheckpointError, opened, read_manifest, render
 from rllib_nlac.checkpoints.manifest import verify
@@ -189,7 +189,7 @@ class TestOpened:
 
 
 class TestAlgorithm:
-    """The fast form of ``python -m benchmarks.attacks.checkpoints``."""
+    """A real checkpoint, by all ways in which it is read."""
 
     @pytest.fixture()
     def algorithm(self, config, ray_session, lent_engine):

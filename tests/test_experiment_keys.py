@@ -118,16 +118,16 @@ class TestEvaluationsEnvironment:
 
     def test_it_completes_that_of_the_run(self, tmp_path):
         """Fails where it is checked alone: a task set without its files is none."""
-        (tmp_path / "t.jsonl").write_text('{"env_str": "Crossing@{}"}\n')
+        (tmp_path / "t.jsonl").write_text('{"env_str": "GuessNumber@{}"}\n')
         files = dict.fromkeys(("train_files", "val_files"), str(tmp_path / "t.jsonl"))
         config = {**EVALUATED, "env_config": files, "evaluation_config": {"env_config": {"split": "eval"}}}
         check(env="TaskSet", config=config)
 
     def test_what_it_leaves_of_another_environment_is_found(self):
-        """Fails where it is checked alone: TextHouse's depth reaches Crossing."""
-        evaluation = {"env": "Crossing", "env_config": {"max_turns": 9}}
+        """Fails where it is checked alone: TextHouse's depth reaches GuessNumber."""
+        evaluation = {"env": "GuessNumber", "env_config": {"max_turns": 9}}
         config = {**EVALUATED, "env_config": {"depth": 3, "house": 4}, "evaluation_config": evaluation}
-        with pytest.raises(ExperimentError, match="e, evaluation_config: env_config of Crossing: unknown key 'depth'"):
+        with pytest.raises(ExperimentError, match="e, evaluation_config: env_config of GuessNumber: unknown key 'depth'"):
             check(env="TextHouse", config=config)
 
     def test_of_logs_alone_it_is_the_only_one(self, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import time
@@ -11,11 +10,13 @@ from dataclasses import replace
 
 import gymnasium as gym
 import pytest
+from attacks.families import people_use
+from attacks.texts import HOSTILE, change_nothing_else, not_played
 from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import SETTINGS, script, transition
 
-from benchmarks.attacks.texts import HOSTILE, change_nothing_else, not_played
 from rllib_nlac.diagnostics.in_words import transition_parts
+from rllib_nlac.engine.chat import Chat
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.inputs.foreign import fenced_parts
@@ -25,7 +26,6 @@ from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.replay.dialogues import parse_dialogue, to_episode
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.tiny.worlds import TEXT_HOUSE, TWENTY_QUESTIONS
 from rllib_nlac.types import Future, Message
 
 parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
@@ -215,11 +215,19 @@ class TestQuotations:
             assert labels.findall(made) == labels.findall(plain)
         assert re.findall(r"^\s*([0-9]+)\.", instructions[-1], re.MULTILINE) == ["1", "2"]
 
-    @pytest.mark.parametrize("world", [TWENTY_QUESTIONS, TEXT_HOUSE], ids=lambda world: world.name)
-    def test_what_the_shipped_models_know_is_shown_as_it_was(self, world, monkeypatch):
-        made = list(itertools.islice(world.corpus(3), 400))
-        monkeypatch.setattr(PromptSet, "_quoted", lambda self, text, role: text)
-        assert made == list(itertools.islice(world.corpus(3), 400))
+    @pytest.mark.parametrize(
+        ("env", "text"),
+        [
+            ("TwentyQuestions", "No."),
+            ("TwentyQuestions", "I do not understand."),
+            ("TwentyQuestions", "No. two left, then two left. FAILURE"),
+            ("TextHouse", "oak opens: pearl and red key. hall: nothing. keys blue."),
+            ("TextHouse", "library: blue key, then blue taken in two. FAILURE"),
+        ],
+    )
+    @pytest.mark.parametrize("role", ["backup", "evaluate"])
+    def test_what_the_shipped_models_know_is_shown_as_it_was(self, env, text, role):
+        assert load_prompts("compact", env)._quoted(text, role) == text
 
     def test_parsers_read_what_was_generated_and_nothing_else(self, chat, compact):
         """Fails where a parser sees a prompt: every text of the environment claims a success."""
@@ -250,6 +258,13 @@ class TestFigure:
         assert [
             text[:40] for text in HOSTILE if not change_nothing_else(chat, load_prompts(prompts, "ServiceDesk"), text)
         ] == []
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("name", sorted(people_use()))
+    def test_with_the_tokenizers_of_other_families_too(self, name):
+        chat = Chat(people_use()[name].tokenizer(), 4096)
+        for prompts in (load_prompts(which, "ServiceDesk") for which in ("default", "compact")):
+            assert [text[:40] for text in HOSTILE if not change_nothing_else(chat, prompts, text)] == []
 
     def test_each_is_played_to_the_end(self, config, chat):
         engine = ScriptedEngine(chat, lambda prompt, weights: "Is it big?")

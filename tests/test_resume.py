@@ -135,7 +135,7 @@ class TestOtherSettings:
         ("now", "then", "said"),
         [
             ({"run": "NLAC_FrozenCritic"}, {}, r'run was "NLAC" and is "FrozenCritic"\.'),
-            ({"config": {"env": "Crossing"}}, {}, r'config\.env was "TwentyQuestions" and is "Crossing"\.'),
+            ({"config": {"env": "GuessNumber"}}, {}, r'config\.env was "TwentyQuestions" and is "GuessNumber"\.'),
             ({"max_failures": 3}, {}, r"max_failures was 0 and is 3\."),
             (
                 {"checkpoint_config": {"checkpoint_frequency": 1}},

@@ -12,6 +12,7 @@ import pytest
 
 from rllib_nlac.envs import official, registry
 from rllib_nlac.envs.base import EpisodeLost
+from rllib_nlac.envs.guess_number import GuessNumber
 from rllib_nlac.envs.official import BaseEnvironment, agent_env, make_env, parse_env_str, register_env
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.service_desk.tasks import make_tasks
@@ -297,7 +298,7 @@ class TestTaskSet:
         success = ended and bool(info.get("success", step[1] > 0))  # a positive return counts where there is no word
         return (*step, info.get("stop_reason") or usual, info.get("subgoals"), success)
 
-    def test_rows_play_tasks_of_its_split_unless_something_says_another(self, tmp_path):
+    def test_rows_play_tasks_of_its_split_unless_something_says_another(self, tmp_path, monkeypatch):
         def drawn(row: str, split: str, **settings) -> set[str]:
             path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
             path.write_text(json.dumps({"env_str": row}) + "\n")
@@ -314,7 +315,8 @@ class TestTaskSet:
         assert drawn('TextShop@{"split": "train"}', "eval") <= wishes["train"]
         assert drawn("TextShop@{}", "eval", environments={"TextShop": {"split": "train"}}) <= wishes["train"]
         assert drawn("ServiceDesk@{}", "eval") <= set(make_tasks()["eval"])
-        assert drawn("Crossing@{}", "eval", trusted=True)  # has no splits
+        monkeypatch.setitem(registry.ENVIRONMENTS, "Own", lambda top=4: GuessNumber(top))
+        assert drawn("Own@{}", "eval", trusted=True)  # has no splits
 
     def test_prompts_and_system_prompts(self, files):
         env = TaskSet(train_files=files[0])

@@ -63,7 +63,7 @@ class TestSearchSpaces:
 
     def test_one_takes_the_place_of_another_where_a_file_extends_one(self, tmp_path):
         """Fails where both are merged, as mappings are."""
-        entry = {"run": "NLAC", "env": "Crossing", "config": {"prompts": "compact", "lr": {"uniform": [0.1, 0.2]}}}
+        entry = {"run": "NLAC", "env": "GuessNumber", "config": {"prompts": "compact", "lr": {"uniform": [0.1, 0.2]}}}
         (tmp_path / "a.yaml").write_text(json.dumps(entry))
         (tmp_path / "b.yaml").write_text(json.dumps({"b": {"extends": "a.yaml", "config": {"lr": {"loguniform": [0.1, 0.2]}}}}))
         (one,) = load_experiments(tmp_path / "b.yaml")
@@ -153,7 +153,7 @@ class TestSchedulers:
 
     def test_what_pbt_sets_within_a_mapping_is_checked_with_the_rest_of_it(self, tmp_path):
         """As PBT does it. Fails where the mapping is replaced: a task set without its files is none."""
-        (tmp_path / "t.jsonl").write_text('{"env_str": "Crossing@{}"}\n')
+        (tmp_path / "t.jsonl").write_text('{"env_str": "GuessNumber@{}"}\n')
         entry = {"env": "TaskSet", "config": {"env_config": {"train_files": str(tmp_path / "t.jsonl")}}, "metric": "m"}
         mutations = {"env_config": {"trusted": [True, False]}}
         experiment(**entry, scheduler={"type": "pbt", "hyperparam_mutations": mutations})

@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory, ipc_en
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.v1.worker import gpu_worker
 
-from rllib_nlac.command.fit import memory_lines
+from rllib_nlac.memory.fit import memory_lines
 from rllib_nlac.engine import remote, weight_transfer
 from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.make import ENGINES

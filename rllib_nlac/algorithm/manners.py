@@ -21,7 +21,7 @@ class Manners:
         max_future_tokens: The most tokens of a future or a Bellman target.
         max_critique_tokens: The most tokens of a critique.
         structured_answers: Whether an engine enforces the form of futures and critiques.
-        folder: Folder of a model shipped with this package, below ``tiny/``; see ``tiny/worlds.py``.
+        folder: Folder of a model shipped with this package, below ``tiny/``.
         why: Which prompt set was chosen, and why, for the log; empty where a configuration or a shipped model names one.
     """
 

@@ -7,7 +7,6 @@ from rllib_nlac.envs.adapters.gymnasium_text import GymnasiumText
 from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
 from rllib_nlac.envs.adapters.tau_bench import TauBench
 from rllib_nlac.envs.adapters.text_arena import TextArena
-from rllib_nlac.envs.crossing import Crossing
 from rllib_nlac.envs.guess_number import GuessNumber
 from rllib_nlac.envs.logged import LoggedDialogues
 from rllib_nlac.envs.math_reasoning import MathReasoning
@@ -22,7 +21,6 @@ CLASSES = (
     GuessNumber,
     TwentyQuestions,
     TextHouse,
-    Crossing,
     MathReasoning,
     ServiceDesk,
     TextShop,

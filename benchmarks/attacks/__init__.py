@@ -1,1 +1,0 @@
-"""What was attacked, as commands that print the figures of ``docs/reliability.md``."""

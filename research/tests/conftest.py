@@ -1,0 +1,3 @@
+"""The fixtures of the package's tests, which these tests use as well."""
+
+pytest_plugins = ["conftest"]

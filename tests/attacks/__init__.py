@@ -1,0 +1,1 @@
+"""What the tests attack: hostile texts, rows, programs and damaged checkpoints."""
