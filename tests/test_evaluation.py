@@ -218,7 +218,7 @@ def evaluated(version, own, of_evaluation=None) -> dict:
         env_runner=SimpleNamespace(sample_tasks=sample_tasks, get_metrics=MetricsLogger(root=False).reduce),
         metrics=MetricsLogger(root=True),
         weight_version=version,
-        examine=lambda *about: None,
+        watch=SimpleNamespace(examine=None),
     )
     evaluate_tasks(algorithm, None)
     return algorithm.metrics.peek(("evaluation", "env_runners"))

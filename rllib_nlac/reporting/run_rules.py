@@ -50,9 +50,10 @@ def _rounds_in_float32(run: Run) -> bool:
     """Whether engine and learner are known to compute in float32, as they do on a CPU unless told otherwise."""
     if not run.config or any(run.config.get(f"num_gpus_per_{of}") for of in ("learner", "engine", "env_runner")):
         return False
-    asked = {lookup(run.config, f"{of}/dtype") for of in ("learner_model", "engine_config")}
+    asked = [lookup(run.config, f"{of}/dtype") for of in ("learner_model", "engine_config")]  # a damaged file has anything
     # Left out, the precision of a pretrained model depends on the processor; the shipped models are saved in float32.
-    return asked == {"float32"} or (run.config.get("language_model") in SHIPPED_MODELS and asked <= {None, "auto", "float32"})
+    is_shipped = run.config.get("language_model") in tuple(SHIPPED_MODELS)
+    return all(each == "float32" or (is_shipped and each in (None, "auto")) for each in asked)
 
 
 def turns_unparsed(run: Run) -> str | None:
