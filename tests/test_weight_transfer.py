@@ -23,7 +23,6 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory, ipc_en
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.v1.worker import gpu_worker
 
-from rllib_nlac.memory.fit import memory_lines
 from rllib_nlac.engine import remote, weight_transfer
 from rllib_nlac.engine.actor import EngineActor
 from rllib_nlac.engine.make import ENGINES
@@ -34,6 +33,7 @@ from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.engine.vllm_worker import WorkerExtension
 from rllib_nlac.engine.weight_transfer import WeightSender
 from rllib_nlac.learner.group import LearnerLost
+from rllib_nlac.memory.fit import memory_lines
 from rllib_nlac.sync import sync
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
 from rllib_nlac.types import Weights

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from rllib_nlac.diagnostics.calibration import comparison
 
 from research.compare_plan import HERE
 from research.refinement import read_rows, table, together
+from rllib_nlac.diagnostics.calibration import comparison
 
 
 def test_several_runs_together_are_as_one_with_all_their_turns():
