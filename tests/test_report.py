@@ -148,6 +148,11 @@ class TestWhatIsTold:
         assert "Time:        training, not measured by stage 75%, learner 25%" in summary(run_of(*plain))
         assert "| episodes | - | - | 2,000 |" in markdown(run_of(*plain))
 
+    def test_the_evaluation_before_training_is_an_evaluation(self):
+        """Fails where its time counts as training's."""
+        own = run_of(result(1, seconds={"learner": 2.5, "evaluation_before": 5.0}))
+        assert any("evaluation 50%" in line for line in summary(own))
+
 
 class TestWhatIsMissing:
     """Each of these runs has its report, which says what there is not."""

@@ -79,6 +79,7 @@ def stages(run: Run) -> list[Stage]:
     if counted := {each.name: each.generated for each in roles(run)}:  # what the runners count is of all their episodes
         tokens |= {key: counted.get(key, 0.0) for key in ASKED}
     seconds = {key: run.total(f"seconds/{key}") for key in STAGES}
+    seconds["evaluation"] += run.total("seconds/evaluation_before")
     found = [
         Stage(name, seconds[key] or math.nan, tokens.get(key) or math.nan)
         for key, name in STAGES.items()
