@@ -429,6 +429,24 @@ class TestExport:
         (own,) = learner.logprobs_of([generation.prompt_ids], [generation.token_ids])
         assert np.abs(own - generation.logprobs).max() < 1e-4
 
+    def test_it_says_how_its_policy_was_sampled_and_nothing_of_its_bases_file(self, config, model_path, tmp_path):
+        """Fails where the base's file goes along: Llama-2-chat's cannot be saved again, a penalty changes greedy answers."""
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        shutil.copytree(model_path, tmp_path / "base")
+        said = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.3, "eos_token_id": 1}
+        (tmp_path / "base" / "generation_config.json").write_text(json.dumps(said))
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        with pytest.raises(ValueError, match="generation"):
+            model.save_pretrained(tmp_path / "as_it_was")
+        for temperature, expected in ((0.7, (True, 0.7, 0.95, 0)), (0, (False, None, None, None))):
+            config.language(language_model=str(tmp_path / "base"), action_temperature=temperature, action_top_p=0.95)
+            model.generation_config = checkpoint.sampling_of(config)
+            model.save_pretrained(tmp_path / f"exported_{temperature}")
+            own = GenerationConfig.from_pretrained(tmp_path / f"exported_{temperature}")
+            assert (own.do_sample, own.temperature, own.top_p, own.top_k) == expected
+            assert own.repetition_penalty in (None, 1.0) and own.eos_token_id == [config.make_chat().end_id]
+
     def test_what_cannot_be_exported_says_why(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="is no checkpoint"):
             checkpoint.export_model(tmp_path, tmp_path / "out")

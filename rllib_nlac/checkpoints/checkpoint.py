@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.fs
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rllib_nlac.checkpoints.manifest import (
     ANOTHER,
@@ -411,10 +411,26 @@ def export_model(checkpoint: str | os.PathLike, folder: Path, merge: bool = Fals
         model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.model_settings["dtype"])
         whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
         model.load_state_dict(merged(whole, adapter, lora.scale, model.dtype), strict=False)
+    model.generation_config = sampling_of(config)
     with written_at_once(folder) as target:
         model.save_pretrained(target)
         _copy_tokenizer(config.model_path, target)
     return folder
+
+
+def sampling_of(config: Any) -> GenerationConfig:
+    """The sampling that was trained and evaluated, for Transformers and ``vllm serve``.
+
+    What else the base model's own file says, such as a repetition penalty, was never in force. Some of these files are refused
+    when they are saved again.
+    """
+    chat = config.make_chat()
+    greedy = not config.action_temperature
+    chosen = {} if greedy else {"temperature": config.action_temperature, "top_p": config.action_top_p, "top_k": 0}
+    pad = chat.tokenizer.pad_token_id
+    return GenerationConfig(
+        do_sample=not greedy, eos_token_id=list(chat.end_ids), pad_token_id=chat.end_id if pad is None else pad, **chosen
+    )
 
 
 def _copy_tokenizer(model: str, target: Path) -> None:
