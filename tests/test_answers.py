@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections import defaultdict
 
 import gymnasium as gym
@@ -141,6 +142,14 @@ def test_whether_it_ended_is_a_flag(place):
 def test_so_many_names_and_then_one_for_the_rest():
     name = MetricNames(limit=2)
     assert [name(text) for text in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+
+
+def test_every_name_is_one_that_mlflow_takes():
+    """Its rule for metrics; at another name it raises, which ends the run at its first result."""
+    name = MetricNames(limit=20)
+    for text in ("won [easy]", "50%", "the user's fault", "key=value", "a:b c-d.e", "étage"):
+        assert re.fullmatch(r"[/\w.\- :]*", name(text))
+    assert name("a:b c-d.e") == "a:b c-d.e" and name("won [easy]") == "won _easy_"
 
 
 class Odd(gym.Env):

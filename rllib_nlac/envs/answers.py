@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,10 @@ def info_of(value: Any) -> dict[str, Any]:
 
 
 class MetricNames:
-    """Bounds how many metrics an environment can make: names beyond the limit are counted together, as "other".
+    """Names of an environment as metrics can have them.
+
+    MLflow ends a run at a name with another character than letters, digits, "_", "-", ".", ":" and spaces, so others become
+    "_". Names beyond the limit are counted together, as "other".
 
     Args:
         limit: Names that get a metric of their own.
@@ -122,6 +126,7 @@ class MetricNames:
         self._limit, self._known = limit, set[str]()
 
     def __call__(self, name: str) -> str:
+        name = re.sub(r"[^\w.\- :]", "_", name)
         if name not in self._known and len(self._known) >= self._limit:
             return "other"
         self._known.add(name)
