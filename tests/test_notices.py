@@ -206,6 +206,26 @@ class TestIterations:
         (result,) = self.stepped(monkeypatch, lambda root: self.played(root, turns))
         assert "(100%) do not parse. One of them: 'the whole turn'. What to do" in result[NOTICES]
 
+    @pytest.mark.parametrize(
+        ("counted", "said"),
+        [
+            ({"success_guessed": 3}, "3 of 8 episodes ended without info['success'], so that a return above 0 counts"),
+            ({"invented_turns": 5}, "5 of 40 turns hold special tokens of another role"),
+            ({"success_guessed": 0, "invented_turns": 4}, ""),
+        ],
+    )
+    def test_success_that_is_guessed_and_turns_that_are_invented_are_said(self, monkeypatch, counted, said):
+        """Fails where a run says success 1 of games that are all lost and pay something."""
+
+        def play(root: MetricsLogger) -> None:
+            runner = MetricsLogger(root=False)
+            for name, value in {"num_episodes": 8, "num_env_steps_sampled": 40, **counted}.items():
+                runner.log_value(name, value, reduce="sum")
+            root.aggregate([runner.reduce()], key="env_runners")
+
+        (result,) = self.stepped(monkeypatch, play)
+        assert said in result.get(NOTICES, "") and (NOTICES in result) is bool(said)
+
     def test_an_iteration_without_episodes_is_one_without_turns(self, monkeypatch):
         first, second = self.stepped(monkeypatch, lambda root: self.played(root, ["x"]), lambda root: None)
         assert math.isnan(second["env_runners"]["action_parse_failures"])  # what RLlib makes of it

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_ENV_STEPS_SAMPLED
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_ENV_STEPS_SAMPLED, NUM_EPISODES
 
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.diagnostics.metrics import SECONDS
@@ -24,6 +24,7 @@ from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
 EVALUATION = "evaluation"  # the part of an iteration's seconds
+MANY_INVENTED = 0.1  # share of turns with another role's special tokens from which on it is said
 MANY = 0.5  # share of a role's answers that do not parse, or of its prompts that are too long, from which on it is said
 Examine = Callable[[Sequence[SingleAgentEpisode], EnvRunnerGroup | None], None]
 
@@ -140,6 +141,19 @@ class Watch:
         failed, steps, cut_off = (0 if math.isnan(count) else int(count) for count in counts)
         example = examples if isinstance(examples, str) else next(iter(examples), "")  # RLlib unpacks a list of one
         self.check_parsing("the policy's turns", failed, steps, cut_off, example, "max_action_tokens")
+        episodes, guessed, invented = (figure(runners, name) for name in (NUM_EPISODES, "success_guessed", "invented_turns"))
+        heed = self._algorithm.notices.heed
+        if episodes > 0:  # not NaN, as where nothing was played
+            text = (
+                f"{guessed:.0f} of {episodes:.0f} episodes ended without info['success'], so that a return above 0 counts as "
+                "success, also where a lost game pays something. What to do: put it into the info of the last step"
+            )
+            heed("success guessed", text if guessed > 0 else None)
+            text = (
+                f"{invented:.0f} of {steps} turns hold special tokens of another role: the model goes on with what others say. "
+                "What to do: see that its chat template is its own and that it is instruction-tuned"
+            )
+            heed("invented turns", text if invented > MANY_INVENTED * steps else None)
 
     def check_stages(self, report: StageReport) -> None:
         """Tells a person where most answers of one of the critic's roles do not parse, or most of its prompts are too long."""

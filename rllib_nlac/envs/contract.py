@@ -114,7 +114,10 @@ def _info(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
     if info.get("system_prompt") is None:
         raise Noted("info of reset() has no 'system_prompt': the agent is told nothing before the first observation")
     if "success" not in last:
-        raise Noted("the last info has no 'success': a positive return will count as one")
+        raise Noted(
+            "the last info has no 'success', so a return above 0 counts as one, also where a lost game pays something: put "
+            "'success': True or False into the info of the last step"
+        )
 
 
 def _seeds(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:

@@ -271,6 +271,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self._mean(EPISODE_LEN_MEAN, len(episode))
             self._mean(EPISODE_DURATION_SEC_MEAN, episode.get_duration_s())
             self._mean("success_rate", float(episode_success(episode)))
+            self.player.count("success_guessed", info.get("success") is None)
             self.player.count(f"stop_reason_{self.player.stop_reason(info.get('stop_reason') or 'unknown')}", 1)
             for name, reached in (info.get("subgoals") or {}).items():
                 self.metrics.log_value(("subgoals", self._subgoals(name)), float(reached), reduce="mean")
