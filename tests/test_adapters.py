@@ -368,13 +368,24 @@ class TestGymnasiumText:
         env.reset(seed=0)
         assert env.step("go left")[0] == "You are at 1."  # its first action, which is its number 1
 
+    def test_observations_that_are_no_text_are_worded_by_a_function(self):
+        lake = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False}, "actions": ["left", "down", "right", "up"]}
+        env = registry.make("GymnasiumText", {**lake, "describe": lambda tile: f"You stand on tile {tile}."})
+        assert env.reset(seed=0)[0] == "You stand on tile 0." and env.step("go down")[0] == "You stand on tile 4."
+        env = registry.make("GymnasiumText", {**lake, "describe": "builtins:str"})
+        assert env.reset(seed=0)[0] == "0"
+        with pytest.raises(ValueError, match=r"env_config\.describe 'builtins:strr'"):
+            registry.make("GymnasiumText", {**lake, "describe": "builtins:strr"})
+
     def test_it_keeps_the_contract(self):
         findings = list(contract.check_environment(lambda: GymnasiumText(**self.CONFIG)))
         assert [f for f in findings if f.verdict == "FAILED"] == []
 
     def test_mistakes(self):
-        with pytest.raises(ValueError, match="set observation_key"):
+        with pytest.raises(ValueError, match=r"name its field with the text in observation_key, or set env_config\.describe"):
             GymnasiumText("Corridor-v0")
+        with pytest.raises(ValueError, match=r"FrozenLake-v1 has the observations .* text is needed: set env_config.describe"):
+            GymnasiumText("FrozenLake-v1")
         with pytest.raises(ValueError, match="without a field 'txt'"):
             GymnasiumText("Corridor-v0", observation_key="txt")
         with pytest.raises(ValueError, match="has 2 actions; name them"):

@@ -1,14 +1,15 @@
-"""Any text-like gymnasium environment, by its id: text in, or a choice among named actions; text out, or a field of a dict."""
+"""Any gymnasium environment by its id: text or a named action in; text, a field of a dict or a description out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 
 from rllib_nlac.envs.base import check_number
 from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.names import attribute_of
 
 
 class GymnasiumText(gym.Env[str, str]):
@@ -19,6 +20,7 @@ class GymnasiumText(gym.Env[str, str]):
         kwargs: Further arguments of ``gymnasium.make``.
         system_prompt: What the agent is told first, where the environment's info has no ``system_prompt``.
         observation_key: The field with the text, where observations are dicts.
+        describe: Words an observation that is no text: a function of the observation, or its place, ``my_module:my_function``.
         actions: Names of the actions of a discrete action space, in its order, each with a letter or digit. A text that names
             none of them, or several, is answered with the list and changes nothing. Of "go" and "go back", "go back" names one.
         max_turns: The agent's turns per episode, those that named no action included.
@@ -37,6 +39,7 @@ class GymnasiumText(gym.Env[str, str]):
         kwargs: Mapping[str, Any] | None = None,
         system_prompt: str = "",
         observation_key: str | None = None,
+        describe: str | Callable[[Any], str] | None = None,
         actions: Sequence[str] | None = None,
         max_turns: int = 200,
         success_return: float = 1.0,
@@ -48,6 +51,9 @@ class GymnasiumText(gym.Env[str, str]):
             raise ValueError(f"env_config.id {id!r}: {type(error).__name__}: {error}") from error
         self.observation_space = self.action_space = TextSpace()
         self._prompt, self._key, self._success_return = system_prompt, observation_key, success_return
+        if isinstance(describe, str):
+            describe = attribute_of(describe, "env_config.describe", "my_module:my_function")
+        self._describe: Any = describe
         if wrong := [name for name in actions or () if not isinstance(name, str)]:
             raise ValueError(
                 f"env_config.actions has {wrong[0]!r}, and a name is a text: YAML reads yes, no, on, off and 1 "
@@ -71,8 +77,12 @@ class GymnasiumText(gym.Env[str, str]):
             if not isinstance(observed, gym.spaces.Dict) or self._key not in observed.spaces:
                 raise ValueError(f"{id} has the observations {observed}, without a field {self._key!r} (observation_key)")
             observed = observed[self._key]
-        if not isinstance(observed, gym.spaces.Text):
-            raise ValueError(f"{id} has the observations {observed}, and text is needed: set observation_key, or wrap it")
+        if self._describe is None and not isinstance(observed, gym.spaces.Text):
+            key = "name its field with the text in observation_key, or " if isinstance(observed, gym.spaces.Dict) else ""
+            raise ValueError(
+                f"{id} has the observations {observed}, and text is needed: {key}set env_config.describe to a function of yours "
+                "that words an observation, my_module:my_function"
+            )
         if isinstance(acted, gym.spaces.Discrete):
             if len(self._actions) != acted.n:
                 raise ValueError(f"{id} has {acted.n} actions; name them by env_config.actions, in their order")
@@ -110,7 +120,8 @@ class GymnasiumText(gym.Env[str, str]):
         )
 
     def _text(self, observation: Any) -> str:
-        return str(observation[self._key] if self._key is not None else observation)
+        observation = observation[self._key] if self._key is not None else observation
+        return str(observation if self._describe is None else self._describe(observation))
 
     def close(self) -> None:
         self.inner.close()
