@@ -49,8 +49,8 @@ quickstart: $(INSTALLED)
 # A real language model, end to end. The commands are those that a person would type.
 real: $(INSTALLED)
 	@$(BIN)/rllib model smollm2
-	@$(BIN)/rllib env expert GuessNumber --episodes 400 --skill 0.4 --roles policy,predict,evaluate,evaluate,refine \
-	    --out results/guess_number.jsonl
+	@$(BIN)/rllib env expert GuessNumber --config '{top: 10, max_turns: 4}' --episodes 400 --skill 0.4 \
+	    --roles policy,predict,evaluate,evaluate,evaluate,refine --out results/guess_number.jsonl
 	@$(BIN)/rllib train file tuned_examples/guess_number_smollm2_sft.yaml --storage-path results
 	@$(BIN)/rllib train file tuned_examples/guess_number_smollm2_nlac.yaml --storage-path results
 

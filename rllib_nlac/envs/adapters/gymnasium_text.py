@@ -80,8 +80,8 @@ class GymnasiumText(gym.Env[str, str]):
         if self._describe is None and not isinstance(observed, gym.spaces.Text):
             key = "name its field with the text in observation_key, or " if isinstance(observed, gym.spaces.Dict) else ""
             raise ValueError(
-                f"{id} has the observations {observed}, and text is needed: {key}set env_config.describe to a function of yours "
-                "that words an observation, my_module:my_function"
+                f"{id} has the observations {observed}, and text is needed: {key}set env_config.describe to a function of "
+                "yours that words an observation, my_module:my_function"
             )
         if isinstance(acted, gym.spaces.Discrete):
             if len(self._actions) != acted.n:
