@@ -100,6 +100,9 @@ class TestOfficial:
             register_env(Other)
         with pytest.raises(ValueError, match="needs an env_str_prefix"):
             register_env(Nameless)
+        whole = {"env_str_prefix": "Alone", "step": None, "reward": 0.0, "finished": True}
+        with pytest.raises(ValueError, match="Alone lacks close, from_env_str, prompt, .*: inherit from"):
+            register_env(type("Alone", (), whole))
         with pytest.raises(ValueError, match="the prefix of Counter is 'Counter', not 'X'"):
             counter.from_env_str("X@{}")
 

@@ -101,8 +101,11 @@ def register_env(cls: Environment) -> Environment:
     """Makes a class known by its prefix; usable as a decorator.
 
     Raises:
-        ValueError: It has no prefix, or one with an ``@``, or another class has it.
+        ValueError: It has no prefix, or one with an ``@``, or another class has it, or it lacks a part of the interface.
     """
+    parts = (name for name in dir(BaseEnvironment) if not name.startswith("_"))
+    if missing := sorted(name for name in parts if not hasattr(cls, name) and name != "env_str_prefix"):
+        raise ValueError(f"{cls.__name__} lacks {', '.join(missing)}: inherit from rllib_nlac.envs.official.BaseEnvironment")
     prefix = getattr(cls, "env_str_prefix", "")
     if not prefix or "@" in prefix:
         raise ValueError(f"{cls.__name__} needs an env_str_prefix without '@', and has {prefix!r}")
