@@ -101,7 +101,7 @@ class TestOfficial:
         with pytest.raises(ValueError, match="needs an env_str_prefix"):
             register_env(Nameless)
         whole = {"env_str_prefix": "Alone", "step": None, "reward": 0.0, "finished": True}
-        with pytest.raises(ValueError, match="Alone lacks close, from_env_str, prompt, .*: inherit from"):
+        with pytest.raises(ValueError, match=r"Alone lacks close, from_env_str, prompt, .*: inherit from"):
             register_env(type("Alone", (), whole))
         with pytest.raises(ValueError, match="the prefix of Counter is 'Counter', not 'X'"):
             counter.from_env_str("X@{}")
@@ -154,6 +154,31 @@ def test_an_episode_that_a_rows_environment_loses_is_counted_by_that_environment
     env.reset(seed=0)
     text, *_, truncated, info = env.step("look")
     assert (text, truncated, info["discard"], info["stop_reason"]) == ("the browser is gone", True, True, "browser_lost")
+
+
+def test_a_rows_own_prompt_stands_before_its_environments(counter, tmp_path):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A task of counting."}]
+    rows = [{"env_str": "Counter@{}", "prompt": messages}, {"env_str": "Counter@{}", "prompt": "Count to 3."}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = TaskSet(train_files=str(tmp_path / "rows.jsonl"), trusted=True)
+    text, info = env.reset(options={"task_id": "0"})
+    assert (text, info["system_prompt"]) == ("A task of counting.\n\nCount to 3.", "Be brief.")
+    text, info = env.reset(options={"task_id": "1"})
+    assert (text, info["system_prompt"]) == ("Count to 3.", "You count.")  # once, where both say the same
+
+
+def test_a_row_whose_agent_would_read_nothing_is_refused(counter, tmp_path):
+    class Silent(counter):
+        env_str_prefix = "Silent"
+
+        def __init__(self):
+            super().__init__()
+            self.prompt = ""
+
+    register_env(Silent)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"env_str": "Silent@{}"}) + "\n")
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: neither the row nor its environment has a prompt"):
+        TaskSet(train_files=str(tmp_path / "rows.jsonl"), trusted=True).reset(seed=0)
 
 
 def test_of_a_row_as_alone_a_reset_may_discard_and_a_positive_return_is_a_success(monkeypatch, tmp_path):

@@ -119,7 +119,8 @@ class TaskSet(TextEnv[TaskRow]):
     @property
     def system_prompt(self) -> str:
         assert self._current is not None
-        return self._inner.system_prompt if self._inner is not None else self._current.task.system_prompt
+        own = self._current.task.system_prompt
+        return own or (self._inner.system_prompt if self._inner is not None else "")
 
     def sample_task(self, spec: str | None) -> TaskId[TaskRow]:
         index = int(self.np_random.integers(len(self._rows))) if spec is None else int(spec) if str(spec).isdigit() else -1
@@ -137,7 +138,10 @@ class TaskSet(TextEnv[TaskRow]):
             self._inner = row_env(task.env_str, self._environments, self._seed, self._trusted, self.split)
         except ValueError as error:
             raise ValueError(f"{task.place}: {error}") from error
-        return self._inner.prompt
+        texts = [text for text in dict.fromkeys((task.prompt, self._inner.prompt)) if text]
+        if not texts:
+            raise ValueError(f"{task.place}: neither the row nor its environment has a prompt, so the agent would read nothing")
+        return "\n\n".join(texts)
 
     def reply(self, task: TaskRow, action: str) -> Reply:
         if self._inner is None:
@@ -223,7 +227,8 @@ def parse_task(
                 check_row(env_str, dict.fromkeys(may.environments))
         except ValueError as error:
             raise ValueError(f"{row.place}: {error}") from None
-        return TaskRow(row.place, AGENT_ENV, env_str=env_str)
+        system, prompt = _prompt(row, prompt_key) if row.fields.get(prompt_key) else ("", "")
+        return TaskRow(row.place, AGENT_ENV, prompt, system, env_str=env_str)
     model = row.fields.get("reward_model") or {}
     if not isinstance(model, Mapping):
         raise ValueError(f"{row.place}: reward_model must be a dict of style and ground_truth, and it is {model!r:.80}")
