@@ -19,12 +19,12 @@ def stand_in_for_smollm2(folder: Path, monkeypatch) -> None:
     cached = converted_folder(SMOLLM2)
     for place in (
         cached,
-        *(folder / "results" / f"{task}-smollm2-sft" for task in ("guess-number", "twenty-questions", "text-house")),
+        *(folder / "results" / f"{task}-smollm2-sft" for task in ("guess-number",)),
     ):
         shutil.copytree(NLACConfig().model_path, place)
         config = json.loads((place / "config.json").read_text())
         (place / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
     sizes = {path.name: path.stat().st_size for path in cached.iterdir()}
     (cached / MARK).write_text(json.dumps({"sizes": sizes}))
-    for task in ("guess_number", "twenty_questions", "text_house"):
+    for task in ("guess_number",):
         (folder / "results" / f"{task}.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
