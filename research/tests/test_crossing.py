@@ -255,5 +255,5 @@ def test_the_page_shows_the_table_and_the_picture_of_its_rows():
     research = Path(__file__).parents[1]
     rows = read_rows(research / "rows" / "stitching.csv")
     page = (research / "stitching.md").read_text(encoding="utf-8")
-    assert table(rows) in page and "(../docs/stitching.svg)" in page
-    assert (research.parent / "docs" / "stitching.svg").read_text(encoding="utf-8") == picture(rows)
+    assert table(rows) in page and "(figures/stitching.svg)" in page
+    assert (research / "figures" / "stitching.svg").read_text(encoding="utf-8") == picture(rows)
