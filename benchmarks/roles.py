@@ -19,7 +19,8 @@ from typing import Any
 from rllib_nlac.algorithm.language_config import LanguageConfig
 from rllib_nlac.checkpoints.start import starting_point
 from rllib_nlac.engine.chat import Chat
-from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
+from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.engine.vllm_settings import VLLMSettings
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.types import Message, Request
 

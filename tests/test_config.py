@@ -84,6 +84,7 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("tuned_examples/*.yaml"))
         ("observation_filter", "MeanStdFilter", "has no effect here: texts are neither clipped nor scaled"),
         ("deepspeed_config", {"gradient_clipping": 0.5}, "has 'gradient_clipping': remove it and set grad_clip instead"),
         ("deepspeed_config", {"scheduler": {"type": "WarmupLR"}}, r"lr is .* and has no effect beside deepspeed_config"),
+        ("engine_config", {"extra": ["seed"]}, "extra must be a mapping of vLLM's arguments"),
         ("engine_config", {"extra": {"seed": 1}}, "extra has 'seed': leave it out, set seed instead"),
         ("engine_config", {"extra": {"logprobs_mode": "raw_logprobs"}}, "this package relies on its own value"),
         ("num_gpus", 1, "num_gpus is 1 and reserves none here: set num_gpus_per_learner"),

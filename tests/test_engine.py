@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
+from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.engine.vllm_settings import VLLMSettings
 from rllib_nlac.engine.vllm_worker import WorkerExtension
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Message, Request, Weights

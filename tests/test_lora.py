@@ -322,7 +322,8 @@ def base_alone(path: str) -> torch.nn.Module:
 
 def answers_of_folder(folder: Path, prompt: torch.Tensor):
     """One answer of a new vLLM engine that loads a whole model."""
-    from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
+    from rllib_nlac.engine.vllm_engine import VLLMEngine
+    from rllib_nlac.engine.vllm_settings import VLLMSettings
 
     chat = Chat.from_pretrained(str(folder))
     engine = VLLMEngine(str(folder), chat.max_context, [chat.end_id], VLLMSettings(cpu_kv_cache_gib=0.125))

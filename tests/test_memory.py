@@ -26,7 +26,7 @@ from rllib_nlac.command.cli import app
 from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.engine.shapes import UnknownShape, shape_of
-from rllib_nlac.engine.vllm_engine import VLLMSettings
+from rllib_nlac.engine.vllm_settings import VLLMSettings
 from rllib_nlac.learner.adapter import add_adapter
 from rllib_nlac.learner.heap import LARGE_MODEL, give_back_large_tensors
 from rllib_nlac.learner.layout import Packed, packs

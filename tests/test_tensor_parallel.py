@@ -25,7 +25,8 @@ from rllib_nlac.engine.lora import LoRASettings
 from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.engine.remote import RemoteEngines
 from rllib_nlac.engine.shared import checksum
-from rllib_nlac.engine.vllm_engine import VLLMEngine, VLLMSettings
+from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.engine.vllm_settings import VLLMSettings
 from rllib_nlac.learner.adapter import add_adapter
 from rllib_nlac.learner.rl_module import served_state
 from rllib_nlac.types import Request, Weights

@@ -153,7 +153,7 @@ class ChatTemplate:
             return False
 
     def _find_header(self) -> str:
-        """What every small dialogue has between a prompt and the answer to it, spaces at its end left out."""
+        """What every small dialogue has between a prompt and the answer to it; empty where that is nothing but spaces."""
         found = set()
         for messages in _probes():
             if len(messages[-2].content) < 2:

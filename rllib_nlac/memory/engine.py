@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rllib_nlac.engine.make import EngineSpec
 from rllib_nlac.engine.model_folder import precision
 from rllib_nlac.engine.shapes import BYTES, ModelShape
-from rllib_nlac.engine.vllm_engine import BATCHED_TOKENS
+from rllib_nlac.engine.vllm_settings import BATCHED_TOKENS
 from rllib_nlac.memory.weights import GIB, Part, pinned_bytes
 
 ADAPTER_SETS = 2  # policy and target; the initial weights are the base

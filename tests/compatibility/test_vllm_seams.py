@@ -14,7 +14,8 @@ from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.v1.structured_output import StructuredOutputManager
 
 from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.vllm_engine import CPU_BLOCK, VLLMEngine
+from rllib_nlac.engine.vllm_engine import VLLMEngine
+from rllib_nlac.engine.vllm_settings import CPU_BLOCK
 from rllib_nlac.engine.vllm_structure import register_thinking, why_not
 from rllib_nlac.engine.vllm_worker import WorkerExtension
 from rllib_nlac.learner.rl_module import served_state
