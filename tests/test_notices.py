@@ -337,6 +337,18 @@ def small(config):
     return config
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lr": 1e-3}, "a lower lr (now 0.001) or"),
+        ({"lr": 1e-6, "deepspeed_config": {"scheduler": {}}}, "a lower learning rate (the"),
+    ],
+)
+def test_the_way_back_names_what_sets_the_learning_rate(given, said):
+    """Fails where ``lr`` is named, which has no effect beside a scheduler."""
+    assert said in Watch(SimpleNamespace(config=SimpleNamespace(grad_clip=1.0, **given))).way_back()
+
+
 class TestRuns:
     def test_a_model_that_speaks_garbage_is_noticed_with_an_example_and_until_it_recovers(
         self, config, ray_session, lent_engine, chat

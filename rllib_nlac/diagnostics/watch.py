@@ -24,7 +24,7 @@ from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
 
 EVALUATION = "evaluation"  # the part of an iteration's seconds
-MANY_INVENTED = 0.1  # share of turns with another role's special tokens from which on it is said
+MANY_INVENTED = 0.1  # share of turns with another role's special tokens above which a run warns
 MANY = 0.5  # share of a role's answers that do not parse, or of its prompts that are too long, from which on it is said
 Examine = Callable[[Sequence[SingleAgentEpisode], EnvRunnerGroup | None], None]
 
@@ -213,7 +213,9 @@ class Watch:
             if self.last_checkpoint
             else ("No checkpoint was written or restored in this process: go on from one of an earlier run, or start anew,")
         )
-        return f"{where} with a lower lr (now {config.lr}) or grad_clip (now {config.grad_clip})"
+        has_scheduler = "scheduler" in getattr(config, "deepspeed_config", {})
+        rate = "learning rate (the scheduler of deepspeed_config)" if has_scheduler else f"lr (now {config.lr})"
+        return f"{where} with a lower {rate} or grad_clip (now {config.grad_clip})"
 
     def evaluate(self, evaluate: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Runs RLlib's ``evaluate``, and adds what callbacks logged at its end."""
