@@ -87,7 +87,6 @@ class LanguageAlgorithm(CheckedCheckpoints):
     learner_group: LearnerGroup
     stages: Any = None  # of an algorithm whose critic speaks
     engine: Any = None
-    instructions = ""  # what the policy is told beside the environment's own system prompt
     weight_version: int = 0
     _owes_sync = False  # whether the learners may have weights that no engine was given
     _is_stepping = False

@@ -177,7 +177,6 @@ class StockOnText(CheckedCheckpoints):
     """
 
     engine = None  # each runner has one of its own
-    instructions = ""
     weight_version = None  # RLlib's own sync numbers none
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
