@@ -114,7 +114,7 @@ def test_guess_number_is_halved_and_judged_by_what_is_known():
     assert env.left() == (11, 20)
     for said, good in (("15", True), ("16", True), ("12", False), ("3", False)):
         assert env.expert_judgement(said) == (good, f"It is above 10 and below 21, so 15 is best, and {said} was said.")
-    assert env.expert_judgement("no idea")[0] is False
+    assert env.expert_judgement("no idea") == (False, "It is above 10 and below 21, so 15 is best, and no number was said.")
     assert env.step("3 or 4")[0] == "Say a number." and env.step("12")[0] == "It is above 12."
 
 

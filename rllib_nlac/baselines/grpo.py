@@ -114,7 +114,7 @@ class GRPO(LanguageAlgorithm):
         """What each episode of a task is worth beside the others; other group methods differ in nothing else.
 
         Args:
-            returns: Of the task's episodes, shape (G,).
+            returns: Returns of the task's episodes, shape (G,).
 
         Returns:
             Shape (G,); an episode with 0 is not trained on.

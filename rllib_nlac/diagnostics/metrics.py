@@ -36,10 +36,10 @@ def stage(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: st
 
     Args:
         metrics: Where to report.
-        name: Of the seconds.
-        what: As a person calls it.
-        total: How many are to be done.
-        unit: What is counted.
+        name: Key of the seconds.
+        what: Name of the part for a person.
+        total: Number of units to be done; 0 where nobody counts them.
+        unit: Name of a unit, such as "episodes".
     """
     started = time.perf_counter()
     try:
@@ -136,11 +136,11 @@ def logprob_gap(
 
     Args:
         learner_group: Computes log p_learner.
-        episodes: Just collected.
-        version: Of the current weights.
+        episodes: Episodes just collected.
+        version: Version of the current weights.
         sampling: How the turns were sampled. Within a nucleus the engine's probabilities are larger, by a factor of 1 / top_p
             at most; only what lies beyond counts.
-        generations: So many turns are compared.
+        generations: Number of turns that are compared.
     """
     current = _current(episodes, version, generations)
     if not current:
@@ -160,10 +160,10 @@ def kl_to_base(
 
     Args:
         learner_group: Computes both probabilities.
-        episodes: Just collected.
-        version: Of the current weights.
+        episodes: Episodes just collected.
+        version: Version of the current weights.
         sampling: How the turns were sampled.
-        generations: So many turns are looked at.
+        generations: Number of turns that are looked at.
 
     Source: the estimator k3, never negative, J. Schulman, "Approximating KL divergence", 2020.
     """

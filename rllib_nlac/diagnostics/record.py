@@ -38,10 +38,10 @@ class RecordSettings:
     """How much is recorded; the fields of ``config.record``.
 
     Attributes:
-        transitions: Of each iteration at most so many. 0 records nothing.
-        tokens: Of so many of them what θ and θ̄ say of each token, which costs a forward pass.
-        episodes: Of each evaluation at most so many.
-        max_bytes: Of the whole folder.
+        transitions: Most transitions of an iteration that are recorded. 0 records nothing.
+        tokens: Number of these for which the record has what θ and θ̄ say of each token, which costs a forward pass.
+        episodes: Most episodes of an evaluation that are recorded.
+        max_bytes: Largest size of the whole folder, in bytes.
     """
 
     transitions: int = 64

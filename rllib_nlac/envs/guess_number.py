@@ -68,7 +68,7 @@ class GuessNumber(TextEnv[int]):
         (low, high), guess = self.left(), guess_in(action)
         middle = (low + high) // 2
         # The bounds as the replies have them, and both guesses side by side, so that a small model can copy and compare.
-        said = "No number" if guess is None else str(guess)
+        said = "no number" if guess is None else str(guess)
         known = f"It is above {low - 1} and below {high + 1}, so {middle} is best, and {said} was said."
         return guess in (middle, -((low + high) // -2)), known
 
