@@ -16,6 +16,7 @@ from rllib_nlac.inputs.endpoint import Endpoint, endpoint_from
 YES, NO, UNKNOWN, CORRECT = "Yes.", "No.", "I do not know.", "Correct!"
 DEFAULT_TABLE = "twenty_questions.table"
 MAX_LISTED = 256  # objects that the system prompt names; of more it says nothing
+NAMED = 8  # objects that the expert names; of more it says how many there are
 _GUESS = re.compile(
     r"(?:(?:is it|could it be|it is|it's|i guess|my guess is|is (?:the|your) object) )?(?:(?:an?|the) )*(.+?) ?[?.!]*"
 )
@@ -108,6 +109,12 @@ class ObjectTable:
         if splits[best] == count:  # no question tells the candidates apart
             return "guess", (candidates & -candidates).bit_length() - 1
         return "ask", best
+
+    def names(self, some: int) -> str:
+        """The objects of a bit set by name, so that a small model can copy them; their number if there are many."""
+        if some.bit_count() > NAMED:
+            return f"{some.bit_count()} objects"
+        return ", ".join(name for index, name in enumerate(self.objects) if some >> index & 1) or "none"
 
     def say(self, move: tuple[str, int]) -> str:
         """The canonical text of a move."""
@@ -290,14 +297,15 @@ class TwentyQuestions(TextEnv[int]):
             return super().expert_judgement(action)
         table, left = self.table, candidates_after(self.table, self.dialogue)
         meaning, count = table.meaning(action), left.bit_count()
-        known = f"{count} objects are left" if count > 1 else "One object is left"
+        known = f"Left: {table.names(left)}."
         if meaning is None:
-            return False, f"{known}, and this asks for none of them."
-        held = table.narrow(left, meaning, YES if meaning[0] == "ask" else CORRECT).bit_count()
+            return False, f"{known} This asks for none."
+        fits = table.narrow(left, meaning, YES if meaning[0] == "ask" else CORRECT)
+        held = fits.bit_count()
         best = table.best(left, self.max_turns - len(self.dialogue))
         most = table.narrow(left, best, YES if best[0] == "ask" else CORRECT).bit_count()
         good = held > 0 and meaning[0] == best[0] and min(held, count - held) >= min(most, count - most)
-        return good, f"{known}, and {held} of them {'fits' if held == 1 else 'fit'} this."
+        return good, f"{known} This fits {table.names(fits)}."
 
 
 def make_oracle(config: Mapping[str, Any] | None) -> Endpoint | None:
