@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from rllib_nlac.engine.protocol import LocalEngine
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.engine.token_usage import TokenUsage
 from rllib_nlac.types import Generation, Request, Weights
@@ -26,11 +27,10 @@ class PlainSettings:
     dtype: str = "float32"
 
 
-class PlainEngine:
+class PlainEngine(LocalEngine):
     """Answers each request by itself, with the weight set that it names."""
 
     Settings = PlainSettings
-    num_restarts = 0
     mixes_sets = False
 
     def __init__(self, model: str, max_context: int, end_ids: list[int], settings: PlainSettings, seed: int) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rllib_nlac.engine.chat import Chat
+from rllib_nlac.engine.protocol import LocalEngine
 from rllib_nlac.engine.shared import checksum
+from rllib_nlac.engine.token_usage import TokenUsage
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -19,7 +21,7 @@ class Raw(str):
     """An answer whose control tokens are sampled as such, where others are text."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(LocalEngine):
     """``answer(prompt_text, weights)`` says what is generated; None stands for noise cut off by its limit."""
 
     def __init__(self, chat: Chat, answer: Callable[[str, Weights], str | None], version: int = 0) -> None:
@@ -28,6 +30,7 @@ class ScriptedEngine:
         self.requests: list[tuple[Weights, Request]] = []
         self._queue: list[tuple[int, Request]] = []
         self._next = 0
+        self.token_usage = TokenUsage()
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         for weights in sorted({request.weights for request in requests}):

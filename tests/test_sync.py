@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.engine.protocol import EngineError, HandOver, LocalEngine
 from rllib_nlac.engine.shared import NotFiniteError, SharedState, checksum
 from rllib_nlac.sync import sync
 from rllib_nlac.sync.sync import push_initial_weights, push_weights
@@ -33,7 +33,7 @@ class LocalLearners:
             return {which: {name: t.clone() if copies else t for name, t in STATE[which].items()} for which in of}
 
 
-class Engine:
+class Engine(LocalEngine):
     def __init__(self, lost: int = 0):
         self.lost, self.taken = lost, []
 
@@ -115,8 +115,8 @@ def test_the_initial_weights_are_a_copy_that_learning_does_not_reach():
     assert state["w"].data_ptr() != STATE[Weights.POLICY]["w"].data_ptr()
 
 
-@pytest.mark.parametrize(("borrows", "same"), [(False, False), (True, True)])
-def test_an_engine_that_makes_its_own_copies_is_lent_the_learners_tensors(borrows, same):
+@pytest.mark.parametrize(("how", "lent"), [(HandOver.COPIES, False), (HandOver.LENDS, True)])
+def test_an_engine_that_makes_its_own_copies_is_lent_the_learners_tensors(how, lent):
     asked = []
 
     class Learners(LocalLearners):
@@ -127,15 +127,16 @@ def test_an_engine_that_makes_its_own_copies_is_lent_the_learners_tensors(borrow
                 return LocalLearners._learner.export_weights(copies, on_device, of)
 
     class Takes(Engine):
+        takes = how
+
         def set_weights(self, weights, version, state):
-            assert (state["w"].data_ptr() == STATE[weights]["w"].data_ptr()) is same
+            assert (state["w"].data_ptr() == STATE[weights]["w"].data_ptr()) is lent
             return super().set_weights(weights, version, state)
 
     engine = Takes()
-    engine.borrows = borrows
     push_weights(Learners(), engine, 3)
     # Left where they are: a way through the host's memory would take most of the time.
-    assert engine.taken == [(Weights.TARGET, 3), (Weights.POLICY, 3)] and asked == [(not borrows, borrows)]
+    assert engine.taken == [(Weights.TARGET, 3), (Weights.POLICY, 3)] and asked == [(not lent, lent)]
 
 
 @given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.integers(1, 7))

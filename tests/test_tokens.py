@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,8 +84,8 @@ class TestRoles:
 
 
 class TestIterationTokens:
-    def test_each_reading_tells_what_came_since_the_last(self):
-        engine = SimpleNamespace(token_usage=TokenUsage())
+    def test_each_reading_tells_what_came_since_the_last(self, chat):
+        engine = ScriptedEngine(chat, script())
         usage = IterationTokens(engine)
         ask = Request((1, 2, 3), 8, role="future")
         engine.token_usage.book(ask, answered(ask, 4))
@@ -109,8 +108,9 @@ class TestIterationTokens:
 
         usage = IterationTokens(
             Engines(
+                [],
                 [{"play": Tokens(10, 5)}, {"play": Tokens(8, 4)}],
-                None,  # one did not answer
+                [],  # one did not answer
                 [{"play": Tokens(12, 6)}, {"play": Tokens(3, 1), "future": Tokens(2, 2)}],
             )
         )
@@ -123,7 +123,7 @@ class TestIterationTokens:
 
     def test_one_that_started_again_is_known_by_any_role(self, monkeypatch):
         """Though it has answered more in all since then."""
-        readings = iter([[{"play": Tokens(6, 6)}], [{"future": Tokens(9, 8)}]])
+        readings = iter([[], [{"play": Tokens(6, 6)}], [{"future": Tokens(9, 8)}]])
         monkeypatch.setattr(RemoteEngines, "tokens_so_far", lambda self: next(readings))
         usage = IterationTokens(RemoteEngines([], 1.0))
         usage.since_last()

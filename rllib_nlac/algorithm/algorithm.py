@@ -113,7 +113,6 @@ class LanguageAlgorithm(CheckedCheckpoints):
         self.prompts_for = functools.cache(self.config.prompts_for)
         activity.turn_to(f"starting the engine; an answer ends with {self.chat.ends}")
         self.engine = make_engine(self.config.engine_spec, self.chat)
-        self.token_usage = IterationTokens(self.engine)
         activity.turn_to(f"giving the engine its weights ({self.config.transfer})")
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None and group.local_env_runner is not None:
@@ -124,6 +123,7 @@ class LanguageAlgorithm(CheckedCheckpoints):
         self.weight_version = 0
         self._take_snapshot()
         self.sync_weights()
+        self.token_usage = IterationTokens(self.engine)  # engine actors have started by now
 
     def _make_collector(self) -> Collector | None:
         """None where the one EnvRunner is in this process."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rllib_nlac.engine.remote import RemoteEngines
+from rllib_nlac.engine.protocol import Engine
 
 IDLE = "idle"
 # Parts of ``seconds``. A sync is the work of both.
@@ -25,9 +25,9 @@ class Stopwatch:
         engine: The algorithm's.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._rested = self._seconds_rested()
+        self._rested = engine.seconds_rested()
         self._started = time.perf_counter()
 
     def shares(self, seconds: Mapping[str, Any]) -> dict[str, float]:
@@ -38,13 +38,11 @@ class Stopwatch:
         """
         total = time.perf_counter() - self._started
         found = {"learner": 1 - sum(float(seconds.get(part, 0)) for part in OF_LEARNER) / total}
-        if not isinstance(self._engine, RemoteEngines):
+        rested = self._engine.seconds_rested()
+        if rested is None:
             found["engine"] = 1 - sum(float(seconds.get(part, 0)) for part in OF_ENGINE) / total
-        elif (rested := self._seconds_rested()) and self._rested:
+        elif rested and self._rested:
             # One that has started again counts from its start.
             since = [now - then if now >= then else now for now, then in zip(rested, self._rested, strict=True)]
             found["engine"] = sum(since) / len(since) / total
         return {name: min(max(share, 0.0), 1.0) for name, share in found.items()}
-
-    def _seconds_rested(self) -> Sequence[float] | None:
-        return self._engine.seconds_rested() if isinstance(self._engine, RemoteEngines) else None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rllib_nlac.engine.remote import RemoteEngines
+from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.engine.token_usage import PROMPT_TOKENS, TOKENS, Tokens
 
 
@@ -15,10 +13,9 @@ class IterationTokens:
         engine: Engine of the algorithm.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Actors begin with it, and may not answer yet.
-        self._read = [] if isinstance(engine, RemoteEngines) else self._counts()
+        self._read = engine.tokens_so_far()
 
     def since_last(self) -> dict[str, dict[str, int]]:
         """Tokens since the last call, or since this was made.
@@ -27,7 +24,7 @@ class IterationTokens:
             By role, ``tokens`` that were generated and ``prompt_tokens``, prompts held by a prefix cache included. A role that
             was asked before and is not now has 0. Nothing where an engine did not answer at once: the next call has it all.
         """
-        now = self._counts()
+        now = self._engine.tokens_so_far()
         if not now:
             return {}
         spent: dict[str, dict[str, int]] = {TOKENS: {}, PROMPT_TOKENS: {}}
@@ -42,8 +39,3 @@ class IterationTokens:
                 spent[PROMPT_TOKENS][role] = spent[PROMPT_TOKENS].get(role, 0) + new.prompt - old.prompt
         self._read = now
         return spent
-
-    def _counts(self) -> list[dict[str, Tokens]]:
-        """Counts of each engine, always in the same order; empty where one did not answer at once."""
-        engine = self._engine
-        return (engine.tokens_so_far() or []) if isinstance(engine, RemoteEngines) else [engine.token_usage.so_far()]

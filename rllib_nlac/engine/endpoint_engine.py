@@ -12,8 +12,8 @@ import torch
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.engine.chat import Chat
-from rllib_nlac.engine.protocol import EngineError
-from rllib_nlac.engine.token_usage import TokenUsage
+from rllib_nlac.engine.protocol import Engine, EngineError
+from rllib_nlac.engine.token_usage import Tokens, TokenUsage
 from rllib_nlac.inputs.endpoint import Answer, Endpoint, EndpointError, RequestRefusedError
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.types import Generation, Request, Weights
@@ -42,7 +42,7 @@ class EndpointChat(Chat):
         return False
 
 
-class EndpointEngine:
+class EndpointEngine(Engine):
     """Asks an endpoint, many requests side by side.
 
     Args:
@@ -56,8 +56,6 @@ class EndpointEngine:
     Raises:
         EngineError: The key's variable is not set.
     """
-
-    num_restarts = 0
 
     def __init__(
         self, chat: Chat, base_url: str, model: str, max_concurrency: int = 32, timeout_s: float = 120.0, **endpoint: Any
@@ -96,6 +94,9 @@ class EndpointEngine:
         raise EngineError(
             f"the model behind {self._endpoint.base_url} cannot be trained from here: give a language_model instead"
         )
+
+    def tokens_so_far(self) -> list[dict[str, Tokens]]:
+        return [self.token_usage.so_far()]
 
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
+import ray
 import torch
 
-from rllib_nlac.engine.token_usage import TokenUsage
+from rllib_nlac.engine.token_usage import Tokens, TokenUsage
+from rllib_nlac.engine.weight_transfer import Delivery, Sent
 from rllib_nlac.types import Generation, Request, Weights
 
 
@@ -19,14 +23,48 @@ class WeightsMissing(EngineError):
     """A restarted engine was asked before it had the current weights: send them and ask again."""
 
 
+class HandOver(StrEnum):
+    """What the first learner does with its weights for an engine."""
+
+    COPIES = "copies"
+    LENDS = "lends them, until the engine has taken them"
+    PUTS = "puts them into the store"
+    KEEPS = "keeps them until they are sent"
+
+
+@dataclass(frozen=True)
+class Handed:
+    """One weight set as the first learner hands it over.
+
+    Attributes:
+        state: Tensors by their names in a checkpoint, or the reference that Ray's object store has them under; None where the
+            learner keeps them until they are sent.
+        checksum: Checksum of the tensors.
+        num_bytes: Size of the tensors.
+        send: Has the learner send them by vLLM's weight transfer; without a delivery it only puts them into the store.
+        lent: Whether another process holds the tensors, so that they are lost when it ends.
+    """
+
+    state: Any
+    checksum: int
+    num_bytes: int
+    send: Callable[[Delivery | None], Sent] | None = None
+    lent: bool = False
+
+
 class Engine(Protocol):
     """Token prompts in, sampled ids with their weight version out, and with their log-probabilities where they are wanted.
 
     Attributes:
         num_restarts: How often a lost engine has been found to have started again.
+        takes: How a learner in the same process hands its weights over.
     """
 
-    num_restarts: int
+    num_restarts: int = 0
+
+    @property
+    def takes(self) -> HandOver:
+        return HandOver.COPIES
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Answers all requests, in their order, each under the weights that it names."""
@@ -46,6 +84,19 @@ class Engine(Protocol):
 
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         """Takes new weights, under their names in a checkpoint, and returns the checksum of what was taken."""
+
+    def take(self, weights: Weights, version: int, handed: Handed) -> int:
+        """As ``set_weights``, of what the learner hands over."""
+        state = ray.get(handed.state) if isinstance(handed.state, ray.ObjectRef) else handed.state
+        assert state is not None, "only engines that take part in vLLM's weight transfer are sent weights"
+        return self.set_weights(weights, version, state)
+
+    def tokens_so_far(self) -> list[dict[str, Tokens]]:
+        """Tokens of each engine since its start, by role; empty where one does not answer at once."""
+
+    def seconds_rested(self) -> list[float] | None:
+        """Idle seconds of each engine since its start, empty where one does not answer at once; None: nobody counts them."""
+        return None
 
     def stop(self) -> None:
         """Frees what the engine holds."""
@@ -68,6 +119,9 @@ class LocalEngine(Engine, Protocol):
     token_usage: TokenUsage
 
     def __init__(self, model: str, max_context: int, end_ids: list[int], settings: Any, seed: int) -> None: ...
+
+    def tokens_so_far(self) -> list[dict[str, Tokens]]:
+        return [self.token_usage.so_far()]
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these same objects."""

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import torch
 
-from rllib_nlac.engine.protocol import EngineError, WeightsMissing
+from rllib_nlac.engine.protocol import Engine, EngineError, Handed, HandOver, WeightsMissing
 from rllib_nlac.engine.shared import SharedState
 from rllib_nlac.engine.token_usage import Tokens
 from rllib_nlac.engine.weight_transfer import Delivery, Sent
@@ -38,7 +38,7 @@ class Announced:
     state: tuple[ray.ObjectRef]
 
 
-class RemoteEngines:
+class RemoteEngines(Engine):
     """Several engine actors as one engine. It pickles with all that an engine must know: whoever gets a copy can make use of
     engines that have just started again.
 
@@ -134,6 +134,16 @@ class RemoteEngines:
     def withdraw(self) -> None:
         self._waiting.clear()  # the engines answer them to nobody, before anything that must stand alone
 
+    @property
+    def takes(self) -> HandOver:
+        return HandOver.KEEPS if self.transfer else HandOver.PUTS
+
+    def take(self, weights: Weights, version: int, handed: Handed) -> int:
+        if handed.state is None:
+            assert handed.send is not None
+            return self.receive_weights(weights, version, handed.send, handed.lent)
+        return self.set_shared_weights(weights, version, handed.state, handed.lent)
+
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         return self.set_shared_weights(weights, version, ray.put(SharedState(state)))
 
@@ -200,18 +210,16 @@ class RemoteEngines:
             ray.kill(actor, no_restart=False)
 
     def seconds_rested(self) -> list[float] | None:
-        """How long each engine has had nothing to do since it started; None where one does not say so at once."""
         return self._at_once("seconds_rested")
 
-    def tokens_so_far(self) -> list[dict[str, Tokens]] | None:
-        """What each engine has answered since it started, by role; None where one does not say so at once."""
+    def tokens_so_far(self) -> list[dict[str, Tokens]]:
         return self._at_once("tokens_so_far")
 
-    def _at_once(self, question: str) -> Any:
+    def _at_once(self, question: str) -> list[Any]:
         try:
             return ray.get([getattr(actor, question).remote() for actor in self._actors], timeout=self.AT_ONCE_S)
         except ray.exceptions.RayError:  # a timeout is one
-            return None
+            return []
 
     def stop(self) -> None:
         for actor in self._actors:

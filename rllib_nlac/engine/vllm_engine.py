@@ -20,7 +20,7 @@ from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.lora import LoRASettings, as_served, merged
 from rllib_nlac.engine.model_folder import precision
 from rllib_nlac.engine.places import alone_on_shared_gpu, has_gpu
-from rllib_nlac.engine.protocol import EngineError
+from rllib_nlac.engine.protocol import EngineError, HandOver, LocalEngine
 from rllib_nlac.engine.shared import checksum
 from rllib_nlac.engine.token_usage import TokenUsage
 from rllib_nlac.engine.vllm_settings import BATCHED_TOKENS, CPU_BLOCK, VLLMSettings
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 ADAPTERS = {Weights.POLICY: 1, Weights.TARGET: 2}  # vLLM's numbers of them; the initial weights are the base
 
 
-class VLLMEngine:
+class VLLMEngine(LocalEngine):
     """An in-process vLLM engine with several sets of weights.
 
     Of whole sets one serves at a time. Adapters over one base answer in one batch, and the base itself is the initial set.
@@ -54,7 +54,6 @@ class VLLMEngine:
     """
 
     Settings: ClassVar[type] = VLLMSettings
-    num_restarts: int = 0
 
     def __init__(
         self,
@@ -187,7 +186,7 @@ class VLLMEngine:
     def set_weights(self, weights: Weights, version: int, state: Mapping[str, torch.Tensor]) -> int:
         """Takes new weights; vLLM's model is compared with them before anything is generated.
 
-        The engine may keep the state as it is, so nobody changes it afterwards; one that ``borrows`` has made copies.
+        The engine may keep the state as it is, so nobody changes it afterwards; one that is lent them has made copies.
 
         Raises:
             EngineError: Requests are under way, or the model does not serve the new weights afterwards.
@@ -229,9 +228,9 @@ class VLLMEngine:
         return self._confirm(weights, answers, serve=True)
 
     @property
-    def borrows(self) -> bool:
-        """Whether weights that are lent for as long as ``set_weights`` runs will do: this engine keeps its own copies."""
-        return self._lora is None and self._on_gpu
+    def takes(self) -> HandOver:
+        # A GPU's engine copies whole weights itself.
+        return HandOver.LENDS if self._lora is None and self._on_gpu else HandOver.COPIES
 
     def holds(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether the policy's weights are these very ones."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from rllib_nlac.engine.protocol import Engine, EngineError
-from rllib_nlac.engine.remote import RemoteEngines
+from rllib_nlac.engine.protocol import Engine, EngineError, Handed, HandOver
 from rllib_nlac.engine.shared import NotFiniteError, SharedState, checksum, require_finite
 from rllib_nlac.engine.weight_transfer import Delivery, Sent
 from rllib_nlac.learner.group import index_of, on_every_learner, on_first_learner
@@ -37,30 +35,6 @@ class SyncReport:
     version: int
     seconds: float
     num_bytes: int
-
-
-@dataclass(frozen=True)
-class Handed:
-    """One weight set as the first learner hands it over.
-
-    Attributes:
-        state: The tensors, or where Ray's object store has them; None where the learner keeps them until they are sent.
-        checksum: Of the tensors.
-        num_bytes: Of the tensors.
-    """
-
-    state: SharedState | ray.ObjectRef | None
-    checksum: int
-    num_bytes: int
-
-
-class Hands(StrEnum):
-    """What the first learner does with its weights."""
-
-    COPIES = "copies"
-    LENDS = "lends them, until the engine has taken them"
-    PUTS = "puts them into the store"
-    KEEPS = "keeps them until they are sent"
 
 
 def push_weights(
@@ -103,13 +77,9 @@ def export_weights(learner_group: LearnerGroup) -> dict[Weights, dict[str, Any]]
 
 def _hand_over(learner_group: LearnerGroup, engine: Engine, version: int, of: Sequence[Weights]) -> dict[Weights, Handed]:
     """Has the first learner look at its weights, and do what the way to the engines begins with."""
-    hands = Hands.PUTS
-    if isinstance(engine, RemoteEngines) and engine.transfer:
-        hands = Hands.KEEPS
-    elif learner_group.is_local and not isinstance(engine, RemoteEngines):
-        hands = Hands.LENDS if getattr(engine, "borrows", False) else Hands.COPIES
-    # A GPU looks through them in no time, and of what is put the store makes the only copy.
-    from_first = functools.partial(_hand_over_from_first, version=version, of=of, hands=hands)
+    within = engine.takes in (HandOver.COPIES, HandOver.LENDS)  # tensors reach only an engine in the learner's own process
+    how = HandOver.PUTS if within and not learner_group.is_local else engine.takes
+    from_first = functools.partial(_hand_over_from_first, version=version, of=of, how=how)
     found = _of_first(on_every_learner(learner_group, from_first))
     if isinstance(found, NotFiniteError):
         raise found
@@ -120,15 +90,8 @@ def _push(
     learner_group: LearnerGroup, engine: Engine, which: Weights, version: int, handed: Handed, source: Weights | None = None
 ) -> None:
     """Brings one set to every engine, of the learner's set of the same name or of another one."""
-    if handed.state is None:
-        assert isinstance(engine, RemoteEngines)
-        send = functools.partial(_send, learner_group, source or which)
-        received = engine.receive_weights(which, version, send, lent=not learner_group.is_local)
-    elif isinstance(engine, RemoteEngines):
-        received = engine.set_shared_weights(which, version, handed.state, lent=not learner_group.is_local)
-    else:
-        state = ray.get(handed.state) if isinstance(handed.state, ray.ObjectRef) else handed.state
-        received = engine.set_weights(which, version, state)
+    send = functools.partial(_send, learner_group, source or which)
+    received = engine.take(which, version, replace(handed, send=send, lent=not learner_group.is_local))
     if handed.checksum != received:
         raise EngineError(
             f"sync of version {version}: the engine's {which} weights have the checksum {received}, the learner's "
@@ -146,9 +109,10 @@ def _export_from_first(learner: Any) -> dict[Weights, SharedState] | None:
 
 
 def _hand_over_from_first(
-    learner: Any, version: int, of: Sequence[Weights], hands: Hands
+    learner: Any, version: int, of: Sequence[Weights], how: HandOver
 ) -> dict[Weights, Handed] | NotFiniteError | None:
-    copies = hands is Hands.COPIES  # what is put is copied by that, and what is kept is sent before the next gradient step
+    # What is put is copied by that, and what is kept is sent before the next gradient step. A GPU checks weights fast.
+    copies = how is HandOver.COPIES
     states = learner.export_weights(copies=copies, on_device=not copies, of=of)
     if index_of(learner) != 0:
         return None
@@ -157,13 +121,13 @@ def _hand_over_from_first(
             require_finite(state, f"the {which} weights that version {version} would have")
     except NotFiniteError as error:
         return error  # not raised: it would come as an error of Ray's
-    if hands is Hands.KEEPS:
+    if how is HandOver.KEEPS:
         learner.outgoing = states
     handed = {}
     for which, tensors in states.items():
         state = SharedState(tensors)
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        where = None if hands is Hands.KEEPS else ray.put(state) if hands is Hands.PUTS else state
+        where = None if how is HandOver.KEEPS else ray.put(state) if how is HandOver.PUTS else state
         handed[which] = Handed(where, checksum(tensors.values()), num_bytes)
     return handed
 
