@@ -20,7 +20,7 @@ from rllib_nlac.algorithm.critic_config import CriticConfig
 from rllib_nlac.algorithm.evaluation import play_forks
 from rllib_nlac.algorithm.replay import ReplayAlgorithm, ReplayConfig
 from rllib_nlac.diagnostics.examination import FIXED_STATES, CriticExamination, ExaminationSettings
-from rllib_nlac.diagnostics.metrics import SECONDS, log_replay, log_stages, stage
+from rllib_nlac.diagnostics.metrics import SECONDS, log_replay, log_stages, timed
 from rllib_nlac.diagnostics.record import Learned, RecordSettings
 from rllib_nlac.diagnostics.recorder import CriticisedBatch, Recorder
 from rllib_nlac.language.stages import LanguageStages
@@ -285,7 +285,7 @@ class NLAC(ReplayAlgorithm):
         self.check_lessons(sequences)
         if sequences:
             losses = self.learn(sequences, count=len(sample.transitions))
-            with stage(self.metrics, "replay", "keeping the priorities"):
+            with timed(self.metrics, "replay", "keeping the priorities"):
                 new = priorities(losses[CRITIC], self.policy_losses(losses[POLICY], refinements))
                 if not self.variant.trains_critic:  # who was not judged taught nothing, and keeps its priority
                     new = np.where([r.reason == "not_judged" for r in refinements], np.nan, new)

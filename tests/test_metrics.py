@@ -18,11 +18,10 @@ from rllib_nlac.diagnostics.metrics import (
     COLLECTION,
     REPLAY,
     STAGES,
-    kl_to_base,
+    compare_with_learner,
     log_collection,
     log_replay,
     log_stages,
-    logprob_gap,
 )
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
@@ -130,12 +129,11 @@ def test_the_gap_between_engine_and_learner(monkeypatch, sampling, asked, engine
         seen.append((prompts, answers, temperature))
         return [np.array([-1.0, -2.0])]
 
-    monkeypatch.setattr(
-        metrics_module, "on_every_learner", lambda group, function: [function(SimpleNamespace(logprobs_of=logprobs_of))]
-    )
-    assert logprob_gap(None, [episode], 3, sampling) == pytest.approx(max(gap, 0.0), abs=1e-6)
+    learner = SimpleNamespace(logprobs_of=logprobs_of, knows_base=False)
+    monkeypatch.setattr(metrics_module, "on_every_learner", lambda group, function: [function(learner)])
+    assert compare_with_learner(None, [episode], 3, sampling) == (pytest.approx(max(gap, 0.0), abs=1e-6), None)
     assert seen == [([generation.prompt_ids], [generation.token_ids], asked)]
-    assert math.isnan(logprob_gap(None, [episode], 4, sampling))  # of other weights
+    assert math.isnan(compare_with_learner(None, [episode], 4, sampling)[0])  # of other weights
 
 
 class TestKLToBase:
@@ -151,21 +149,21 @@ class TestKLToBase:
         monkeypatch.setattr(metrics_module, "on_every_learner", lambda group, function: [function(learner)])
         episode = played([1.0], lengths=[2])
         expected = np.mean([math.exp(q - p) - 1 - (q - p) for p, q in zip(own, base, strict=True)])
-        assert kl_to_base(None, [episode], 3, sampling) == pytest.approx(expected) and seen == [asked, asked]
-        assert kl_to_base(None, [episode], 4, sampling) is None  # of other weights
+        assert compare_with_learner(None, [episode], 3, sampling)[1] == pytest.approx(expected) and seen == [asked, asked]
+        assert compare_with_learner(None, [episode], 4, sampling)[1] is None  # of other weights
         learner.knows_base = False
-        assert kl_to_base(None, [episode], 3, sampling) is None
+        assert compare_with_learner(None, [episode], 3, sampling)[1] is None
 
     def test_it_looks_at_early_and_late_turns(self, monkeypatch):
         """Fails where first turns speak for whole episodes: those have the shortest prompts, and nothing of what came."""
         asked: list = []
         learner = SimpleNamespace(
             knows_base=True,
-            logprobs_of=lambda prompts, *_: asked.extend(prompts) or [np.zeros(2)],
-            base_logprobs_of=lambda *_: [np.zeros(2)],
+            logprobs_of=lambda prompts, answers, _: asked.extend(prompts) or [np.zeros(len(ids)) for ids in answers],
+            base_logprobs_of=lambda _, answers, __: [np.zeros(len(ids)) for ids in answers],
         )
         monkeypatch.setattr(metrics_module, "on_every_learner", lambda group, function: [function(learner)])
-        kl_to_base(None, [played([0.0] * 3, task=task) for task in range(4)], 3, Sampling(8, 1.0))
+        compare_with_learner(None, [played([0.0] * 3, task=task) for task in range(4)], 3, Sampling(8, 1.0))
         assert [len(prompt) for prompt in asked] == [3, 4, 5, 3]
 
     def test_its_mean_over_samples_is_the_kl(self, monkeypatch):
@@ -175,5 +173,5 @@ class TestKLToBase:
             knows_base=True, logprobs_of=lambda *_: [np.log(p[ids])], base_logprobs_of=lambda *_: [np.log(q[ids])]
         )
         monkeypatch.setattr(metrics_module, "on_every_learner", lambda group, function: [function(learner)])
-        found = kl_to_base(None, [played([1.0], lengths=[2])], 3, Sampling(8, 1.0))
+        _, found = compare_with_learner(None, [played([1.0], lengths=[len(ids)])], 3, Sampling(8, 1.0))
         assert found == pytest.approx(float((p * np.log(p / q)).sum()), rel=0.02)

@@ -224,7 +224,7 @@ class TestEpisodes:
             run = SimpleNamespace(config=config, trial_id=name, logdir=str(tmp_path / f"{number}"), iteration=0)
             run._recorded = (-1, 0)
             for _ in range(2):
-                LanguageAlgorithm.record_dialogues(run, [])
+                LanguageAlgorithm._record_dialogues(run, [])
         assert len(list((tmp_path / "out").iterdir())) == 4
 
     def test_nothing_is_left_of_an_interrupted_write(self, tmp_path, monkeypatch):

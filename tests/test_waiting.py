@@ -12,7 +12,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rllib_nlac.activity import ANSWERS, EPISODES, Activity, Doing, activity, read_from_ray
 from rllib_nlac.command import run
 from rllib_nlac.command.terminal import QUIET_S, Terminal, VisibleHandler, Waiting
-from rllib_nlac.diagnostics.metrics import SECONDS, stage
+from rllib_nlac.diagnostics.metrics import SECONDS, timed
 
 HOSTILE = "\x1b]0;owned\x07 [bold]x[/bold]\r\nnext"
 
@@ -199,10 +199,10 @@ def test_of_rays_authentication_only_what_is_wrong_is_said():
 def test_the_seconds_of_an_iteration_are_its_own():
     metrics = MetricsLogger(root=True)
     for _ in range(2):  # twice in one iteration
-        with stage(metrics, "play", "playing"):
+        with timed(metrics, "play", "playing"):
             time.sleep(0.05)
     first = metrics.reduce()[SECONDS]["play"]
-    with stage(metrics, "play", "playing"):
+    with timed(metrics, "play", "playing"):
         pass
     second = metrics.reduce()[SECONDS]["play"]
     assert float(first) >= 0.1 and float(second) < 0.05

@@ -38,12 +38,11 @@ from rllib_nlac.checkpoints.storage import check_storage
 from rllib_nlac.diagnostics.idle import IDLE, Stopwatch
 from rllib_nlac.diagnostics.metrics import (
     SECONDS,
-    kl_to_base,
+    compare_with_learner,
     log_collection,
     log_faults,
     log_sync,
-    logprob_gap,
-    stage,
+    timed,
 )
 from rllib_nlac.diagnostics.notices import Notices
 from rllib_nlac.diagnostics.token_usage import IterationTokens
@@ -166,28 +165,33 @@ class LanguageAlgorithm(CheckedCheckpoints):
 
     def collect(self) -> list[SingleAgentEpisode]:
         """One iteration's episodes, played with the current weights."""
-        with stage(self.metrics, "play", "playing", self.config.episodes_per_iteration or 0, EPISODES):
+        with timed(self.metrics, "play", "playing", self.config.episodes_per_iteration or 0, EPISODES):
             if self.collector is None:
                 episodes, results = self.env_runner.sample(), [self.env_runner.get_metrics()]
             else:
                 episodes, results = self.collector.collect()
         self.metrics.aggregate(results, key=ENV_RUNNER_RESULTS)
         check_age(episodes, self.weight_version, self.collector.max_staleness if self.collector else 0)
-        if self.weight_version:
-            sampling = self.config.action_sampling
-            with stage(self.metrics, "logprob_gap", "comparing engine and learner"):
-                gap = self._with_learners(lambda: logprob_gap(self.learner_group, episodes, self.weight_version, sampling))
-                moved = self._with_learners(lambda: kl_to_base(self.learner_group, episodes, self.weight_version, sampling))
-            self.metrics.log_value("logprob_gap", gap, window=1)
-            if moved is not None:
-                self.metrics.log_value("kl_to_base", moved, window=1)
         log_collection(self.metrics, episodes, self.weight_version)
-        if self.config.output:
-            self.record_dialogues(episodes)
+        self._compare_with_learner(episodes)
+        self._record_dialogues(episodes)
         return episodes
 
-    def record_dialogues(self, episodes: Sequence[SingleAgentEpisode]) -> None:
+    def _compare_with_learner(self, episodes: Sequence[SingleAgentEpisode]) -> None:
+        """Measures whether engine and learner agree, and how far the policy has moved from its base."""
+        if not self.weight_version:
+            return  # a model behind an endpoint has no learner
+        version, sampling = self.weight_version, self.config.action_sampling
+        with timed(self.metrics, "logprob_gap", "comparing engine and learner"):
+            gap, moved = self._with_learners(lambda: compare_with_learner(self.learner_group, episodes, version, sampling))
+        self.metrics.log_value("logprob_gap", gap, window=1)
+        if moved is not None:
+            self.metrics.log_value("kl_to_base", moved, window=1)
+
+    def _record_dialogues(self, episodes: Sequence[SingleAgentEpisode]) -> None:
         """Writes episodes below ``output``, in a file that no other trial has, and no other call in this iteration."""
+        if not self.config.output:
+            return
         if self._recorded[0] != self.iteration:
             self._recorded = self.iteration, 0
         self._recorded = self.iteration, self._recorded[1] + 1
@@ -213,7 +217,7 @@ class LanguageAlgorithm(CheckedCheckpoints):
         shares = shard_evenly(sequences, max(self.config.num_learners, 1))
         steps = len({sequence.minibatch for sequence in sequences}) if self.learner_group.is_local else 0
         self._owes_sync = True
-        with stage(self.metrics, "learner", "learning", steps, STEPS):
+        with timed(self.metrics, "learner", "learning", steps, STEPS):
             results = self._with_learners(
                 lambda: watched_update(
                     self.learner_group,
@@ -241,7 +245,7 @@ class LanguageAlgorithm(CheckedCheckpoints):
         """
         version, sets = self.weight_version + 1, self.config.learned_sets
         key = "sync" if self._is_stepping else "first_sync"  # what lies outside of an iteration is no part of its time
-        with stage(self.metrics, key, activity.now.stage if not self.weight_version else "giving the engine the weights"):
+        with timed(self.metrics, key, activity.now.stage if not self.weight_version else "giving the engine the weights"):
             try:
                 report = self._with_learners(lambda: push_weights(self.learner_group, self.engine, version, sets))
             except NotFiniteError as error:

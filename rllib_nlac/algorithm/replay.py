@@ -18,7 +18,7 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.logs import LOGGED, check_logs, played_env, take_logs
 from rllib_nlac.checkpoints.checkpoint import CheckpointError
-from rllib_nlac.diagnostics.metrics import stage
+from rllib_nlac.diagnostics.metrics import timed
 from rllib_nlac.replay.buffer import ReplaySample, TextReplayBuffer
 from rllib_nlac.replay.dialogues import DialogueData
 
@@ -224,13 +224,13 @@ class ReplayAlgorithm(LanguageAlgorithm):
     def replay(self, episodes: Sequence[SingleAgentEpisode]) -> ReplaySample:
         """Keeps episodes and draws transitions."""
         if episodes:
-            with stage(self.metrics, "replay", "keeping the episodes"):
+            with timed(self.metrics, "replay", "keeping the episodes"):
                 self.local_replay_buffer.add(episodes)
         return self.draw()
 
     def draw(self) -> ReplaySample:
         """A batch of transitions."""
-        with stage(self.metrics, "replay", "drawing transitions"):
+        with timed(self.metrics, "replay", "drawing transitions"):
             return self.local_replay_buffer.sample_transitions(
                 self.config.total_train_batch_size, self._beta(), self.config.n_step
             )

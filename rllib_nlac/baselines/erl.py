@@ -31,7 +31,7 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.evaluation import on_runners
 from rllib_nlac.baselines.grpo import has_spread
-from rllib_nlac.diagnostics.metrics import stage
+from rllib_nlac.diagnostics.metrics import timed
 from rllib_nlac.diagnostics.watch import MANY
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.episode import episode_success, generations_of, messages_at, task_seed_of
@@ -142,7 +142,7 @@ class ERL(LanguageAlgorithm):
         requests = [
             Request(p.ids, *limits, seed=int(self.rng.integers(1 << 31)), logprobs=False, role="reflection") for _, p in asked
         ]
-        with stage(self.metrics, "reflection", "reflecting"):
+        with timed(self.metrics, "reflection", "reflecting"):
             answers = self.engine.generate(requests) if requests else []
         self.metrics.log_value("num_reflection_tokens", sum(len(g.token_ids) for g in answers), reduce="sum")
         notes = [without_thinking(self.chat.said(g)) if g.finished else "" for g in answers]
@@ -182,7 +182,7 @@ class ERL(LanguageAlgorithm):
             )
             for episode, note in notes
         ]
-        with stage(self.metrics, "second_attempts", "trying again"):
+        with timed(self.metrics, "second_attempts", "trying again"):
             played, metrics = on_runners(self, self.env_runner_group, starts, TextEnvRunner.play_forks)
         self.metrics.aggregate(metrics, key=ENV_RUNNER_RESULTS)
         return played

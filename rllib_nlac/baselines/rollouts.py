@@ -19,7 +19,7 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.critic_config import CriticConfig
 from rllib_nlac.algorithm.evaluation import on_runners
-from rllib_nlac.diagnostics.metrics import log_stages, stage
+from rllib_nlac.diagnostics.metrics import log_stages, timed
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.learner.batch import CRITIC, POLICY, TrainingSequence, into_minibatches
 from rllib_nlac.replay.buffer import transition_at
@@ -77,14 +77,14 @@ class RolloutCritic(LanguageAlgorithm):
     @override(LanguageAlgorithm)
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         picks = [(episode, int(self.rng.integers(len(episode)))) for episode in episodes]
-        with stage(self.metrics, "branches", "playing on"):
+        with timed(self.metrics, "branches", "playing on"):
             branches = self.branch([(episode, t + 1) for episode, t in picks], self.config.rollouts_per_action - 1)
         rollouts = [
             [self._transition(rollout, t) for rollout in (episode, *continued)]
             for (episode, t), continued in zip(picks, branches, strict=True)
         ]
         report = StageReport()
-        with stage(self.metrics, "waves", "asking the critic"):
+        with timed(self.metrics, "waves", "asking the critic"):
             described = self.describe(rollouts, report)
             futures = [tuple(target.future for target in targets if target.future) for targets in described]
             judged = [first for first, *_ in rollouts]

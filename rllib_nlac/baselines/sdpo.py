@@ -28,7 +28,7 @@ from ray.rllib.utils.annotations import override
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
-from rllib_nlac.diagnostics.metrics import stage
+from rllib_nlac.diagnostics.metrics import timed
 from rllib_nlac.engine.chat import Prompt, Wanted
 from rllib_nlac.episode import episode_success, generations_of, task_seed_of
 from rllib_nlac.language.critique import transcript
@@ -130,7 +130,7 @@ class SDPO(LanguageAlgorithm):
         self.metrics.log_value("taught_rate", len(taught) / max(len(turns), 1), window=1)
         if not taught:
             return []
-        with stage(self.metrics, "teacher", "asking the teacher"):
+        with timed(self.metrics, "teacher", "asking the teacher"):
             answers = ([ids for _, ids in taught], [turn.answer_ids for turn, _ in taught])
             teacher = self._with_learners(
                 lambda: on_first_learner(self.learner_group, lambda learner: learner.teacher_logprobs(*answers))

@@ -31,7 +31,7 @@ SECONDS = "seconds"
 
 
 @contextmanager
-def stage(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: str = "") -> Iterator[None]:
+def timed(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: str = "") -> Iterator[None]:
     """A part of an iteration: its seconds are reported, and the progress line says what is being done.
 
     Args:
@@ -127,62 +127,43 @@ def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
     metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
 
 
-def logprob_gap(
-    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, sampling: Sampling, generations: int = 8
-) -> float:
-    """Largest |log p_engine - log p_learner| over the tokens of a few turns that the current weights generated.
-
-    NaN where there are none. It proves that the engine serves the weights of the last sync.
+def compare_with_learner(
+    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, sampling: Sampling, turns: int = 12
+) -> tuple[float, float | None]:
+    """What the learner thinks of a few turns that the current weights generated.
 
     Args:
-        learner_group: Computes log p_learner.
+        learner_group: Computes log p_learner and log p_base.
         episodes: Episodes just collected.
         version: Version of the current weights.
         sampling: How the turns were sampled. Within a nucleus the engine's probabilities are larger, by a factor of 1 / top_p
             at most; only what lies beyond counts.
-        generations: Number of turns that are compared.
-    """
-    current = _current(episodes, version, generations)
-    if not current:
-        return float("nan")
-    prompts, answers = [g.prompt_ids for g in current], [g.token_ids for g in current]
-    # Of greedy turns vLLM reports the probabilities at temperature 1, under the whole distribution.
-    temperature, top_p = (sampling.temperature, sampling.top_p) if sampling.temperature else (1.0, 1.0)
-    own = on_every_learner(learner_group, lambda learner: learner.logprobs_of(prompts, answers, temperature))[0]
-    excess = np.concatenate([g.sampled_logprobs - mine for mine, g in zip(own, current, strict=True)])
-    return float(np.maximum(-excess, excess + np.log(top_p)).max())
+        turns: Number of turns that are compared.
 
-
-def kl_to_base(
-    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, sampling: Sampling, generations: int = 32
-) -> float | None:
-    """KL(π_θ || π_base) in nats a token, by the turns that the current weights generated; None where nobody knows the base.
-
-    Args:
-        learner_group: Computes both probabilities.
-        episodes: Episodes just collected.
-        version: Version of the current weights.
-        sampling: How the turns were sampled.
-        generations: Number of turns that are looked at.
+    Returns:
+        The largest |log p_engine - log p_learner| over their tokens, which proves that the engine serves the weights of the
+        last sync; NaN without turns. And KL(π_θ || π_base) in nats a token; None where nobody knows the base.
 
     Source: the estimator k3, never negative, J. Schulman, "Approximating KL divergence", 2020.
     """
-    current = _current(episodes, version, generations)
+    current = _current(episodes, version, turns)
     if not current:
-        return None
+        return float("nan"), None
     prompts, answers = [g.prompt_ids for g in current], [g.token_ids for g in current]
-    temperature = sampling.temperature or 1.0
+    # Of greedy turns vLLM reports the probabilities at temperature 1, under the whole distribution.
+    temperature, top_p = (sampling.temperature, sampling.top_p) if sampling.temperature else (1.0, 1.0)
 
-    def both(learner: Any) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-        if not learner.knows_base:
-            return None
-        return tuple(ask(prompts, answers, temperature) for ask in (learner.logprobs_of, learner.base_logprobs_of))  # type: ignore[return-value]
+    def asked(learner: Any) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+        base = learner.base_logprobs_of(prompts, answers, temperature) if learner.knows_base else None
+        return learner.logprobs_of(prompts, answers, temperature), base
 
-    found = on_every_learner(learner_group, both)[0]
-    if found is None:
-        return None
-    ratio = np.concatenate(found[1]) - np.concatenate(found[0])
-    return float(np.mean(np.expm1(ratio) - ratio))
+    own, base = on_every_learner(learner_group, asked)[0]
+    excess = np.concatenate([g.sampled_logprobs - mine for mine, g in zip(own, current, strict=True)])
+    gap = float(np.maximum(-excess, excess + np.log(top_p)).max())
+    if base is None:
+        return gap, None
+    ratio = np.concatenate(base) - np.concatenate(own)
+    return gap, float(np.mean(np.expm1(ratio) - ratio))
 
 
 def _current(episodes: Sequence[SingleAgentEpisode], version: int, count: int) -> list[Generation]:

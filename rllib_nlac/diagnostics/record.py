@@ -45,7 +45,7 @@ class RecordSettings:
     """
 
     transitions: int = 64
-    tokens: int = 8
+    tokens: int = 4
     episodes: int = 16
     max_bytes: int = 256 << 20
 

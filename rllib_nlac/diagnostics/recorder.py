@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.fs
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_nlac.diagnostics.metrics import stage
+from rllib_nlac.diagnostics.metrics import timed
 from rllib_nlac.diagnostics.record import (
     EVALUATION,
     ITERATION,
@@ -82,7 +82,7 @@ class Recorder:
         """Takes what the critic said of a batch, before it is learned from."""
         self._begun = None
         if self.record.takes(self._algorithm.iteration + 1):
-            with stage(self._algorithm.metrics, "record", "recording"):
+            with timed(self._algorithm.metrics, "record", "recording"):
                 self._begun = batch, self._token_strips(batch.targets, batch.refinements)
 
     def end(self, learned: Learned | None) -> None:
@@ -91,7 +91,7 @@ class Recorder:
             return
         (batch, strips), self._begun = self._begun, None
         iteration, answered_by = self._algorithm.iteration + 1, self._algorithm.stages.answered_by
-        with stage(self._algorithm.metrics, "record", "recording"):
+        with timed(self._algorithm.metrics, "record", "recording"):
             said = Said(batch.targets, batch.refinements, answered_by, batch.report.raw, strips, batch.version)
             lines = transition_lines(iteration, said, learned, self._settings.transitions)
             self.record.write(ITERATION, iteration, lines)
