@@ -49,7 +49,7 @@ class Outcome:
         figures: What it handed over, also before a failure.
         seconds: That it took, its start included.
         failure: Why it failed; empty where it did not.
-        last_lines: Of what it printed.
+        last_lines: Last lines that it printed.
     """
 
     figures: tuple[Figure, ...]

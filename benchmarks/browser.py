@@ -33,7 +33,7 @@ def play(env: MiniWoB, task: str | None = None, seed: int | None = None) -> tupl
 
 
 def cpu_seconds() -> float:
-    """Of this process and all below it: what a step costs, however busy the machine is."""
+    """Processor time of this process and all below it: what a step costs, however busy the machine is."""
     own = psutil.Process()
     return sum(times.user + times.system for times in (each.cpu_times() for each in [own, *own.children(recursive=True)]))
 
@@ -137,7 +137,7 @@ def success(seeds: int) -> int:
 
 
 def options() -> argparse.ArgumentParser:
-    """Of this command."""
+    """Arguments of this command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=200, help="of each part")
     parser.add_argument("--seeds", type=int, default=20, help="of each task")

@@ -145,7 +145,7 @@ def logprobs_by(model: torch.nn.Module, answers: list[Generation]) -> list[np.nd
 
 
 def options() -> argparse.ArgumentParser:
-    """Of this command."""
+    """Arguments of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--slots", type=int, default=64)

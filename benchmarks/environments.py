@@ -79,7 +79,7 @@ def runner_steps(name: str) -> tuple[float, int]:
 
 
 def options() -> argparse.ArgumentParser:
-    """Of this command."""
+    """Arguments of this command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=200, help="scripted episodes of each environment")
     add_option(parser)

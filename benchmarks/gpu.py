@@ -54,7 +54,7 @@ class Outcome:
 
     Attributes:
         status: ``MEASURED``, ``FAILED`` or ``NOT_RUN``.
-        shape: Of the model; empty where there was none.
+        shape: Shape of the model; empty where there was none.
         note: Why another shape than the wanted one, or why it was not run.
         seconds: That its process took.
         figures: What was measured; empty unless it was.
@@ -88,7 +88,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed here."""
+    """Versions of what is installed here."""
     found = {"rllib_nlac": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -166,7 +166,7 @@ def outcome_of(shape: str, code: int | None, answer: Mapping[str, Any], last: st
     """What a process amounts to: measured only where it ended well and left figures.
 
     Args:
-        shape: Of the model.
+        shape: Shape of the model.
         code: How it ended, as ``subprocess`` says it; None where it was ended after its limit.
         answer: What it left: its figures, or an error.
         last: The last line that it printed.

@@ -53,13 +53,13 @@ class Sizes:
         context: The most tokens of a sequence.
         answer: The most tokens of an answer, in every role.
         held: Sequences that are decoded together, and environment slots.
-        episodes: Of a round of the speed, each of four turns.
+        episodes: Episodes of a round of the speed, each of four turns.
         iteration: Episodes of an iteration of NLAC.
         batch: Transitions of its gradient step.
         micro_batch: Tokens that go through a learner at once; twice as many when it is measured alone.
-        sequences: Of a gradient step when the learner is measured.
+        sequences: Sequences of a gradient step when the learner is measured.
         times: How many times as long as in the text house these are.
-        requests: Of a wave.
+        requests: Requests of a wave.
         rounds: How often something is measured.
     """
 
@@ -86,7 +86,7 @@ class Task:
 
     Attributes:
         part: Its name.
-        shape: Of the model; the name.
+        shape: Name of the model's shape.
         folder: Where the model is.
         on_gpu: Whether a GPU does the work.
         device: The device's name, by which its peak is looked up.

@@ -105,7 +105,7 @@ def transitions(run: Any) -> int:
 
 
 def options() -> argparse.ArgumentParser:
-    """Of this command."""
+    """Arguments of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="a run's folder, instead of training one")
     parser.add_argument("--rounds", type=int, default=7)

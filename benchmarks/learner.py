@@ -42,7 +42,7 @@ def make_sequences(steps: int, size: int, seed: int = 0, times: int = 1, alike: 
     Args:
         steps: Gradient steps.
         size: Sequences of a step.
-        seed: Of the tokens.
+        seed: Seeds the tokens.
         times: So many times as long.
         alike: Whether all begin with the same 20 tokens, and the three of a state differ in the last 8 of their prompts alone.
     """
@@ -64,7 +64,7 @@ def make_sequences(steps: int, size: int, seed: int = 0, times: int = 1, alike: 
 
 
 def share_alike(sequences: list[TrainingSequence]) -> float:
-    """Of all tokens, those that stand in the beginning of another sequence of the same gradient step, too."""
+    """Number of all tokens, shared beginnings of sequences of the same gradient step included."""
     steps: dict[int, list[np.ndarray]] = {}
     for s in sequences:
         steps.setdefault(s.minibatch, []).append(np.array([*s.prompt_ids, *s.answer_ids]))
@@ -152,19 +152,19 @@ class SFT:
         self.trainer = SFTTrainer(own, settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
 
     def seconds(self) -> float:
-        """Of one round, as the trainer measures it, without what it prepares beforehand."""
+        """Seconds of one round, as the trainer measures it, without its preparation."""
         return self.trainer.train().metrics["train_runtime"]
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of one round; work that has a clock of its own says so."""
+    """Seconds of one round; work that has a clock of its own says so."""
     started = time.perf_counter()
     told = work()
     return told if isinstance(told, float) else time.perf_counter() - started
 
 
 def options() -> argparse.ArgumentParser:
-    """Of this command."""
+    """Arguments of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny_house")
     parser.add_argument("--steps", type=int, default=8)

@@ -120,7 +120,7 @@ class Comparison:
     Attributes:
         answers: How many were compared.
         same: How many have the same tokens, to their end.
-        tokens: Of the answers by the adapter that is served apart.
+        tokens: Tokens of the answers by the adapter that is served apart.
         same_tokens: How many of these come before the first that differs.
         gap: Largest difference of the log-probabilities of those.
         of_peft: The same between the adapter that is served apart and PEFT's own, of ``PEFT_ANSWERS`` answers.

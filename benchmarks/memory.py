@@ -58,7 +58,7 @@ def build(
         folder: Where the model goes.
         name: One of ``SHAPES``.
         layers: Fewer than the shape has.
-        dtype: Of the weights in the files.
+        dtype: Precision of the weights in the files.
         device: Where the numbers are drawn.
         context: The most tokens of a sequence.
         spread: Standard deviation of the logits, about; None leaves them as they come, close to each other.
@@ -186,7 +186,7 @@ def process_alone(config: NLACConfig, name: str, gpu_bytes: float | None = None)
     """The estimate of "learner" or "engine" as a process of its own, and the bytes of a sync.
 
     Args:
-        config: Of a trial that has both in one process.
+        config: Configuration of a trial that has both in one process.
         name: Which of them.
         gpu_bytes: Memory of one GPU.
     """

@@ -47,7 +47,7 @@ def build(source: str, folder: Path, hidden: int, layers: int) -> int:
 
 
 def options() -> argparse.ArgumentParser:
-    """Of this command."""
+    """Arguments of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)

@@ -29,7 +29,7 @@ class Cell:
     Attributes:
         world: Name of the world in the plan.
         method: Name of the method, with the candidate's number in a search.
-        seed: Of everything in it.
+        seed: Seeds everything in it.
         experiment: What ``rllib train`` runs.
     """
 

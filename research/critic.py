@@ -75,7 +75,7 @@ def told_by_words(turns: Sequence[Transition], episodes: Sequence[int], came: np
     """The chance that a linear model gives each turn, by the words and pairs of words of what was seen last and of the action.
 
     Args:
-        turns: Of at least ``FOLDS`` episodes.
+        turns: Turns of at least ``FOLDS`` episodes.
         episodes: Which one each is of, shape (N,); no turn is spoken of by what was learned of its own.
         came: Whether it came true; shape (N,).
 

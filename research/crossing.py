@@ -33,8 +33,8 @@ class Layout:
 
     Attributes:
         names: Name of each room, an index into ``NAMES``.
-        doors: Of each room where each of its doors leads: a room, ``TRAP`` or ``CROWN``.
-        right: Of each room but the dead end the door that leads on.
+        doors: Where each door of each room leads: a room, ``TRAP`` or ``CROWN``.
+        right: Door that leads on, for each room but the dead end.
     """
 
     names: tuple[int, ...]

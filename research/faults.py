@@ -50,7 +50,7 @@ class Fault:
     """What happens, and when.
 
     Attributes:
-        seed: Of its round.
+        seed: Seed of its round.
         number: Its place within the round, from 1.
         kinds: The kinds of process that are struck, one process of each.
         signal: Name of the signal.

@@ -301,7 +301,7 @@ class NLAC(ReplayAlgorithm):
 
         Args:
             losses: L2 of the transitions that the policy was trained on, NaN elsewhere; shape (N,).
-            refinements: Of the same transitions.
+            refinements: Refinements of the same transitions.
 
         Returns:
             Shape (N,). All are NaN where only part of the batch is judged and the critic's loss tells of all: otherwise judged

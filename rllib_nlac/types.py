@@ -26,8 +26,8 @@ def dialogue_after(
         state: The messages before this action.
         action: The agent's turn.
         observation: What the environment said to it.
-        history_turns: Of the turns after the opening (system message and first observation) only so many are kept, the
-            latest; None keeps all.
+        history_turns: Number of latest turns that are kept after the opening (system message and first observation); None
+            keeps all.
     """
     messages = (*state, Message("assistant", action), Message("user", observation))
     if history_turns is None:
@@ -112,7 +112,7 @@ class Generation:
         finished: False where ``max_tokens`` cut the generation off.
         weight_version: Version of the weights that answered.
         weights: Which they were.
-        cached_tokens: Of the prompt's tokens those that the engine's prefix cache held.
+        cached_tokens: Tokens of the prompt that the engine's prefix cache held.
     """
 
     prompt_ids: tuple[int, ...]

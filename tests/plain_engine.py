@@ -21,7 +21,7 @@ class PlainSettings:
     """Keys of ``engine_config``.
 
     Attributes:
-        dtype: Of the weights.
+        dtype: Precision of the weights.
     """
 
     dtype: str = "float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -74,6 +75,20 @@ def test_the_figures(imports, record_property):
     record_property("house", figures)
     print(figures)
     assert len(FLOOR) <= 28 and len(FLOORS) <= 13
+
+
+def test_a_line_of_a_docstring_can_be_read_alone():
+    """As in "port: TCP port of the store.", and not "port: Of the store."."""
+    of = re.compile(r'^\s+\*{0,2}\w+(?: \(.*\))?: Of |"""Of |help="Of ')
+    root = TESTS.parent
+    found = [
+        f"{path.relative_to(root)}:{number}: {line.strip()}"
+        for folder in ("rllib_nlac", "tests", "benchmarks", "research")
+        for path in sorted((root / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if of.search(line) and path != Path(__file__)
+    ]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(

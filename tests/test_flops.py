@@ -67,7 +67,7 @@ class TestArithmetic:
         assert each.of_step(lengths, answers) == sum(each.of_step([p + a], [a]) for p, a in sizes)
 
     def test_it_agrees_with_what_torch_counts_of_a_pass(self):
-        """Of the matrix products torch's own counter finds as much; scores it counts for all pairs, and not for half."""
+        """Torch's own counter finds as much for matrix products; it counts scores for all pairs, not for half."""
         from torch.utils.flop_counter import FlopCounterMode
 
         for lm in (model(), with_adapter()):

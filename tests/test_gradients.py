@@ -55,7 +55,7 @@ def learner_of(micro_model):
 
 
 def sequences_of_both_roles(count: int = 7, minibatch: int = 0, seed: int = 0) -> list[TrainingSequence]:
-    """Of different lengths, weights, scalars and behaviour log-probabilities."""
+    """Sequences of different lengths, weights, scalars and behaviour log-probabilities."""
     rng = np.random.default_rng(seed)
     made = []
     for i in range(count):
@@ -241,7 +241,7 @@ KINDS = [(NLACConfig, nll), (GRPOConfig, policy_gradient), (ScalarCriticConfig, 
 
 
 def expected_gradient(learner, loss, sequences) -> torch.Tensor:
-    """Of Σ w · loss, sequence by sequence."""
+    """Gradient of Σ w · loss, sequence by sequence."""
     total = sum(s.weight * loss(learner, s) for s in sequences)
     gradients = torch.autograd.grad(total, list(learner.trained.parameters()), allow_unused=True)
     pairs = zip(gradients, learner.trained.parameters(), strict=True)

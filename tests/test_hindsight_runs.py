@@ -30,7 +30,7 @@ def config_of(name: str):
 
 
 def weights_of(algorithm) -> dict[str, torch.Tensor]:
-    """Of all roles that the algorithm's learner has, the target's too."""
+    """Weights of all roles that the algorithm's learner has, the target's too."""
     exported = export_weights(algorithm.learner_group)
     return {f"{which}/{name}": tensor.clone() for which, state in exported.items() for name, tensor in state.items()}
 

@@ -182,7 +182,7 @@ def test_a_failing_trial_exits_1_with_the_cause(rllib, tmp_path):
 
 @pytest.fixture(scope="module")
 def stock_checkpoint(ray_session, tmp_path_factory) -> Path:
-    """Of RLlib's PPO after an iteration, with a remote EnvRunner as it has by default."""
+    """RLlib's PPO after an iteration, with a remote EnvRunner as it has by default."""
     config = PPOConfig().environment("CartPole-v1").env_runners(num_env_runners=1)
     algorithm = config.training(train_batch_size_per_learner=200, minibatch_size=50, num_epochs=1).build_algo()
     try:

@@ -59,7 +59,7 @@ class TestShares:
         return {name: value for name, value in metrics.peek(STAGES).items() if name.endswith("_rate")}
 
     def test_of_the_stages(self):
-        """Of seven that were judged; the eighth was not, and counts for nothing."""
+        """Shares of the seven that were judged; the eighth was not, and counts for nothing."""
         found = self.logged(StageReport(prompt_tokens=8, cached_tokens=2))
         assert found == pytest.approx(
             {

@@ -116,7 +116,7 @@ def test_weights_that_are_announced_while_requests_run_make_no_error(monkeypatch
 
 
 class TestAgreement:
-    """Of engines that say what they hold, without processes of their own."""
+    """Engines that say what they hold, without processes of their own."""
 
     def engines(self, count: int, weights: Weights) -> RemoteEngines:
         engines = RemoteEngines([SimpleNamespace()] * count, timeout_s=1.0)
@@ -176,7 +176,7 @@ class TestPatience:
         assert self.waiting(monkeypatch, said=lambda seconds: min(int(seconds), 299), answers_after=700.0) == 700.0
 
     def test_a_turn_may_wait_for_a_wave_of_others_as_long_as_that_gets_answers(self, monkeypatch):
-        """Of an EnvRunner, whose turn the engine puts off. Fails where the limit is that of the turn's own answer."""
+        """An EnvRunner's turn that the engine puts off. Fails where the limit is that of the turn's own answer."""
         assert self.waiting(monkeypatch, said=lambda seconds: int(seconds), answers_after=5000.0, polls=True) == 5000.0
         assert self.waiting(monkeypatch, said=lambda seconds: None, answers_after=5000.0, polls=True) == 600.0
         assert self.waiting(monkeypatch, said=lambda seconds: 7, answers_after=5000.0, polls=True) == 1200.0

@@ -49,7 +49,7 @@ def masses(buffer: TextReplayBuffer) -> dict[tuple[int, int], float]:
 
 @pytest.mark.parametrize("pickled", [False, True])
 def test_what_is_counted_is_what_memory_holds(pickled):
-    """Of long dialogues, as a runner in another process sends them. Fails where each id is an object of its own."""
+    """Long dialogues, as a runner in another process sends them. Fails where each id is an object of its own."""
 
     def long(number: int) -> SingleAgentEpisode:
         made, ids = episode(number, 8), list(range(1000, 1400))

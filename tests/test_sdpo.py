@@ -82,7 +82,7 @@ def sequences(count: int = 6) -> list[TrainingSequence]:
 
 
 def logprobs_of(learner, prompt: tuple[int, ...], answer: tuple[int, ...]) -> torch.Tensor:
-    """Of one text, at the temperature that it was sampled at; no padding."""
+    """Log-probabilities of one text, at the temperature that it was sampled at; no padding."""
     logits = learner.lm(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
     return (logits / TEMPERATURE).log_softmax(-1)[range(len(answer)), answer]
 

@@ -108,7 +108,7 @@ class TestUnchanged:
 
 
 class TestBrokenLosses:
-    """Of iterations by their losses, None where no update came back: RLlib's logger then repeats the loss as NaN."""
+    """Results of iterations with these losses; None: no update came back, and RLlib's logger repeats the loss as NaN."""
 
     def run(self, monkeypatch, *losses: float | None) -> int:
         """How many iterations passed."""

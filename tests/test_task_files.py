@@ -388,7 +388,7 @@ class TestTaskSet:
 
     @pytest.mark.parametrize(("depth", "is_refused"), [(64, False), (65, True)])
     def test_what_is_nested_too_deeply_is_refused_in_parquet_too(self, tmp_path, depth, is_refused):
-        """Of objects: Arrow itself refuses as many lists."""
+        """With objects, as Arrow itself refuses as many lists."""
         value = 1
         for _ in range(depth):
             value = {"x": value}

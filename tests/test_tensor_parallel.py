@@ -151,7 +151,7 @@ class TestWholeWeights:
 
     @pytest.mark.parametrize("lost", ["mlp.down_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight"])
     def test_weights_that_did_not_reach_the_workers_are_found(self, engines, folder, lost):
-        """Of what is divided between the workers as of what both hold whole. The workers answer to the next call as before."""
+        """Tensors that the workers divide and tensors that both hold whole. The workers answer the next call as before."""
         state = dict(served_state(random_model(AutoConfig.from_pretrained(folder), seed=3)))
         engines.set_weights(Weights.POLICY, 7, state)
         del state[f"model.layers.1.{lost}"]
@@ -183,7 +183,7 @@ class TestAdapters:
 
     @pytest.mark.parametrize("version", LOST)
     def test_an_adapter_that_did_not_reach_a_worker_is_found(self, engines, folder, version):
-        """Of what is divided between the workers as of what both hold whole."""
+        """Tensors that the workers divide and tensors that both hold whole."""
         model = self.adapted(folder, 3)
         engines.set_weights(Weights.POLICY, 99, served_state(model))
         with pytest.raises(EngineError, match="does not serve the policy weights that it was given"):

@@ -79,7 +79,7 @@ class World:
     """The corridor behind the package's stages.
 
     Args:
-        tokenizer: Of the small model; any that keeps text will do.
+        tokenizer: Tokenizer of the small model; any that keeps text will do.
         runner: Makes an EnvRunner on the corridor.
         learner: Makes a learner on the small model.
         engine: Real vLLM.

@@ -119,7 +119,7 @@ def run(module, prompt, turn=()) -> tuple[torch.Tensor, float]:
 
 
 def prompts_of(chat, episode) -> list[tuple[int, ...]]:
-    """Of every state, the one after the end included: the last prompt, the turn as it was sampled, and what follows it."""
+    """Prompt of every state, the one after the end included: last prompt, sampled turn, and what follows it."""
     generations = episode.get_extra_model_outputs(GENERATION)
     follows = f"<|end|><|user|>{episode.get_observations(-1)}<|end|><|assistant|>"
     last = generations[-1]

@@ -219,7 +219,7 @@ def test_a_model_that_is_only_played_counts_by_its_own_episodes(tmp_path):
 
 
 def test_a_line_that_was_not_written_to_its_end_is_no_result(tmp_path):
-    """Of a run that was killed, or that goes on. Fails where the comparison then never goes on."""
+    """A run that was killed, or that goes on. Fails where the comparison then never goes on."""
     cell = Cell("house_1", "NLAC", 0, EXPERIMENT)
     write(tmp_path, cell, [result(2, 64, 0.2)])
     with (tmp_path / cell.name / "trial" / "result.json").open("a") as file:

@@ -358,7 +358,7 @@ class TestBuild:
 
 @pytest.mark.parametrize("world", [TWENTY_QUESTIONS, TEXT_HOUSE], ids=lambda world: world.name)
 def test_a_card_is_what_the_command_writes(world, tmp_path):
-    """Of another build it says nothing of how the shipped weights came about."""
+    """For another build it does not say how the shipped weights came about."""
     shipped = (world.folder / "MODEL_CARD.md").read_text()
     figures = {name: float(value) for name, value in re.findall(r"^\| (.+) \| (\d\.\d{3}) \|$", shipped, re.MULTILINE)}
     assert len(figures) > 8 and card(world, str(world.folder), 512, figures) == shipped

@@ -195,7 +195,7 @@ def build(out: Path, world: World, seed: int | None = None, processes: int = PRO
     Args:
         out: The folder to write.
         world: What it is about, with its lessons.
-        seed: Of the first weights and of the examples, in place of the world's.
+        seed: Seeds the first weights and the examples, in place of the world's seed.
         processes: That train together; the same weights come of the same number.
     """
     seed = world.seed if seed is None else seed

@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
     Args:
         params: Matrices.
         lr: Learning rate.
-        momentum: Of the gradient's running mean.
+        momentum: Momentum of the gradient's running mean.
         weight_decay: Decoupled, times the learning rate.
     """
 

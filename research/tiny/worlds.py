@@ -44,7 +44,7 @@ class World:
     """A world and its model.
 
     Attributes:
-        name: Of the world, as the command lines take it.
+        name: Name of the world, as the command lines take it.
         env: Registered name of its environment.
         env_config: The world's size.
         history_turns: How much of a dialogue the model sees; None is all.
@@ -53,7 +53,7 @@ class World:
         lessons: How its model is trained, one lesson after the other.
         folder: Where the shipped model is, if there is one.
         init: The model that its own goes on from; None begins from scratch.
-        seed: Of the first weights and of the examples.
+        seed: Seeds the first weights and the examples.
         advice_is_random: Whether its evaluator's fixes are drawn at random, and no answer to be exact about.
     """
 

@@ -207,5 +207,5 @@ def baselines(first: Sequence[SingleAgentEpisode], again: Sequence[SingleAgentEp
 
 
 def share_won(episodes: Sequence[SingleAgentEpisode]) -> float:
-    """Of episodes those that ended in success; NaN of none."""
+    """Share of episodes that ended in success; NaN if there are none."""
     return float(np.mean([episode_success(episode) for episode in episodes])) if episodes else float("nan")

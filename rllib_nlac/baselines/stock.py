@@ -235,7 +235,7 @@ class StockOnText(CheckedCheckpoints):
         return restored
 
     def _ask_next_episodes(self) -> dict[int, int]:
-        """Of each remote runner the number of its next episode; of one that is lost or does not answer, one not played yet."""
+        """Next episode number of each remote runner; for a lost or silent runner, a number that was not played yet."""
         timeout_s = self.config.sample_timeout_s
         answers = self.env_runner_group.foreach_env_runner(_next_episode, local_env_runner=False, timeout_seconds=timeout_s)
         self._next_episodes |= dict(answers)

@@ -164,7 +164,7 @@ def evaluate(
 def export(
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder of a trial, or its address, as s3://...")],
     folder: Annotated[Path, typer.Argument(help="Where to write the model; must not exist, or be empty.")],
-    merge: Annotated[bool, typer.Option("--merge", help="Of a LoRA run: the whole model, and not the adapter alone.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Export a LoRA run's whole model, not the adapter alone.")] = False,
 ) -> None:
     """Write a checkpoint's policy as a Hugging Face folder, for Transformers, vllm serve, or language_model of another run.
 

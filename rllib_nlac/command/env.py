@@ -41,7 +41,7 @@ def list_environments() -> None:
 def play(
     name: Name,
     config: EnvConfig = "{}",
-    seed: Annotated[int | None, typer.Option(help="Of the task; drawn without it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the task; drawn if left out.")] = None,
     task: Annotated[str | None, typer.Option(help="Id of the task.")] = None,
 ) -> None:
     """Play an episode in the terminal, seeing what an agent sees. An empty line ends a message, Ctrl-D the game."""
@@ -82,7 +82,7 @@ def expert(
     roles: Annotated[
         str,
         typer.Option(
-            help="Of policy, predict, backup, evaluate and refine, separated by commas; twice: at two turns. Default: all."
+            help="Some of policy, predict, backup, evaluate, refine, separated by commas; twice: at two turns. Default: all."
         ),
     ] = "",
     teacher: Annotated[

@@ -142,7 +142,7 @@ def kept_checkpoint(trial: Any) -> Path | None:
 
 
 def _put_right(where: Path, recorded: Path | None) -> list[str]:
-    """Of one trial's folder; ``recorded`` is the checkpoint from which Tune will go on."""
+    """Reads one trial's folder; ``recorded`` is the checkpoint from which Tune will go on."""
     lines, refused = [], ""
     for path in sorted(where.glob("checkpoint_[0-9]*")):
         if remove_unfinished(path):

@@ -1,4 +1,4 @@
-"""Of an iteration, how much of the time engine and learner had nothing to do."""
+"""Measures how much of an iteration engine and learner had nothing to do."""
 
 from __future__ import annotations
 

@@ -72,12 +72,12 @@ class Said:
     """What the critic said of a batch.
 
     Attributes:
-        targets: Of each transition.
+        targets: Bellman target of each transition.
         refinements: Likewise.
         answered_by: Which weights answered each role.
         raw: Answers that did not parse, with their roles, by the transition's id.
         strips: What is known of each token of some texts, by the place in the batch.
-        version: Of the weights that answered.
+        version: Version of the weights that answered.
     """
 
     targets: Sequence[BellmanTarget]
@@ -159,7 +159,7 @@ class Record:
 
 
 def _least_missed(names: Sequence[str]) -> str:
-    """Of several files in order the one between whose neighbours least is; neither the first nor the last of three or more."""
+    """The file whose neighbours are closest to each other; neither the first nor the last of three or more."""
     gaps = {names[i]: _number(names[i + 1]) - _number(names[i - 1]) for i in range(1, len(names) - 1)}
     return min(gaps, key=gaps.__getitem__) if gaps else names[0]
 

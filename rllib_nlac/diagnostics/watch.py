@@ -173,7 +173,7 @@ class Watch:
         Args:
             role: Whose answers, as a person calls them.
             failed: How many did not parse.
-            asked: Of how many.
+            asked: Number of answers.
             cut_off: How many of those that failed the token limit cut off.
             example: One of them, as it came.
             limit: The key of the token limit.

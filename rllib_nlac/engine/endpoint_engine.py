@@ -50,7 +50,7 @@ class EndpointEngine(Engine):
         base_url: As in ``http://localhost:8000/v1``.
         model: The model's name there.
         max_concurrency: Requests under way at the same time.
-        timeout_s: Of one attempt.
+        timeout_s: Time limit of one attempt, in seconds.
         endpoint: ``Endpoint``'s other arguments.
 
     Raises:

@@ -53,7 +53,7 @@ class EngineSpec:
         kind: A name of ``ENGINES``.
         model: A Hugging Face folder or name.
         settings: The engine's own, see its class.
-        seed: Of sampling without a seed of its own.
+        seed: Seeds requests that bring no seed of their own.
         num_engines: 0 for one in this process, otherwise so many Ray actors.
         num_gpus_per_engine: GPUs of each actor.
         timeout_s: After so long without an answer an actor counts as stalled.

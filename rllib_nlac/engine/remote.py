@@ -265,7 +265,7 @@ class RemoteEngines(Engine):
             self._announced[weights] = replace(announced, state=kept)
 
     def _note(self, engine: int, answer: tuple[int, int]) -> int:
-        """Of an engine's answer to new weights the checksum; and it takes note of its process."""
+        """Checksum in an engine's answer to new weights; the engine's process id is noted."""
         checksum, pid = answer
         self.num_restarts += self._pids.get(engine, pid) != pid
         self._pids[engine] = pid

@@ -50,9 +50,9 @@ class ModelShape:
         vocab: Rows of the embedding.
         tied: Whether the output layer is the embedding.
         context: The most tokens that the model takes.
-        parameters: Of the whole model, tied ones once.
+        parameters: Number of parameters of the whole model; tied ones count once.
         linears: Rows and columns of each weight that may have an adapter, by its module's name.
-        bytes_in_files: Of one number in the model's files.
+        bytes_in_files: Bytes of one number in the model's files.
     """
 
     source: str

@@ -23,7 +23,7 @@ class Layout(NamedTuple):
     Attributes:
         size: Its shape.
         stride: Steps of each axis, in numbers.
-        offset: Of its first number, from the tensor's first.
+        offset: Place of the slice's first number, counted from the tensor's first.
     """
 
     size: tuple[int, ...]
@@ -43,7 +43,7 @@ class Slice:
     """One copy.
 
     Attributes:
-        name: Of the checkpoint's tensor.
+        name: Name of the checkpoint's tensor.
         source: Which part of it, where it is contiguous.
         parameter: Index of the model's parameter.
         target: Which part of that.
@@ -60,7 +60,7 @@ class Slices:
 
     Args:
         copies: In the order in which they were made.
-        shapes: Of the checkpoint's tensors, by their names.
+        shapes: Shapes of the checkpoint's tensors, by their names.
     """
 
     def __init__(self, copies: Sequence[Slice], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -39,8 +39,8 @@ class Sums:
         dtype: The model's precision.
 
     Attributes:
-        received: Of them as they come.
-        given: Of them in the model's precision.
+        received: Checksum of the tensors as they come.
+        given: Checksum of the tensors in the model's precision.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -230,14 +230,14 @@ class WorkerExtension:
         manager._adapter_manager.activate_adapter(number)
 
     def adapter_checksums(self, number: int) -> tuple[list[int], torch.dtype]:
-        """Of each tensor of an adapter's part in this worker, where the model reads it; and their precision."""
+        """Checksums of an adapter's tensors in this worker, as the model reads them; and their precision."""
         adapters = self.model_runner.lora_manager._adapter_manager
         slot = adapters.lora_index_to_id.index(number)
         stacks = [s for module in adapters.modules.values() for s in (*module.lora_a_stacked, *module.lora_b_stacked)]
         return [checksum([stack[slot]]) for stack in stacks], stacks[0].dtype
 
     def weight_checksums(self) -> tuple[list[int], torch.dtype]:
-        """Of each parameter of this worker's part of the model, in the order that all parts have; and their precision."""
+        """Checksums of this worker's parameters, in an order that all workers share; and their precision."""
         parameters = self._parameters()
         return [checksum([parameter]) for parameter in parameters], parameters[0].dtype
 

@@ -54,7 +54,7 @@ def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(
 
     Args:
         make: Builds a fresh one.
-        seeds: Of the episodes played.
+        seeds: Seeds of the episodes played.
     """
     checks: list[tuple[str, Callable[[Callable[[], gym.Env], Sequence[int]], None]]] = [
         ("can be built, and its spaces are text", _spaces),

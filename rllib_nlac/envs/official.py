@@ -156,11 +156,11 @@ def row_env(
     """The task that the string of a row names, which is data and may choose nothing but plain values unless it is trusted.
 
     Args:
-        env_str: Of the row.
+        env_str: Environment string of the row.
         environments: Settings by prefix, from the run's configuration, that a row may add to.
-        seed: Of an environment of the registry, where the row has none.
+        seed: Seed of a registered environment, where the row has none.
         trusted: Whether it may choose all that ``make_env`` takes.
-        split: Of an environment that has splits, where neither the row nor ``environments`` says which.
+        split: Split of an environment that has splits, where neither the row nor ``environments`` names one.
 
     Raises:
         ValueError: As ``check_row`` says, or the environment refuses its settings.
@@ -218,7 +218,7 @@ class GymTask(BaseEnvironment):
     Args:
         env: The environment.
         task_id: Which task, None draws one.
-        seed: Of the reset.
+        seed: Seed of the reset.
 
     Attributes:
         info: What it said last.

@@ -31,7 +31,7 @@ class TaskRow:
         system_prompt: May be empty.
         truth: What is right.
         env_str: For ``agent_env``, the task's environment.
-        settings: Of the style, from the row.
+        settings: Settings of the style, from the row.
     """
 
     place: str

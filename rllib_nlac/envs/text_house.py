@@ -81,7 +81,7 @@ class House:
     Attributes:
         chest_rooms: Room of each chest.
         key_of_chest: Key that opens each chest.
-        key_places: Of each key its room, or -1 - c where chest c holds it.
+        key_places: Room of each key, or -1 - c if chest c holds it.
         treasure_of_chest: What else each chest holds, and what a goal can name.
     """
 
@@ -101,7 +101,7 @@ def make_house(seed: int, depth: int) -> House:
     """A house with a chest ``depth`` locks deep: its key is in a chest whose key is in a chest, and so on.
 
     Args:
-        seed: Of everything in it.
+        seed: Seeds everything in the house.
         depth: Locks on the way to the deepest chest, 1 to 4. Every smaller depth occurs too.
     """
     rng = np.random.default_rng((seed, depth, 41))

@@ -94,7 +94,7 @@ class Wish:
 
     Attributes:
         product: Its id.
-        department: Of the product.
+        department: Department of the product.
         kind: What it must be.
         features: What it must have.
         options: What must be chosen, as values by the option's name.
@@ -192,7 +192,7 @@ class Place:
 
     Attributes:
         results: What the last search found; None on the search page.
-        page: Of the results, from 0.
+        page: Page of the results, from 0.
         item: The product that is looked at.
         features: Whether its features are shown.
         chosen: Its options as they are chosen, as pairs.

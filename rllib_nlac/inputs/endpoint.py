@@ -72,10 +72,10 @@ class Endpoint:
         base_url: As in ``http://localhost:8000/v1``.
         model: The model's name there.
         api_key_env: Name of the environment variable that holds the key; the key itself is in no configuration or log.
-        timeout_s: Of one attempt.
+        timeout_s: Time limit of one attempt, in seconds.
         max_retries: Attempts after the first.
-        temperature: Of the answers, unless a call says otherwise.
-        max_tokens: Of one answer, likewise.
+        temperature: Temperature of the answers, unless a call says otherwise.
+        max_tokens: Token limit of one answer, likewise.
 
     Raises:
         EndpointError: The endpoint needs a key and its variable is not set.

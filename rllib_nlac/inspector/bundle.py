@@ -40,7 +40,7 @@ class Texts:
         self._numbers: dict[str, int] = {}
 
     def number(self, text: Any) -> int | None:
-        """Of a text; None of none."""
+        """Number of a text; None if there is no text."""
         if text is None:
             return None
         text = text if isinstance(text, str) else json.dumps(plain(text))

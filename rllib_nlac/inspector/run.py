@@ -44,14 +44,14 @@ class Run:
     Attributes:
         name: For a person.
         facts: ``run.json``: algorithm, env, env_config, language_model, config as {key: [value, default]}.
-        iterations: Of each row of the curves.
+        iterations: Iteration of each row of the curves.
         curves: By name, one number a row, None where there is none.
         sums: By name, over all results and not the rows alone: the seconds of each part, and the gradient steps that were
             stopped.
         evaluations: What each evaluation says of critic and policy, nested, with its ``iteration``.
         notices: Iteration and text of what the run said to a person.
-        lines: Of the record: transitions, states and predictions.
-        episodes: Of the evaluations, every field there and of its kind.
+        lines: Lines of the record: transitions, states and predictions.
+        episodes: Episodes of the evaluations; every field is there and of its type.
         unread: Lines that could not be read.
         is_buffer: Whether the transitions are a replay buffer's, which nobody was asked about.
     """

@@ -19,7 +19,7 @@ def prediction_stage(
     Args:
         transitions: Whose actions.
         prompts: The prompt set of each.
-        sampling: Of the successor model.
+        sampling: Sampling of the successor model.
         k: Futures of each.
         weights: Which weights predict.
     """

@@ -139,7 +139,7 @@ def correction_stage(
 
     Args:
         thoughts: What is rewritten.
-        sampling: Of the rewritten reasoning.
+        sampling: Sampling of the rewritten reasoning.
         limit: Tokens that the role may speak. What would teach it to speak longer is emptied, too.
         chat: Turns messages into tokens and back.
         report: Counts what came of them.

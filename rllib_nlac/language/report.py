@@ -17,10 +17,10 @@ class StageReport:
     Attributes:
         counts: How often each of these happened: ``prompt_too_long``, ``retokenised`` and the like.
         tokens: Generated tokens by wave.
-        prompt_tokens: Of all prompts that an engine was asked.
-        cached_tokens: Of these what the engine's prefix cache held.
+        prompt_tokens: Tokens of all prompts that an engine was asked.
+        cached_tokens: Tokens of these that the engine's prefix cache held.
         kept_answers: Greedy answers that were there already, and not asked of an engine again.
-        kept_tokens: Of those.
+        kept_tokens: Tokens of those.
         seconds: Wall-clock by wave.
         calls: Engine calls.
         backs_up: Whether targets were asked for.

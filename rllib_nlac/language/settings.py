@@ -42,8 +42,8 @@ class JudgeTemperatures:
     """Temperatures of the roles that judge and advise; each field is a key of ``judge_temperatures``. 0 is greedy.
 
     Attributes:
-        critique: Of the evaluator.
-        refine: Of the refinement.
+        critique: Temperature of the evaluator.
+        refine: Temperature of the refinement.
     """
 
     critique: float = 0.0

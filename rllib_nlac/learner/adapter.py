@@ -34,7 +34,7 @@ def has_adapter(lm: torch.nn.Module) -> bool:
 
 
 def served_names(lm: torch.nn.Module) -> dict[str, str]:
-    """Of every parameter that engines are given its name there: those of the adapter, or all of a model without one."""
+    """Names in the engines of all parameters that they are given: the adapter's, or all if there is no adapter."""
     names = [name for name, _ in lm.named_parameters()]
     own = [name for name in names if _is_adapters(name)]
     return {name: adapter_name(name) for name in own} if own else {name: name for name in names}

@@ -28,7 +28,7 @@ class TrainingSequence:
             that only fills up.
         minibatch: Which gradient step it belongs to.
         weight: Its share in that step's loss, importance weight and mean included.
-        scalar: Of a policy gradient its advantage, of a scalar critic its regression target.
+        scalar: Advantage in a policy gradient, regression target in a scalar critic.
         logprobs: Log-probabilities of the answer's tokens when they were sampled, for policy gradients.
         origin: What it was made of, for messages: a transition, or an episode's turn.
     """

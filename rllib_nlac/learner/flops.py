@@ -58,7 +58,7 @@ class Arithmetic:
 
     @property
     def of_base(self) -> Arithmetic:
-        """Of the model without its adapter, or of a copy of it where there is none."""
+        """Figures of the model without its adapter; if it has none, of a copy of it."""
         return replace(self, trained=0) if self.frozen else self
 
     @staticmethod

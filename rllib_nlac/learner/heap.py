@@ -20,7 +20,7 @@ def give_back_large_tensors(device: torch.device, numbers: int) -> bool:
 
     Args:
         device: Where the model is; only a CPU's memory is the C library's.
-        numbers: Of the model.
+        numbers: Number of parameters of the model.
     """
     if device.type != "cpu" or numbers < LARGE_MODEL or not sys.platform.startswith("linux"):
         return False

@@ -64,8 +64,8 @@ class Pack:
 
     Attributes:
         ids: Shape (R,).
-        positions: Of each token within its sequence, shape (R,).
-        paths: Of each sequence the rows of its tokens, shape (length,).
+        positions: Position of each token within its sequence, shape (R,).
+        paths: Rows of each sequence's tokens, each of shape (length,).
         starts: How many tokens of each sequence stand with another one before it.
         queries: Rows of each segment: tokens that stand side by side and follow each other in their sequence.
         keys: The rows that a segment's last token looks at; it and its segment end alike.
@@ -121,7 +121,7 @@ class Layout:
     Args:
         ids: Shape (B, T), padded on the right.
         prompt_length: Shape (B,), each at least 1.
-        length: Of prompt and answer, shape (B,).
+        length: Length of prompt and answer together, shape (B,).
     """
 
     arguments: dict[str, Any]  # of the model

@@ -39,7 +39,7 @@ class Answers(NamedTuple):
     """What the model says of a micro-batch's answers, from the shortest prompt on.
 
     Attributes:
-        logprobs: Of each token, shape (B, T').
+        logprobs: Log-probability of each token, shape (B, T').
         mask: Whether a token is the answer's, shape (B, T').
         values: What a head says of each sequence's end, shape (B,); None without a head.
         kl: KL(π_θ || π_base) over all tokens there might have been, mean over the answer's places, shape (B,); 0 where it has

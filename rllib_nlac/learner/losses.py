@@ -39,8 +39,8 @@ def token_kl(logits: torch.Tensor, base_logits: torch.Tensor) -> torch.Tensor:
     """KL(π_θ || π_base) over the vocabulary at each place, in nats: its mean is how far the policy has moved where it speaks.
 
     Args:
-        logits: Of π_θ, shape (..., V).
-        base_logits: Of π_base, shape (..., V).
+        logits: Logits of π_θ, shape (..., V).
+        base_logits: Logits of π_base, shape (..., V).
 
     Source: that forgetting follows this number on the new task, arXiv 2509.04259.
     """

@@ -36,7 +36,7 @@ class Group:
     Attributes:
         queries: Rows of each segment's tokens, shape (S, Q).
         keys: Rows of what they look at, shape (S, K), in the order of the sequence.
-        positions: Of each query within its sequence, shape (S, Q).
+        positions: Position of each query within its sequence, shape (S, Q).
         alike: Whether queries and keys are the same, so that the mask is the causal one.
         masks: Those that were made, by window and precision: all layers share them.
     """
@@ -69,7 +69,7 @@ class Segments:
     """Which rows of a pack look at which.
 
     Attributes:
-        groups: Of all segments, where there is no kernel.
+        groups: Groups of all segments, where there is no kernel.
         places: Where each row of the pack stands among the results of the groups, shape (R,).
         queries: For the kernel, where each segment begins, and where the last one ends, shape (S + 1,).
         keys: The same of the rows that segments look at.
@@ -88,7 +88,7 @@ class Segments:
     def of(
         cls, queries: Sequence[range], keys: Sequence[np.ndarray], device: torch.device, by_kernel: bool = False
     ) -> Segments:
-        """Of a ``Pack``'s queries and keys."""
+        """Segments of a ``Pack``'s queries and keys."""
         if not by_kernel:
             groups, places = _grouped(queries, keys, device)
             return cls(groups, places)
@@ -241,7 +241,7 @@ def _grouped(
 
 @functools.cache
 def _arguments(function: Callable[..., Any]) -> frozenset[str]:
-    """Of a function; looked up once, as every layer asks."""
+    """Parameters of a function; looked up once, because every layer asks."""
     return frozenset(inspect.signature(function).parameters)
 
 

@@ -97,7 +97,7 @@ class Packing:
 
         Args:
             ids: Shape (N, T).
-            length: Of every row, shape (N,).
+            length: Length of every row, shape (N,).
             rows: The rows to group, shape (M,).
 
         Returns:

@@ -22,7 +22,7 @@ class StoppedStep:
 
     Attributes:
         minibatch: Its number within the batch.
-        norm: Of the gradient; infinite or NaN.
+        norm: Norm of the gradient; infinite or NaN.
         broken: Names of the sequences whose own loss is not finite, with that loss.
         others: Names of the other sequences.
     """

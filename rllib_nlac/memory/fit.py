@@ -97,7 +97,7 @@ def advice(found: Estimate, config: LanguageConfig, gpu_bytes: float | None, hos
     """Where a trial does not fit, and the keys that change it; empty where it fits as far as that is known.
 
     Args:
-        found: Of the configuration.
+        found: Estimates of the configuration.
         config: The same one.
         gpu_bytes: Memory of one GPU; None where it is not known.
         host_bytes: Memory of the machine; None where it is not to be looked at.

@@ -25,7 +25,7 @@ class LearnerPlan:
     """What decides a learner's memory beside the model.
 
     Attributes:
-        dtype: Of the weights.
+        dtype: Precision of the weights.
         tokens: The most that go through the model at once, padding included where there is any.
         logit_tokens: The most of them that have logits.
         lora: What the adapter is; None trains all weights.

@@ -203,7 +203,7 @@ class DialogueData(OfflineData):
     """RLlib's ``offline_data_class``: the dialogues that ``config.input_`` names, read through Ray Data.
 
     Args:
-        config: Of the algorithm.
+        config: Configuration of the algorithm.
     """
 
     def __init__(self, config: Any) -> None:  # RLlib's own would read the files as steps of arrays
@@ -314,7 +314,7 @@ def write_dialogues(path: Path, episodes: Sequence[SingleAgentEpisode]) -> None:
     Where it cannot be written a warning says so, and the next one is tried: a record is not worth a run.
 
     Args:
-        path: Of the file; its folder is made.
+        path: Path of the file; its folder is made.
         episodes: As an EnvRunner returns them.
     """
     unfinished = path.with_suffix(".tmp")

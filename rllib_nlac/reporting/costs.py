@@ -32,7 +32,7 @@ class Stage:
 
     Attributes:
         name: As a person calls it.
-        seconds: Of the whole run; NaN where nobody measured it.
+        seconds: Seconds of the whole run; NaN where nobody measured it.
         tokens: Generated there, or trained on by the learner; NaN where there are none, or nobody counted.
     """
 
@@ -47,8 +47,8 @@ class Role:
 
     Attributes:
         name: As the results have it.
-        generated: Of its answers.
-        prompts: Of its prompts.
+        generated: Tokens of its answers.
+        prompts: Tokens of its prompts.
     """
 
     name: str

@@ -42,10 +42,10 @@ class Chart:
         title: Above it.
         x, y: What the axes show.
         lines: The curves.
-        y_range: Of the vertical axis; None: as the points have it.
-        x_range: Of the horizontal one.
+        y_range: Range of the vertical axis; None: the range of the points.
+        x_range: Range of the horizontal axis, likewise.
         diagonal: Whether a line shows where x and y are equal.
-        width: Of the picture, in pixels.
+        width: Width of the picture, in pixels.
     """
 
     title: str

@@ -38,7 +38,7 @@ def check_values(values: Mapping[str, Any], schema: Mapping[str, Any], what: str
 
     Args:
         values: By their keys.
-        schema: Of the keys that a row may set.
+        schema: JSON schema of the keys that a row may set.
         what: Whose keys they are, for the error.
         instead: Where the run's configuration may set the others.
 

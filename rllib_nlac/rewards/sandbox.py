@@ -37,10 +37,10 @@ class Limits:
     """What a program may use.
 
     Attributes:
-        seconds: Of time once it runs, and of processor time.
-        memory_mb: Of address space, in MiB.
-        file_mb: Of one file, its output included, in MiB.
-        folder_mb: Of all its files together, in MiB.
+        seconds: Time limit in seconds once it runs, and limit of processor time.
+        memory_mb: Limit of address space, in MiB.
+        file_mb: Size limit of one file, in MiB; the output counts as one.
+        folder_mb: Size limit of all its files together, in MiB.
     """
 
     seconds: float = 5.0

@@ -59,7 +59,7 @@ def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool
         truth: ``{"inputs": [...], "outputs": [...]}``, for each test a text, or a list of lines, in and one out; with
             ``"fn_name"`` lists of arguments and returned values, the function being one of the program or of its class
             ``Solution``. JSON text will do.
-        limits: Of each test.
+        limits: Limits of each test.
         partial: Whether some tests passed are worth something.
 
     Raises:
@@ -154,7 +154,7 @@ def reward(style: str, answer: str, truth: Any, **settings: Any) -> float:
         style: One of ``STYLES``.
         answer: The agent's whole text.
         truth: What the row says is right.
-        settings: Of the style; those of other styles are ignored.
+        settings: Settings of the style; those of other styles are ignored.
 
     Raises:
         ValueError: The style is unknown, or what it needs is missing.

@@ -22,7 +22,7 @@ def play_branches(
     """Lets the policy go on after each prefix, ``count`` times.
 
     Args:
-        prefixes: Of episodes with different ids.
+        prefixes: Prefixes of episodes with different ids.
         count: Branches of each prefix.
         rng: Draws what the policy samples with.
         play: Plays them, as ``TextEnvRunner.play_forks`` does, in any order.

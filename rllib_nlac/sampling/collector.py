@@ -67,7 +67,7 @@ class Answer:
     """What a runner returns.
 
     Attributes:
-        tag: Of the request.
+        tag: Tag of the request.
         result: What was asked for, or why there is none.
         metrics: The runner's, since the last answer.
         state: The runner's counters.

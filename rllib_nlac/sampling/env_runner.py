@@ -254,8 +254,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         Args:
             episodes: Whole ones.
             seconds: How long it took.
-            repeated: Of branches the turns that were played again and not sampled, by the branch's name. They start in the
-                middle of an episode, so their returns are not the policy's.
+            repeated: Number of turns of each branch, by its name, that were played again and not sampled. Branches start in
+                the middle of an episode, so their returns are not the policy's.
         """
         generated = prompted = cached = 0
         for episode in episodes:

@@ -1,47 +1,25 @@
-"""The loop of an EnvRunner: which slot plays which episode when. The runner knows what an episode is made of."""
+"""The loop of an EnvRunner: which slot plays which episode when. The player knows what an episode is made of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_nlac.activity import EPISODES, activity
 from rllib_nlac.sampling.env_threads import EnvThreads, Job
+from rllib_nlac.sampling.player import TextPlayer
 from rllib_nlac.sampling.slot import Outcome, Played, Slot, Start
 from rllib_nlac.types import Generation
 
 LOOK_S = 0.005  # between two looks at what the environments' threads have finished
 
 
-class Player(Protocol):
-    """What the loop asks of the runner."""
-
-    def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
-        """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
-
-    def ask(self, slots: Sequence[Slot]) -> list[int]:
-        """Asks the engine for the next turn of several slots; returns the tickets."""
-
-    def answers(self, patience_s: float | None = None) -> Sequence[tuple[int, Generation]]:
-        """The tickets that the engine has answered since the last call; after ``patience_s`` perhaps none."""
-
-    def withdraw(self) -> None:
-        """Gives up what was asked."""
-
-    def action(self, slot: Slot, generation: Generation) -> str:
-        """What of a turn goes to a slot's environment."""
-
-    def record(self, played: Sequence[Played]) -> list[bool]:
-        """Adds a step to each of several episodes; False where one is over, or lost: then the slot has none."""
-
-
 class Rollout:
     """Plays episodes on slots until as many are begun, or as many steps made, as wanted.
 
     Args:
-        player: The runner's side.
+        player: Makes episodes of what engine and environments say.
         slots: The environments.
         next_start: Says how the next episode begins.
         num_episodes: How many; None counts steps.
@@ -52,7 +30,7 @@ class Rollout:
 
     def __init__(
         self,
-        player: Player,
+        player: TextPlayer,
         slots: Sequence[Slot],
         next_start: Callable[[], Start],
         num_episodes: int | None,

@@ -45,7 +45,7 @@ def push_weights(
     Args:
         learner_group: Who has them.
         engine: Who gets them.
-        version: Of the weights.
+        version: Version of the weights.
         of: Which sets the engine answers with.
 
     Raises:

@@ -36,7 +36,7 @@ class Family:
         special: Special tokens; the first is the end of a turn.
         marks: Added tokens that are not special but mark a part of a dialogue.
         words: Added tokens that are plain text.
-        kind: Of tokenizer: "bytes" (byte-level BPE), "pieces" (BPE with ▁ and byte fallback), "unigram" (with NFKC) or "slow".
+        kind: Tokenizer: "bytes" (byte-level BPE), "pieces" (BPE with ▁ and byte fallback), "unigram" (with NFKC) or "slow".
         strips: Special tokens that swallow the spaces to their right.
     """
 

@@ -49,7 +49,7 @@ def test_a_registered_attention_is_given_what_the_model_is_and_no_mask(family, c
 
 
 def test_the_kernel_has_these_arguments():
-    """Of torch 2.11; later ones want to be told where there are fewer heads of keys than of queries."""
+    """Holds for torch 2.11; later ones want to be told if there are fewer heads of keys than of queries."""
     from torch.nn.attention.varlen import varlen_attn
 
     known = inspect.signature(varlen_attn).parameters

@@ -43,7 +43,7 @@ class MiniWoB(TextEnv[PageTask]):
 
     Args:
         tasks: Names of tasks and groups, such as ``[click, login-user]``; None is all.
-        num_browsers: Of this process; 16 windows of one are the most, so that many environments start more.
+        num_browsers: Number of browsers of this process. One has at most 16 windows; more environments start more browsers.
         page_timeout_s: How long a page may take to answer.
         max_turns: Actions per episode.
         split: "train" or "eval": what is on their pages is drawn from seeds of their own.

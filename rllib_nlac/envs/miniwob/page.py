@@ -40,7 +40,7 @@ class Item:
         kind: "button", "link", "checkbox", "text" and so on; empty for what is just text.
         ref: Its number, None where nothing happens when it is clicked.
         value: What is in a field, or selected in a list.
-        options: Of a list.
+        options: Options of a list.
         many: Whether several of them can be selected.
         states: As "checked", "selected", "disabled".
         id: The element's id in the page, which is not shown.
