@@ -378,7 +378,7 @@ class LanguageAlgorithm(CheckedCheckpoints):
         """As RLlib's.
 
         Raises:
-            CheckpointError: Of optimizers that are divided among learners a state has nothing; or a learner could not take it.
+            CheckpointError: The state lacks optimizers that are divided among learners; or a learner could not take it.
         """
         learner = state.get(COMPONENT_LEARNER_GROUP, {}).get(COMPONENT_LEARNER, {})
         if COMPONENT_OPTIMIZER in learner and is_divided(self.config):
