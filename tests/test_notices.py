@@ -312,7 +312,7 @@ class TestReport:
         answers = [(g, f"answer {i}") for i, g in enumerate(engine.generate([Request((3, 10), 2)] * 3))]
         cut = [(replace(g, finished=i != 1), text) for i, (g, text) in enumerate(answers)]
         report = StageReport()
-        report.note("future", [None, *cut], [None, "parsed", None, None])
+        report.note("future", [None, *cut], [None, "parsed", None, None], [None] * 4)
         assert (report.answered["future"], report.unparsed["future"], report.cut_off["future"]) == (3, 2, 1)
         assert report.examples == {"future": "answer 1"}
 

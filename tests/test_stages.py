@@ -206,9 +206,9 @@ def test_an_answer_that_goes_on_as_somebody_else_says_nothing(make, role, answer
 
 
 def test_what_did_not_parse_is_shown_under_its_own_transition():
-    """Two answers for each of two transitions. Fails where they are dealt out in turn."""
+    """Two answers for each of two transitions."""
     answer, report = Generation((1,), (2,), np.zeros(0, np.float32), True, 0), StageReport()
-    report.note("future", [(answer, text) for text in "abcd"], [1, None, None, 1], [7, 8])
+    report.note("future", [(answer, text) for text in "abcd"], [1, None, None, 1], [7, 7, 8, 8])
     assert report.raw == {7: [("future", "b")], 8: [("future", "c")]}
 
 

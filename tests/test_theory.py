@@ -427,7 +427,7 @@ def trains_on_the_stored_action(patch) -> None:
     patch.setattr(
         refine,
         "decide",
-        lambda t, d, c, a, *rest, **more: dataclasses.replace(right(t, d, c, a, *rest, **more), action=t.action),
+        lambda attempt, *rest: dataclasses.replace(right(attempt, *rest), action=attempt.transition.action),
     )
 
 

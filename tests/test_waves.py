@@ -183,7 +183,7 @@ def test_of_each_role_the_first_answer_that_did_not_parse_is_shown_and_all_are_c
     for role, text in bad.items():
         whole, cut = (Generation((1,), (2,), np.zeros(1, np.float32), finished, 0) for finished in (True, False))
         last = cut if role == "target" else whole
-        report.note(role, [(whole, "fine"), None, (whole, text), (last, "another")], ["parsed", None, None, None])
+        report.note(role, [(whole, "fine"), None, (whole, text), (last, "another")], ["parsed", None, None, None], [None] * 4)
     assert report.examples == bad
     assert report.answered == dict.fromkeys(bad, 3) and report.unparsed == dict.fromkeys(bad, 2)
     assert report.cut_off == {**dict.fromkeys(bad, 0), "target": 1}

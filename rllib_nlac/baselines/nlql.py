@@ -59,16 +59,13 @@ class BestOfStages(LanguageStages):
         patterns = settings.action.patterns(t.action_form for _, t in items)
         answers = yield Ask("candidate", [t.state for _, t in items], settings.action, Weights.POLICY, known, patterns)
         actions = [refine.read_action(answer, settings.action_format) for answer in answers]
-        turns = [a[0].seen if a else None for a in actions]
-        prompts, states = [p for p, _ in items], [t.state for _, t in items]
-        open_actions = [a[1] if a else None for a in actions]
-        predicted = yield from critique.future_stage(
-            "future", prompts, states, open_actions, turns, settings.future, k, self.variant.future_weights, report
-        )
+        judged = [
+            critique.Judged(p, t.state, a[1] if a else None, a[0].seen if a else None)
+            for (p, t), a in zip(items, actions, strict=True)
+        ]
+        predicted = yield from critique.future_stage("future", judged, settings.future, k, self.variant.future_weights, report)
         seen = self.variant.shown(predicted, self.rng)
-        critiques = yield from critique.critique_stage(
-            "critique", prompts, states, open_actions, seen, turns, settings, report, about=()
-        )
+        critiques = yield from critique.critique_stage("critique", judged, seen, settings, report)
         refinements = [
             choose(t, actions[part], seen[part], critiques[part], settings.action_format)
             for t, part in zip(transitions, (slice(i, i + n) for i in range(0, len(items), n)), strict=True)

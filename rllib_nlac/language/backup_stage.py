@@ -126,21 +126,16 @@ def _continuation(
         settings.future.patterns(p.forms.future for p, _ in states),
     )
     futures = [critique.read_future(answer, p.forms.future) for answer, (p, _) in zip(answers, states, strict=True)]
-    about = [t.id for t in transitions]
+    about = [t.id for t in transitions for _ in range(count)]
     report.note("future", answers, futures, about)
     if count == 1:
         return actions, futures
-    verdicts = yield from critique.critique_stage(
-        "next_critique",
-        [p for p, _ in states],
-        [t.next_state for _, t in states],
-        actions,
-        [(d,) if d else () for d in futures],
-        seen,
-        settings,
-        report,
-        about,
-    )
+    judged = [
+        critique.Judged(p, t.next_state, action, known, transition)
+        for (p, t), action, known, transition in zip(states, actions, seen, about, strict=True)
+    ]
+    shown = [(d,) if d else () for d in futures]
+    verdicts = yield from critique.critique_stage("next_critique", judged, shown, settings, report)
     chosen = []
     for start in range(0, len(states), count):
         known = [i for i in range(start, start + count) if futures[i]] or [start]

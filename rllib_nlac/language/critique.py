@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.prompts import PromptSet
@@ -29,83 +30,79 @@ def read_critique(answer: Answer | None, form: CritiqueForm) -> Critique | None:
     return form.parse(answer[1]) if answer is not None and answer[0].finished else None
 
 
+@dataclass(frozen=True)
+class Judged:
+    """An action that the critic is asked about.
+
+    Attributes:
+        prompts: Prompt set of the environment.
+        state: Dialogue before the action.
+        action: The turn; None: nothing is asked.
+        seen: What an engine has seen of state and action, where that is known.
+        transition: Id of the transition that the action belongs to; None: no raw text is kept of answers that do not parse.
+    """
+
+    prompts: PromptSet
+    state: tuple[Message, ...]
+    action: str | None
+    seen: Seen | None = None
+    transition: int | None = None
+
+
 def future_stage(
     role: str,
-    prompts: Sequence[PromptSet],
-    states: Sequence[tuple[Message, ...]],
-    actions: Sequence[str | None],
-    seen: Sequence[Seen | None],
+    judged: Sequence[Judged],
     sampling: Sampling,
     k: int,
     weights: Weights,
     report: StageReport | None = None,
-    about: Sequence[int] = (),
 ) -> Stage[list[tuple[Future, ...]]]:
     """k futures of each action, those that parse; none where there is no action.
 
     Args:
         role: What these futures are for.
-        prompts: The prompt set of each state.
-        states: The states.
-        actions: The action in each; None: nothing is asked.
-        seen: What an engine has seen of each state and action.
+        judged: The actions.
         sampling: How they are answered.
-        k: Futures of each.
+        k: Number of futures of each action.
         weights: Which weights predict.
         report: Counts what does not parse.
-        about: The ids of the transitions, each with equally many actions in turn; see ``StageReport.note``.
     """
-    asked = [
-        p.predict_messages(s, a) if a is not None else None
-        for p, s, a in zip(prompts, states, actions, strict=True)
-        for _ in range(k)
-    ]
-    forms = [p.forms.future for p in prompts for _ in range(k)]
-    answers = yield Ask(role, asked, sampling, weights, [each for each in seen for _ in range(k)], sampling.patterns(forms))
+    every = [each for each in judged for _ in range(k)]
+    asked = [e.prompts.predict_messages(e.state, e.action) if e.action is not None else None for e in every]
+    forms = [e.prompts.forms.future for e in every]
+    answers = yield Ask(role, asked, sampling, weights, [e.seen for e in every], sampling.patterns(forms))
     read = [read_future(answer, form) for answer, form in zip(answers, forms, strict=True)]
     if report is not None:
-        report.note("future", answers, read, about)
-    return [tuple(filter(None, read[i * k : (i + 1) * k])) for i in range(len(actions))]
+        report.note("future", answers, read, [e.transition for e in every])
+    return [tuple(filter(None, read[i * k : (i + 1) * k])) for i in range(len(judged))]
 
 
 def critique_stage(
-    role: str,
-    prompts: Sequence[PromptSet],
-    states: Sequence[tuple[Message, ...]],
-    actions: Sequence[str | None],
-    futures: Sequence[Sequence[Future]],
-    seen: Sequence[Seen | None],
-    settings: StageSettings,
-    report: StageReport,
-    about: Sequence[int],
+    role: str, judged: Sequence[Judged], futures: Sequence[Sequence[Future]], settings: StageSettings, report: StageReport
 ) -> Stage[list[Critique | None]]:
     """What the evaluator says of each action, given its futures; None where there is no action or no future.
 
     Args:
         role: What these critiques are for.
-        prompts: The prompt set of each state.
-        states: The states.
-        actions: The action in each; None: nothing is asked.
+        judged: The actions.
         futures: What is predicted of each; none: nothing is asked.
-        seen: What an engine has seen of each state and action.
         settings: Sampling and weights.
         report: Counts what does not parse.
-        about: The ids of the transitions, each with equally many actions in turn; see ``StageReport.note``.
     """
-    forms = [p.forms.critique for p in prompts]
+    forms = [e.prompts.forms.critique for e in judged]
     answers = yield Ask(
         role,
         [
-            evaluate_prompt(p, s, a, d) if a is not None else None
-            for p, s, a, d in zip(prompts, states, actions, futures, strict=True)
+            evaluate_prompt(e.prompts, e.state, e.action, d) if e.action is not None else None
+            for e, d in zip(judged, futures, strict=True)
         ],
         settings.critique,
         settings.judge_weights,
-        seen,
+        [e.seen for e in judged],
         settings.critique.patterns(forms),
     )
     critiques = [read_critique(answer, form) for answer, form in zip(answers, forms, strict=True)]
-    report.note("critique", answers, critiques, about)
+    report.note("critique", answers, critiques, [e.transition for e in judged])
     return critiques
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,48 +12,10 @@ from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import StageSettings
-from rllib_nlac.language.variant import NLAC_AS_IT_IS, Answer, Ask, Stage, Variant
-from rllib_nlac.types import Critique, Future, Refinement, Seen, Transition
+from rllib_nlac.language.variant import NLAC_AS_IT_IS, Ask, Stage, Variant
+from rllib_nlac.types import Critique, Future, Refinement, Transition
 
 Judgement = tuple[list[tuple[Future, ...]], list[Critique | None]]
-
-
-@dataclass
-class Attempt:
-    """What becomes of one transition's action in the rounds of critique and refinement.
-
-    Attributes:
-        transition: The transition.
-        prompts: Its environment's.
-        action: What the next round judges: the transition's action, then the refined ones; None where none is left.
-        accepted: Whether the evaluator said yes; then it is not asked again.
-        futures: What the evaluator saw in the first round.
-        critique: What it said then.
-        refined: The last refined turn.
-        advice: The critiques of all rounds behind it.
-        rejected: Whether the evaluator judged the refined action and did not say yes.
-    """
-
-    transition: Transition
-    prompts: PromptSet
-    action: str | None
-    accepted: bool = False
-    futures: tuple[Future, ...] = ()
-    critique: Critique | None = None
-    refined: Answer | None = None
-    advice: tuple[Critique, ...] = ()
-    rejected: bool = False
-
-    @property
-    def open_action(self) -> str | None:
-        """The action that is still to be judged or refined."""
-        return None if self.accepted else self.action
-
-    @property
-    def seen(self) -> Seen:
-        """The state, and the action that is judged or refined, as they were sampled."""
-        turn = self.refined[0] if self.refined else self.transition.generation
-        return Seen(self.transition.generation.prompt_ids, turn.token_ids)
 
 
 def improvement_stage(
@@ -80,7 +41,7 @@ def improvement_stage(
         variant: What an ablation does otherwise.
     """
     transitions = yield from variant.judged(transitions, settings)
-    attempts = [Attempt(t, p, t.action) for t, p in zip(transitions, prompts, strict=True)]
+    attempts = [refine.Attempt(t, p, t.action) for t, p in zip(transitions, prompts, strict=True)]
     for number in range(max(settings.num_refinements, 1)):
         seen, critiques = yield from _judge(attempts, settings, report, rng, variant, futures if number == 0 else None)
         for attempt, shown, judgement in zip(attempts, seen, critiques, strict=True):
@@ -101,21 +62,7 @@ def improvement_stage(
         corrected = yield from reasoning.correction_stage(thoughts, settings.reasoning, limit, chat, report)
         for attempt, g in zip(attempts, corrected, strict=True):
             attempt.refined = (g, chat.said(g)) if g is not None else attempt.refined
-    refinements = [
-        refine.decide(
-            a.transition,
-            a.futures,
-            a.critique,
-            a.refined,
-            settings.train_on_yes,
-            asked=settings.num_refinements > 0,
-            rejected=a.rejected,
-            rejected_weight=settings.rejected_weight,
-            well_formed=_is_well_formed(a.transition, chat, settings),
-            action_format=settings.action_format,
-        )
-        for a in attempts
-    ]
+    refinements = [refine.decide(a, settings, _is_well_formed(a.transition, chat, settings)) for a in attempts]
     report.counts.update(f"refinement_{refinement.reason}" for refinement in refinements)
     return refinements
 
@@ -126,7 +73,7 @@ def _is_well_formed(transition: Transition, chat: Chat, settings: StageSettings)
 
 
 def _judge(
-    attempts: Sequence[Attempt],
+    attempts: Sequence[refine.Attempt],
     settings: StageSettings,
     report: StageReport,
     rng: np.random.Generator,
@@ -138,22 +85,19 @@ def _judge(
 
     Where it ``verifies``, the open actions are refined ones that nobody refines any more.
     """
-    states, actions = [a.transition.state for a in attempts], [a.open_action for a in attempts]
-    prompts, turns, about = [a.prompts for a in attempts], [a.seen for a in attempts], [a.transition.id for a in attempts]
+    judged = [critique.Judged(a.prompts, a.transition.state, a.open_action, a.seen, a.transition.id) for a in attempts]
     if parsed is None and not variant.predicts:
         parsed = [() if a.refined else variant.known(a.transition) for a in attempts]
     if parsed is None:
         asks_for, k, weights = "verification" if verifies else "future", settings.num_futures, variant.future_weights
-        parsed = yield from critique.future_stage(
-            asks_for, prompts, states, actions, turns, settings.future, k, weights, report, about
-        )
+        parsed = yield from critique.future_stage(asks_for, judged, settings.future, k, weights, report)
     shown = variant.shown(parsed, rng)
     role = "verification" if verifies else "critique"
-    return shown, (yield from critique.critique_stage(role, prompts, states, actions, shown, turns, settings, report, about))
+    return shown, (yield from critique.critique_stage(role, judged, shown, settings, report))
 
 
 def _refine(
-    attempts: Sequence[Attempt], critiques: Sequence[Critique | None], settings: StageSettings, report: StageReport
+    attempts: Sequence[refine.Attempt], critiques: Sequence[Critique | None], settings: StageSettings, report: StageReport
 ) -> Stage[None]:
     """Asks for a better action where the verdict is no. If the answer does not parse, the action of the round before stays."""
     answers = yield Ask(

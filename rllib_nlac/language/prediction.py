@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rllib_nlac.language.critique import future_stage
+from rllib_nlac.language.critique import Judged, future_stage
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.language.variant import Stage
@@ -23,8 +23,8 @@ def prediction_stage(
         k: Futures of each.
         weights: Which weights predict.
     """
-    states, actions, seen = [t.state for t in transitions], [t.action for t in transitions], [t.seen for t in transitions]
-    return (yield from future_stage("future", prompts, states, actions, seen, sampling, k, weights))
+    judged = [Judged(p, t.state, t.action, t.seen) for p, t in zip(prompts, transitions, strict=True)]
+    return (yield from future_stage("future", judged, sampling, k, weights))
 
 
 def predicted_success(futures: Sequence[Future]) -> float | None:

@@ -3,12 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rllib_nlac.language.critique import predicts_success
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.language.settings import StageSettings
 from rllib_nlac.language.variant import Answer
-from rllib_nlac.types import Critique, Future, Generation, Message, Refinement, Transition
+from rllib_nlac.types import Critique, Future, Generation, Message, Refinement, Seen, Transition
+
+
+@dataclass
+class Attempt:
+    """What becomes of one transition's action in the rounds of critique and refinement.
+
+    Attributes:
+        transition: The transition.
+        prompts: Its environment's.
+        action: What the next round judges: the transition's action, then the refined ones; None where none is left.
+        accepted: Whether the evaluator said yes; then it is not asked again.
+        futures: What the evaluator saw in the first round.
+        critique: What it said then.
+        refined: The last refined turn.
+        advice: The critiques of all rounds behind it.
+        rejected: Whether the evaluator judged the refined action and did not say yes.
+    """
+
+    transition: Transition
+    prompts: PromptSet
+    action: str | None
+    accepted: bool = False
+    futures: tuple[Future, ...] = ()
+    critique: Critique | None = None
+    refined: Answer | None = None
+    advice: tuple[Critique, ...] = ()
+    rejected: bool = False
+
+    @property
+    def open_action(self) -> str | None:
+        """The action that is still to be judged or refined."""
+        return None if self.accepted else self.action
+
+    @property
+    def seen(self) -> Seen:
+        """The state, and the action that is judged or refined, as they were sampled."""
+        turn = self.refined[0] if self.refined else self.transition.generation
+        return Seen(self.transition.generation.prompt_ids, turn.token_ids)
 
 
 def refine_prompt(
@@ -27,32 +67,16 @@ def read_action(answer: Answer | None, action_format: str) -> Answer | None:
     return answer
 
 
-def decide(
-    transition: Transition,
-    futures: tuple[Future, ...],
-    critique: Critique | None,
-    refined: Answer | None,
-    train_on_yes: str,
-    asked: bool = True,
-    rejected: bool = False,
-    rejected_weight: float = 0.0,
-    well_formed: bool = True,
-    action_format: str = "plain",
-) -> Refinement:
+def decide(attempt: Attempt, settings: StageSettings, well_formed: bool = True) -> Refinement:
     """What the policy learns from one transition, if anything.
 
     Args:
-        transition: The transition whose action was judged.
-        futures: What the evaluator saw in the first round.
-        critique: The first round's critique.
-        refined: The last round's action, where there is one.
-        train_on_yes: "success", "always" or "never"; see ``StageSettings``.
-        asked: Whether a refinement was asked for at all.
-        rejected: Whether the evaluator judged the refined action and did not say yes.
-        rejected_weight: How much it counts then.
+        attempt: What came of the rounds.
+        settings: Which actions are trained on.
         well_formed: Whether the stored action is written as it must be to be learned.
-        action_format: As for ``parse_action``.
     """
+    transition, futures, critique = attempt.transition, attempt.futures, attempt.critique
+    action_format, train_on_yes = settings.action_format, settings.train_on_yes
 
     def outcome(reason: str, generation: Generation | None, action: str | None, weight: float = 1.0) -> Refinement:
         kept = action is not None and is_same_action(action, transition.action, action_format)
@@ -67,11 +91,11 @@ def decide(
         if train and not well_formed:
             return outcome("unparsed_action", None, None)
         return outcome("yes_success" if train else "yes_skipped", transition.generation if train else None, transition.action)
-    if refined is None:
-        return outcome("unparsed_action" if asked else "not_refined", None, None)
-    generation, action = refined
-    if rejected:
-        return outcome("rejected", generation if rejected_weight else None, action, rejected_weight)
+    if attempt.refined is None:
+        return outcome("unparsed_action" if settings.num_refinements else "not_refined", None, None)
+    generation, action = attempt.refined
+    if attempt.rejected:
+        return outcome("rejected", generation if settings.rejected_weight else None, action, settings.rejected_weight)
     return outcome("kept" if is_same_action(action, transition.action, action_format) else "refined", generation, action)
 
 

@@ -50,16 +50,16 @@ class StageReport:
     examples: dict[str, str] = field(default_factory=dict)
     raw: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
-    def note(self, role: str, answers: Sequence[Answer | None], parsed: Sequence[Any], about: Sequence[int] = ()) -> None:
+    def note(self, role: str, answers: Sequence[Answer | None], parsed: Sequence[Any], about: Sequence[int | None]) -> None:
         """Books what a role answered and what became of each answer, None where it did not parse.
 
         Args:
             role: Who answered.
             answers: What.
             parsed: What became of each.
-            about: The ids of the transitions, each with equally many answers in turn; without, no raw text is kept.
+            about: Id of the transition that each answer is about; None keeps no raw text.
         """
-        for place, (answer, result) in enumerate(zip(answers, parsed, strict=True)):
+        for answer, result, transition in zip(answers, parsed, about, strict=True):
             if answer is None:
                 continue
             self.answered[role] += 1
@@ -67,5 +67,5 @@ class StageReport:
                 self.unparsed[role] += 1
                 self.cut_off[role] += not answer[0].finished
                 self.examples.setdefault(role, answer[1])
-                if about:
-                    self.raw.setdefault(about[place * len(about) // len(answers)], []).append((role, answer[1]))
+                if transition is not None:
+                    self.raw.setdefault(transition, []).append((role, answer[1]))
