@@ -377,21 +377,34 @@ class TestGymnasiumText:
         with pytest.raises(ValueError, match=r"env_config\.describe 'builtins:strr'"):
             registry.make("GymnasiumText", {**lake, "describe": "builtins:strr"})
 
-    def test_it_keeps_the_contract(self):
-        findings = list(contract.check_environment(lambda: GymnasiumText(**self.CONFIG)))
+    def test_discrete_observations_and_actions_are_numbers_without_further_keys(self):
+        env = registry.make("GymnasiumText", {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False}})
+        observation, info = env.reset(seed=0)
+        assert (observation, info["system_prompt"]) == ("0", "Say one of: 0, 1, 2, 3.")
+        assert env.step("I take 1.")[0] == "4" and env.step("4")[0] == "Say one of: 0, 1, 2, 3."
+        assert env.step("2")[:4] == ("5", 0.0, True, False)  # a hole in the ice
+        shifted = GymnasiumText("Corridor-v0", {"space": gym.spaces.Discrete(2, start=1)}, observation_key="n")
+        assert shifted.reset(seed=0)[0] == "0" and shifted.step("0")[0] == "Say one of: 1, 2."
+
+    @pytest.mark.process
+    @pytest.mark.parametrize("config", [CONFIG, {"id": "FrozenLake-v1", "max_turns": 20}])
+    def test_it_keeps_the_contract(self, config):
+        findings = list(contract.check_environment(lambda: GymnasiumText(**config)))
         assert [f for f in findings if f.verdict == "FAILED"] == []
 
     def test_mistakes(self):
-        with pytest.raises(ValueError, match=r"name its field with the text in observation_key, or set env_config\.describe"):
+        with pytest.raises(ValueError, match=r"set env_config\.observation_key to one of \['n', 'text'\], or set env_con"):
             GymnasiumText("Corridor-v0")
-        with pytest.raises(ValueError, match=r"FrozenLake-v1 has the observations .* text is needed: set env_config.describe"):
-            GymnasiumText("FrozenLake-v1")
+        for stock in ("CartPole-v1", "Blackjack-v1"):  # a Box, and a Tuple
+            with pytest.raises(ValueError, match=rf"{stock} has the .* text or a number is needed: set env_config\.describe"):
+                GymnasiumText(stock)
         with pytest.raises(ValueError, match="without a field 'txt'"):
             GymnasiumText("Corridor-v0", observation_key="txt")
         with pytest.raises(ValueError, match="has 2 actions; name them"):
-            GymnasiumText("Corridor-v0", observation_key="text")
-        with pytest.raises(ValueError, match="NLAC acts in text"):
-            GymnasiumText("Corridor-v0", {"space": gym.spaces.Box(0, 1)}, observation_key="text")
+            GymnasiumText("Corridor-v0", observation_key="text", actions=["left"])
+        for space in (gym.spaces.Box(0, 1), gym.spaces.MultiBinary((2, 2))):
+            with pytest.raises(ValueError, match=r"register a gymnasium\.ActionWrapper"):
+                GymnasiumText("Corridor-v0", {"space": space}, observation_key="text")
         with pytest.raises(ValueError, match="'Nothing-v0'"):
             GymnasiumText("Nothing-v0")
         with pytest.raises(ValueError, match=r"env_config\.actions has True, and a name is a text: YAML reads yes, no"):
