@@ -213,6 +213,29 @@ def test_a_page_is_text_with_references(chromium):
     assert '[1] link "Tab #1"' in env.reset(options={"task_id": "click-tab/4"})[0]
 
 
+def test_what_a_person_sees_of_an_items_state_is_in_the_text(chromium):
+    """Fails where only classes of the item itself count, or only whole names of classes."""
+    env = chromium("search-engine", "choose-date", "book-flight", "social-media-some", "use-autocomplete")
+
+    def after(task: str, *actions: str) -> str:
+        text, _ = env.reset(options={"task_id": task})
+        for action in actions:
+            name = re.search("<(.+)>", action)
+            ref = re.search(rf"\[(\d+)\] [a-z \"]*{name[1]}", text) if name else None
+            text = env.step(f"click({ref[1]})" if ref else action)[0]
+        return text
+
+    text = after("search-engine/2", 'type(1, "x")', "<Search>")
+    assert re.findall(r'"(\d)" \(active\)', text) == ["1"]
+    assert re.findall(r'"(\d)" \(active\)', after("search-engine/2", 'type(1, "x")', "<Search>", "<2>")) == ["2"]
+    assert re.findall(r"(\w+) \(disabled\)", after("choose-date/2", "click(1)")) == ["Next"]
+    assert after("choose-date/2", "click(1)", "<Next>").startswith("[4] is disabled.")
+    assert re.findall(r'"(\d+)" \(highlight, active\)', after("choose-date/2", "click(1)", "<15>", "click(1)")) == ["15"]
+    assert after("book-flight/2", "<Search>").count('= "" (error)') == 3
+    assert after("social-media-some/2", "<like>").count("like (active)") == 1
+    assert after("use-autocomplete/116", 'type(1, "Tur")', "press(ArrowDown)").split("\n")[2].endswith(" (active)")
+
+
 def test_what_cannot_be_done_is_answered_in_words(chromium):
     env = chromium("search-engine", "enter-date", "choose-list")
     env.reset(options={"task_id": "enter-date/2"})

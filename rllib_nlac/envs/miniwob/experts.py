@@ -293,8 +293,7 @@ def _search(page: Page, done: Sequence[Action]) -> Action:
     if not pages:
         return click(_ref(page, id="search"))
     wanted, row = divmod(int(place) - 1, 3)
-    turned = [action.ref for action in done if action.ref in {item.ref for item in pages}]
-    if wanted and turned[-1:] != [pages[wanted].ref] and "active" not in pages[wanted].states:
+    if "active" not in pages[wanted].states:
         return click(pages[wanted].ref or 0)
     results = [item for item in _all(page, kind="link") if not re.fullmatch(r"[123<>]", item.name)]
     return click(results[row].ref or 0)

@@ -54,7 +54,7 @@
   };
   const CONTROLS = new Set(["INPUT", "TEXTAREA", "SELECT", "BUTTON", "A"]);
   const HIDDEN = new Set(["query", "reward-display", "sync-task-cover", "click-canvas"]);
-  const STATES = ["active", "selected", "clicked"];
+  const STATE = /(?:^|-)(active|selected|clicked|disabled|highlight|error)$/; // also "ui-state-disabled"
   const isClickable = (element) =>
     CONTROLS.has(element.tagName) || listening.has(element) || element.onclick !== null || element.isContentEditable;
 
@@ -92,17 +92,28 @@
     return box.width > 1 && box.height > 1 && element.checkVisibility({ visibilityProperty: true, opacityProperty: true });
   };
   const iconName = (element) =>
-    clean(element.getAttribute("aria-label") || element.title || element.alt || String(element.className.baseVal ?? element.className) || element.id);
-  const describe = (element, name) => {
-    const states = STATES.filter((state) => element.classList.contains(state));
+    clean(element.getAttribute("aria-label") || element.title || element.alt || [...element.classList].filter((name) => !STATE.test(name)).join(" ") || element.id);
+  // Classes of an element and of what holds nothing else: the number of the current page is a link in a list item that is "active".
+  const classStates = (element) => {
+    const states = [...element.classList].map((name) => STATE.exec(name)).filter(Boolean).map((match) => match[1]);
+    const holder = element.parentElement;
+    const isAlone = holder.childElementCount === 1 && clean(holder.textContent) === clean(element.textContent);
+    return isAlone && holder !== document.body ? [...states, ...classStates(holder)] : states;
+  };
+  const statesOf = (element) => {
+    const states = [];
     // jQuery UI says of a list's item that it is selected, and of a heading that it is expanded; the link is within the item.
     for (const [attribute, state] of [["aria-selected", "selected"], ["aria-expanded", "expanded"]])
       if (element.closest(`[${attribute}=true]`) && CONTROLS.has(element.tagName) === (attribute === "aria-selected"))
-        if (!states.includes(state)) states.push(state);
+        states.push(state);
+    states.push(...classStates(element).filter((state) => state !== "active" || !states.length));
     if (element.disabled) states.push("disabled");
     if (element.checked) states.push("checked");
     if (element === document.activeElement) states.push("focused");
-    const item = { ref: refer(element), kind: "", name, id: element.id, states };
+    return [...new Set(states)];
+  };
+  const describe = (element, name) => {
+    const item = { ref: refer(element), kind: "", name, id: element.id, states: statesOf(element) };
     const tag = element.tagName;
     if (tag === "INPUT") item.kind = /^(submit|reset|button)$/.test(element.type) ? "button" : element.type;
     else if (tag === "A" || element.classList.contains("alink")) item.kind = "link";
@@ -166,7 +177,7 @@
     const element = references.get(ref);
     if (!element) return { complaint: `There is no [${ref}] on this page.` };
     if (!element.isConnected || !isVisible(element)) return { complaint: `[${ref}] is gone from this page.` };
-    if (element.disabled) return { complaint: `[${ref}] is disabled.` };
+    if (statesOf(element).includes("disabled")) return { complaint: `[${ref}] is disabled.` };
     return { element };
   };
   const locate = (ref) => {
