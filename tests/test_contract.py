@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import re
+import signal
+import sys
 import time
 
 import gymnasium as gym
@@ -13,6 +18,7 @@ from rllib_nlac.command.cli import app
 from rllib_nlac.envs import contract, registry
 from rllib_nlac.envs.spaces import TextSpace
 
+pytestmark = pytest.mark.process  # the check of odd texts forks
 PLAYABLE = [
     ("TwentyQuestions", {}),
     ("TwentyQuestions", {"num_objects": 16, "num_attributes": 8, "max_turns": 6}),
@@ -106,6 +112,38 @@ def test_each_way_to_break_it_is_found_and_explained(check, monkeypatch):
     failed = {f.check: f.detail for f in contract.check_environment(BROKEN[check]) if f.verdict == "FAILED"}
     assert any(name.startswith(check) for name in failed), failed
     assert all(len(detail) > 20 for detail in failed.values())
+
+
+def dies(self, action):
+    if action == "%s {0} \\boxed{":
+        os.kill(os.getpid(), signal.SIGKILL)  # as a segmentation fault, without its report on stderr
+    return "x"
+
+
+def leaves(self, action):
+    return sys.exit(0) if action == " " else "x"
+
+
+def hangs(self, action):
+    while action.startswith("x x"):
+        time.sleep(0.01)
+    return "x"
+
+
+@pytest.mark.parametrize(
+    ("reply", "complaint"),
+    [
+        (dies, r"step\('%s \{0\} .*boxed\{'\) ended the process \(SIGKILL\)"),
+        (leaves, r"step\(' '\) ended the process \(exit status 0\)"),
+        (hangs, r"step\('x x .*' and so on, 100000 characters\) did not return within 0\.5 s"),
+    ],
+)
+def test_a_text_that_kills_or_stops_the_process_is_named(reply, complaint, monkeypatch):
+    monkeypatch.setattr(contract, "HANGS_S", 0.5 if reply is hangs else 60.0)
+    findings = list(contract.check_environment(type("Fatal", (Good,), {"reply": reply}), seeds=range(2)))
+    (failed,) = [f for f in findings if f.verdict == "FAILED"]
+    assert failed.check == "no text crashes it" and re.match(complaint, failed.detail) and len(findings) == 13
+    assert not multiprocessing.active_children()
 
 
 def without(key: str, answer: tuple) -> tuple:

@@ -129,6 +129,7 @@ class TestCommands:
         assert "LookupError" in file.read_text() and "Traceback" in file.read_text()
         file.unlink()
 
+    @pytest.mark.process
     def test_check(self, hostile):
         assert "hostile_env:Hostile: " in rllib("env", "check", hostile)  # runs to its end
         assert f"Error: {SHOWN}" in rllib("env", "check", hostile, "--config", "{fail: 1}")

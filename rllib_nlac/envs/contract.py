@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import pickle
 import random
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -24,6 +27,7 @@ ODD_TEXTS = ("", " ", "😀🙈 ünïcödé \u202e \x00", "x " * 50_000, '{"name
 PLAIN_TEXTS = ("Hello.", "Yes.", "Is it big?", "1", "I do not know.")
 MAX_STEPS = 2000
 SLOW_EPISODE_S = 0.05
+HANGS_S = 60.0  # a call that takes longer is said to hang
 
 
 @dataclass(frozen=True)
@@ -162,16 +166,54 @@ def _global_states(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
 
 
 def _odd_texts(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
-    env = make()
-    for text in ODD_TEXTS:
-        env.reset(seed=seeds[0])
-        shown = repr(text[:20]) + (f" and so on, {len(text)} characters" if len(text) > 20 else "")
+    # A child process says what it is about to do, so that what kills or stops it has a name. It is forked, because `make` may
+    # be a function that cannot be pickled.
+    context = multiprocessing.get_context("fork")
+    reports, ours = context.Pipe(duplex=False)
+    child = context.Process(target=_try_odd_texts, args=(ours, make, seeds[0]))
+    child.start()
+    ours.close()
+    doing, complaint = "the constructor", ""
+    try:
         try:
+            while doing and reports.poll(HANGS_S):
+                doing, complaint = reports.recv()
+        except EOFError:
+            child.join(HANGS_S)
+        if doing:
+            code = child.exitcode
+            if code is None:
+                complaint = f"{doing} did not return within {HANGS_S:g} s: env_step_timeout_s ends such a wait in a run"
+            else:
+                how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+                complaint = f"{doing} ended the process ({how}): a run would lose the EnvRunner with all its episodes"
+    finally:
+        child.kill()
+        child.join()
+        reports.close()
+    if complaint:
+        raise Broken(complaint)
+
+
+def _try_odd_texts(reports: Connection, make: Callable[[], gym.Env], seed: int) -> None:
+    """Reports each call before it is made; in the end an empty one, with what was wrong if anything was."""
+    call, complaint = "the constructor", ""
+    try:
+        env = make()
+        for text in ODD_TEXTS:
+            reports.send((call := f"reset(seed={seed})", ""))
+            env.reset(seed=seed)
+            shown = repr(text[:20]) + (f" and so on, {len(text)} characters" if len(text) > 20 else "")
+            reports.send((call := f"step({shown})", ""))
             observation = env.step(text)[0]
-        except Exception as error:
-            raise Broken(f"step({shown}) raised {type(error).__name__}: {error}; answer it in words instead") from error
-        if not isinstance(observation, str):
-            raise Broken(f"step({shown}) gave an observation of type {type(observation).__name__}, and it must be a str")
+            if not isinstance(observation, str):
+                complaint = f"{call} gave an observation of type {type(observation).__name__}, and it must be a str"
+                break
+        reports.send((call := "close()", complaint))
+        env.close()
+    except Exception as error:
+        complaint = f"{call} raised {type(error).__name__}: {error}; answer it in words instead"
+    reports.send(("", complaint))
 
 
 def _ends(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
