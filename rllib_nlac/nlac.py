@@ -98,7 +98,6 @@ class NLACConfig(ReplayConfig, CriticConfig):
             "transitions": ranges.WHOLE_NOT_NEGATIVE,
             "tokens": ranges.WHOLE_NOT_NEGATIVE,
             "episodes": ranges.WHOLE_NOT_NEGATIVE,
-            "max_bytes": ranges.POSITIVE,
         },
     }
     SETTINGS = {"evaluation_critic": ExaminationSettings, "record": RecordSettings}
@@ -182,7 +181,7 @@ class NLACConfig(ReplayConfig, CriticConfig):
         """Sets what ``rllib inspect`` and the report will have to read; RLlib's own keys are taken too.
 
         Args:
-            record: The fields of ``RecordSettings`` (transitions, tokens, episodes, max_bytes).
+            record: The fields of ``RecordSettings`` (transitions, tokens, episodes).
 
         Returns:
             This updated config.

@@ -20,6 +20,7 @@ from recorded import episode, make_run, result, transition, write_iteration, wri
 
 from rllib_nlac.command.inspect import inspect
 from rllib_nlac.command.terminal import Terminal
+from rllib_nlac.diagnostics import record as record_module
 from rllib_nlac.diagnostics.record import (
     EVALUATION,
     ITERATION,
@@ -88,8 +89,9 @@ class TestRecord:
         (file,) = (tmp_path / "transitions").iterdir()
         assert json.loads(file.read_text()) == {"text": "kept"}
 
-    def test_it_thins_out_and_spans_the_run(self, tmp_path):
-        own = record(tmp_path, max_bytes=2000)
+    def test_it_thins_out_and_spans_the_run(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(record_module, "MAX_BYTES", 2000)
+        own = record(tmp_path)
         for iteration in range(1, 101):
             if own.takes(iteration):
                 own.write(ITERATION, iteration, [{"text": "x" * 150}])
@@ -101,7 +103,7 @@ class TestRecord:
         assert len({b - a for a, b in pairwise(kept)}) == 1 and kept[0] <= 32 and kept[-1] >= 84
         assert numbers(tmp_path, EVALUATION)[-1] == 100
         # Another process goes on with the same stride.
-        assert record(tmp_path, max_bytes=2000)._stride == own._stride > 1
+        assert record(tmp_path)._stride == own._stride > 1
 
     def test_zero_records_nothing(self, tmp_path):
         own = record(tmp_path, transitions=0)
@@ -121,9 +123,10 @@ class TestRecord:
         line = json.loads((tmp_path / "transitions" / "iteration_00000001.jsonl").read_text())
         assert line == {"nan": None, "array": [1.0, None], "flag": True, "text": "\ud800 \u202e", "thing": "x", "1": [2]}
 
-    def test_the_evaluations_that_are_left_span_the_run(self, tmp_path):
+    def test_the_evaluations_that_are_left_span_the_run(self, tmp_path, monkeypatch):
         """Fails where early ones are halved again and again, so that in the end only late ones are left."""
-        made = record(tmp_path, max_bytes=20_000)
+        monkeypatch.setattr(record_module, "MAX_BYTES", 20_000)
+        made = record(tmp_path)
         for iteration in range(2, 402, 2):
             made.write(EVALUATION, iteration, [{"text": "x" * 500}])
         kept = [int(path.stem.rpartition("_")[2]) for path in sorted((tmp_path / "transitions").glob("evaluation_*"))]

@@ -29,6 +29,7 @@ RUN_FILE = "run.json"
 ITERATION, EVALUATION = "iteration", "evaluation"
 FORMAT = 1
 MAX_LINE = 64 << 20  # characters
+MAX_BYTES = 256 << 20  # of a run's whole record
 Line = dict[str, Any]  # of a file
 LOG = "input"  # stands where weights are named, of what nobody here wrote
 
@@ -41,13 +42,11 @@ class RecordSettings:
         transitions: Most transitions of an iteration that are recorded. 0 records nothing.
         tokens: Number of these for which the record has what θ and θ̄ say of each token, which costs a forward pass.
         episodes: Most episodes of an evaluation that are recorded.
-        max_bytes: Largest size of the whole folder, in bytes.
     """
 
     transitions: int = 64
     tokens: int = 4
     episodes: int = 16
-    max_bytes: int = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class Record:
 
     def _thin_out(self) -> None:
         """Takes from the kind that takes most, spread over the run, until all is small enough or one file of each is left."""
-        while sum(self._sizes.values()) > self.settings.max_bytes:
+        while sum(self._sizes.values()) > MAX_BYTES:
             kinds = [sorted(n for n in self._sizes if n.startswith(kind)) for kind in (ITERATION, EVALUATION)]
             several = [names for names in kinds if len(names) > 1]
             if not several:
