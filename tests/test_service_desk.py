@@ -194,9 +194,16 @@ def test_a_wrong_call_changes_nothing_and_its_error_reaches_the_agent(action, co
 def test_calls_are_read_in_their_usual_wrappings():
     wanted = ("get_order", {"order_id": "W1001"})
     plain = call(*wanted[:1], **wanted[1])
-    for text in (plain, f"<tool_call>\n{plain}\n</tool_call>", f"```json\n{plain}\n```", f"  {plain}\n"):
-        assert parse_tool_call(text) == wanted
-    assert parse_tool_call("What is the order's number?") is None and parse_tool_call("I see {curly} things") is None
+    tagged, fenced = f"<tool_call>\n{plain}\n</tool_call>", f"```json\n{plain}\n```"
+    for text in (plain, tagged, fenced, f"<tool_call>{plain}", f"```\n{plain}```"):
+        assert parse_tool_call(f"  {text}\n") == parse_tool_call(f"Let me look, {{dear}} user.\n{text}") == wanted
+    for text in ('{"name": "done"}', '<tool_call>{"name": "done", "arguments": null}</tool_call>', 'Bye! {"name": "done"}'):
+        assert parse_tool_call(text) == ("done", {})
+    for text in ("What is the order's number?", "I see {curly} things", "```\nplain text\n```", ""):
+        assert parse_tool_call(text) is None
+    for text in (plain + plain, f"{tagged} Wait.", "<tool_call>null", "So: <tool_call>look()</tool_call>"):
+        with pytest.raises(ToolError, match="a tool call must"):
+            parse_tool_call(text)
 
 
 @settings(max_examples=100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -172,30 +173,35 @@ def call_tool(store: Store, name: str, arguments: dict[str, Any]) -> dict[str, A
     return tool(**arguments)
 
 
+# Where a call begins: after a tag, at the start of the text, or after what was said before it.
+_CALL = re.compile(r'<tool_call>\s*|^(?:```(?:json)?\s*)?(?=\{)|(?=\{\s*"(?:name|arguments)"\s*:)')
+
+
 def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
     """The call in an action, or None where the action is text for the user.
 
-    A call is a JSON object ``{"name": ..., "arguments": {...}}`` and nothing else, bare, in a code fence or in
-    ``<tool_call>`` tags.
+    A call is a JSON object ``{"name": ..., "arguments": {...}}``, bare, in a code fence or in ``<tool_call>`` tags. Text may
+    stand before it, but not after it. A tool without arguments needs no ``arguments``.
 
     Raises:
         ToolError: It looks like a call and is none.
     """
     text = action.strip()
-    for opening, closing in (("<tool_call>", "</tool_call>"), ("```json", "```"), ("```", "```")):
-        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
-            text = text[len(opening) : -len(closing)].strip()
-            break
-    if not text.startswith("{"):
+    start = _CALL.search(text)
+    if start is None:
         return None
+    text = text[start.end() :]
     try:
-        call = json.loads(text)
+        call, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError) as error:
         raise ToolError(f"a tool call must be one JSON object and nothing else: {error!s:.100}") from None
-    arguments = call.get("arguments", {})
-    if not isinstance(call.get("name"), str) or not isinstance(arguments, dict) or set(call) - {"name", "arguments"}:
-        raise ToolError('a tool call must look like {"name": "get_order", "arguments": {"order_id": "W1001"}}')
-    return call["name"], arguments
+    if text[end:].strip() not in ("", "```", "</tool_call>"):
+        raise ToolError("a tool call must be one JSON object and nothing else: text or another call follows it")
+    name, arguments = (call.get("name"), call.get("arguments")) if isinstance(call, dict) else (None, None)
+    arguments = {} if arguments is None else arguments
+    if not isinstance(name, str) or not isinstance(arguments, dict) or set(call) - {"name", "arguments"}:
+        raise ToolError('a tool call must look like {"name": "TOOL", "arguments": {...}}')
+    return name, arguments
 
 
 def total(items: list[dict[str, Any]]) -> float:
