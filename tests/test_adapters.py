@@ -96,16 +96,45 @@ class TestTextArena:
             answer.set()
             thread.join(60)
 
-    def test_an_endpoint_plays_the_others(self):
-        server = ChatServer(say="[0]")
+    def test_an_endpoint_plays_the_others_and_reads_the_whole_game(self):
+        """Fails where a request holds only what is new: its third move would be made without the rules."""
+        moves = ["[0]", "[1]", "[2]"]
+        server = ChatServer(say=lambda messages: moves.pop(0))
         try:
             env = TextArena("TicTacToe-v0", 2, opponents={"kind": "endpoint", "base_url": server.url, "model": "m"})
-            env.reset(seed=0)
-            observation, *_ = env.step("[4]")
-            assert len(server.asked) == 1 and "[0]" in observation
+            for _ in range(2):  # the second game knows nothing of the first one
+                env.reset(seed=0)
+                observation, *_ = env.step("[4]")
+                assert "[Player 1] [0]" in observation and "[4]\n" not in observation
+                env.step("[8]")
+                first, second = [asked["messages"][0]["content"] for asked in server.asked]
+                assert first.startswith("[GAME] You are Player 1 in Tic Tac Toe") and first.count("[Player 0]") == 1
+                assert second.startswith(first) and "[Player 1] [0]" in second and "[Player 0] [8]" in second
+                moves[:] = ["[0]", "[1]", "[2]"]
+                server.asked.clear()
         finally:
             server.shutdown()
             server.server_close()
+
+    def test_each_message_names_its_speaker_where_several_play(self):
+        opponents = {"kind": "function", "function": f"{__name__}:polite"}
+        env = TextArena("ThreePlayerIPD-v0", 3, player=0, opponents=opponents)
+        assert env.reset(seed=0)[0].startswith("[GAME] You are Player 0")
+        assert env.step("Hello.")[0].startswith(
+            "[Player 1] As you say, Player 0.\n[Player 2] As you say, Player 1.\n[GAME] Chat"
+        )
+
+    def test_a_move_is_put_into_the_form_that_the_package_gives_it(self):
+        bare, raw, train = TextArena(), TextArena("GuessTheNumber-v0-raw"), TextArena("GuessTheNumber-v0-train")
+        for env in (bare, raw, train):
+            env.reset(seed=0)
+        assert bare.step("1")[0] == raw.step("[1]")[0] == train.step("1")[0]
+        assert "invalid move" in raw.step("2")[0] and "invalid move" not in bare.step("2")[0]
+
+    def test_a_game_that_an_opponent_ends_at_once_is_lost_and_not_the_agents(self):
+        env = TextArena("TicTacToe-v0", 2, player=1, opponents={"kind": "function", "function": f"{__name__}:polite"})
+        with pytest.raises(EpisodeLost, match="was over before the agent's first move"):
+            env.reset(seed=0)
 
     def test_invalid_moves_are_answered(self):
         env = TextArena("TowerOfHanoi-v0")
@@ -117,6 +146,8 @@ class TestTextArena:
             TextArena("Chess-v9")
         with pytest.raises(ValueError, match=r"is played by 2: set env_config.opponents"):
             TextArena("TicTacToe-v0", 2)
+        with pytest.raises(ValueError, match=r"num_players is 1, and TicTacToe-v0 refuses it: .* has to be 2.* opponents"):
+            TextArena("TicTacToe-v0")
         with pytest.raises(ValueError, match="players are 0 to 0"):
             TextArena(player=1)
         monkeypatch.setitem(sys.modules, "textarena", None)
@@ -126,6 +157,11 @@ class TestTextArena:
 
 def any_cell(observation: str) -> str:
     return f"[{random.randrange(9)}]"
+
+
+def polite(observation: str) -> str:
+    speakers = [line.partition("]")[0].removeprefix("[") for line in observation.splitlines() if line.startswith("[Player")]
+    return f"As you say, {speakers[-1] if speakers else 'nobody'}."
 
 
 # τ-bench v1: tau_bench.envs.get_env, tau_bench.envs.user, tau_bench.types.Action, and an Env with reset, step, tasks,

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, EpisodeLost, Reply, TaskId, TextEnv
 from rllib_nlac.inputs.endpoint import endpoint_from
 from rllib_nlac.names import attribute_of
 
 INSTALL = "pip install 'rllib_nlac[textarena]'"
+GAME = -1  # who speaks where no player does
 MAX_OPPONENT_MOVES = 1000  # between two turns of the agent
 _GLOBAL_STATES = threading.RLock()  # one game at a time has its random states in place
 
@@ -30,13 +31,15 @@ class TextArena(TextEnv[int]):
         num_players: How many play.
         player: Which of them the agent is.
         opponents: Who the others are: None where there are none, ``{kind: endpoint, base_url: ..., model: ...}``, or
-            ``{kind: function, function: "my_module:answer"}`` with a function from the opponent's observation to its action.
+            ``{kind: function, function: "my_module:answer"}`` with a function from all that the opponent has been shown to its
+            action.
         max_turns: The agent's actions per episode.
         split: Recorded in ``info``; a seed makes the task, and both splits draw seeds.
         game_config: Arguments of the game, as ``{max_number: 50}``.
 
     Raises:
-        ValueError: TextArena is not installed, knows no such game, or there are players without an opponent to play them.
+        ValueError: TextArena is not installed, knows no such game, the game is not played by so many, or there are players
+            without an opponent to play them.
     """
 
     # No game_config: the arguments of a game are whatever its class takes.
@@ -70,12 +73,24 @@ class TextArena(TextEnv[int]):
         self.game_id, self.num_players, self.player = game, num_players, player
         self._opponent = make_opponent(opponents)
         self._states = (random.Random(0).getstate(), np.random.RandomState(0).get_state())
-        raw = game if game.endswith("-raw") else f"{game}-raw"  # without wrappers: only new messages, as here
+        # Without the wrappers that repeat old messages, and with those that put a move into its form.
+        raw = game.removesuffix("-train").removesuffix("-raw") + "-raw"
         try:
             with self._own_random_states():
                 self._game = textarena.make(raw, **dict(game_config or {}))
+                wrappers = textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ()
         except (ValueError, TypeError, ImportError, LookupError) as error:
             raise ValueError(f"env_config.game {game!r}: {error}") from error
+        self._action_wrappers = [wrapper for wrapper in wrappers if issubclass(wrapper, textarena.ActionWrapper)]
+        self._shown: dict[int, list[str]] = {}  # to each opponent
+        try:
+            with self._own_random_states():
+                self._game.reset(num_players=num_players, seed=0)
+        except (AssertionError, ValueError) as error:
+            raise ValueError(
+                f"env_config.num_players is {num_players}, and {game} refuses it: {error}. Set env_config.num_players, and "
+                "opponents for the players that are not the agent"
+            ) from error
 
     @property
     def system_prompt(self) -> str:
@@ -89,15 +104,16 @@ class TextArena(TextEnv[int]):
 
     def begin(self, task: int) -> str:
         self._states = (random.Random(task).getstate(), np.random.RandomState(task % 2**32).get_state())
+        self._shown = {}
         with self._own_random_states():
             self._game.reset(num_players=self.num_players, seed=task)
         if self._let_opponents_move():
-            raise RuntimeError(f"{self.game_id} was over before the agent's first move")
-        return self._observe()
+            raise EpisodeLost("over_at_reset", f"{self.game_id} was over before the agent's first move")
+        return "\n".join(self._new_messages())
 
     def reply(self, task: int, action: str) -> Reply:
         if not (self._move(action) or self._let_opponents_move()):
-            return Reply(self._observe())
+            return Reply("\n".join(self._new_messages()))
         with self._own_random_states():
             rewards, infos = self._game.close()
         reward = float((rewards or {}).get(self.player, 0.0))
@@ -107,15 +123,20 @@ class TextArena(TextEnv[int]):
     def _move(self, action: str) -> bool:
         """Whoever's turn it is moves; whether the game is over then."""
         with self._own_random_states():
+            for wrapper in self._action_wrappers:
+                action = wrapper(self._game).action(action)
             done, _ = self._game.step(action)
         return bool(done)
 
     def _let_opponents_move(self) -> bool:
         """The others move until it is the agent's turn; whether the game is over then."""
         for _ in range(MAX_OPPONENT_MOVES):
-            if self._game.state.current_player_id == self.player:
+            player = self._game.state.current_player_id
+            if player == self.player:
                 return False
-            if self._move(self._answer_to(self._observe())):
+            shown = self._shown.setdefault(player, [])
+            shown += self._new_messages()
+            if self._move(self._answer_to("\n".join(shown))):
                 return True
         raise RuntimeError(f"{self.game_id}: the agent did not get its turn within {MAX_OPPONENT_MOVES} moves of the others")
 
@@ -126,11 +147,19 @@ class TextArena(TextEnv[int]):
         with self._own_random_states():
             return self._opponent(observation)
 
-    def _observe(self) -> str:
+    def _new_messages(self) -> list[str]:
+        """What the player whose turn it is has not been shown yet, with the name of each speaker where several play.
+
+        The agent's own words are in its dialogue already.
+        """
         with self._own_random_states():
             player, messages = self._game.get_observation()
-        texts = [str(text).strip() for sender, text, *_ in messages if sender != player]
-        return "\n".join(text for text in texts if text)
+        names = {**self._game.state.role_mapping, GAME: "GAME"}
+        return [
+            f"[{names.get(sender, f'Player {sender}')}] {text}" if self.num_players > 1 else text
+            for sender, text in ((sender, str(text).strip()) for sender, text, *_ in messages)
+            if text and not sender == player == self.player
+        ]
 
     @contextmanager
     def _own_random_states(self) -> Iterator[None]:
