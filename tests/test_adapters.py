@@ -165,7 +165,7 @@ def polite(observation: str) -> str:
 
 
 # τ-bench v1: tau_bench.envs.get_env, tau_bench.envs.user, tau_bench.types.Action, and an Env with reset, step, tasks,
-# tools_info, wiki and user. A user that a model plays speaks as soon as it is made.
+# tools_info, wiki and user. A user that a model plays speaks as soon as it is made; parse_response reads what the model says.
 
 
 @dataclass
@@ -180,20 +180,19 @@ class TauStandIn:
     tasks = ["first", "second"]
 
     def __init__(self, **settings):
-        self.settings, self.actions, self.asked, self.is_down, self.refuses = settings, [], [], False, None
+        self.settings, self.actions, self.asked, self.fault, self.says = settings, [], [], None, "Go on."
 
     def reset(self, task_index=None):
         self.actions = []
-        self.user()
-        return SimpleNamespace(observation=f"Hello, {self.tasks[task_index]}.", info=None)
+        return SimpleNamespace(observation=self.user.reset(instruction=self.tasks[task_index]), info=None)
 
     def step(self, action: Action):
         self.actions.append((action.name, action.kwargs))
         if action.name == "respond":
-            done = action.kwargs["content"] == "Bye."
-            self.user()
+            said = self.user.step(action.kwargs["content"])
+            done = "###STOP###" in said
             reward = float(("cancel", {"id": 1}) in self.actions) if done else 0.0
-            return SimpleNamespace(observation="###STOP###" if done else "Go on.", reward=reward, done=done, info=None)
+            return SimpleNamespace(observation=said, reward=reward, done=done, info=None)
         return SimpleNamespace(observation="cancelled", reward=0, done=False, info=None)
 
 
@@ -201,23 +200,32 @@ class TauStandIn:
 def tau(monkeypatch):
     made = []
 
-    def load_user(user_strategy, model, provider):
-        def user():
-            if made[-1].refuses:
-                raise made[-1].refuses
-            if made[-1].is_down:
-                raise openai.OpenAIError("nobody answers")
-            made[-1].asked.append((user_strategy, model, provider))
+    class User:
+        def __init__(self, *arguments):
+            self.arguments = arguments
+            self.speak("")
 
-        user()
-        return user
+        def speak(self, said):
+            if made[-1].fault:
+                raise made[-1].fault
+            made[-1].asked.append(self.arguments)
+            return self.parse_response(said) if said else said
+
+        def reset(self, instruction=None):
+            return self.speak(made[-1].says and f"Hello, {instruction}. {made[-1].says}")
+
+        def step(self, content):
+            return self.speak("###STOP###" if content == "Bye." else made[-1].says)
+
+        def parse_response(self, response):
+            return response.rpartition("Thought:")[2].strip()
 
     def get_env(env_name, user_strategy, user_model, task_split, user_provider=None, task_index=None):
         assert user_strategy == "human"
         made.append(TauStandIn(env_name=env_name, user_model=user_model, task_split=task_split, task_index=task_index))
         return made[-1]
 
-    user = {"UserStrategy": enum.Enum("UserStrategy", {"HUMAN": "human", "LLM": "llm"}), "load_user": load_user}
+    user = {"UserStrategy": enum.Enum("UserStrategy", {"HUMAN": "human", "LLM": "llm", "REACT": "react"}), "load_user": User}
     modules = {
         "tau_bench": {},
         "tau_bench.envs": {"get_env": get_env},
@@ -237,41 +245,71 @@ class TestTauBench:
         assert not tau[0].asked  # a run that is only looked at costs nothing
         assert tau[0].settings == {"env_name": "retail", "user_model": "u", "task_split": "train", "task_index": 0}
         observation, info = env.reset(seed=0, options={"task_id": "1"})
-        assert observation == "Hello, second." and "Be kind." in info["system_prompt"] and '"cancel"' in info["system_prompt"]
+        assert (
+            observation == "Hello, second. Go on."
+            and "Be kind." in info["system_prompt"]
+            and '"cancel"' in info["system_prompt"]
+        )
         assert env.step('{"name": "cancel", "arguments": {"id": 1}}')[0] == "cancelled"
         assert env.step("Done.")[:4] == ("Go on.", 0.0, False, False)
         assert env.step("{broken")[0].startswith("Error: a tool call must be")
-        assert env.step('{"name": "respond", "arguments": {}}')[0] == "Error: respond needs a text under 'content'"
+        for mute in ('{"name": "respond"}', " "):
+            assert env.step(mute)[0] == "Error: respond needs a text under 'content'"
         assert env.step("Bye.")[1:4] == (1.0, True, False)
         assert tau[0].actions == [("cancel", {"id": 1}), ("respond", {"content": "Done."}), ("respond", {"content": "Bye."})]
         env.reset(seed=0)
         assert env.step("Bye.")[1:3] == (0.0, True)
-        with pytest.raises(ValueError, match="has 0 to 1"):
-            env.reset(options={"task_id": "2"})
+        for unknown in ("2", "-1", "x"):
+            with pytest.raises(ValueError, match="has 0 to 1"):
+                env.reset(options={"task_id": unknown})
 
     def test_without_its_user_an_episode_is_lost_and_the_next_one_is_played(self, tau):
         env = TauBench("retail", user_model="u")
-        tau[0].is_down = True
+        tau[0].fault = openai.OpenAIError("nobody answers")
         with pytest.raises(EpisodeLost, match="τ-bench's user: OpenAIError: nobody answers") as lost:
             env.reset(seed=0)
         assert lost.value.reason == "endpoint_failure"
-        tau[0].is_down = False
+        tau[0].fault = None
         env.reset(seed=0)
         assert tau[0].asked == [("llm", "u", "openai")] * 2  # when it was made, and for the first words
-        tau[0].is_down = True
+        tau[0].fault = openai.OpenAIError("nobody answers")
         _, _, terminated, truncated, info = env.step("Hello.")
         assert (terminated, truncated, info["discard"], info["stop_reason"]) == (False, True, True, "endpoint_failure")
-        tau[0].is_down = False
+        tau[0].fault = None
         env.reset(seed=0)
         answer = SimpleNamespace(request=None, status_code=400, headers={})
-        tau[0].refuses = openai.BadRequestError("too long", response=answer, body=None)
+        tau[0].fault = openai.BadRequestError("too long", response=answer, body=None)
         assert env.step("So much to say.")[1:4] == (0.0, True, False)  # what the agent wrote is no way out of a task
+        with pytest.raises(EpisodeLost, match="τ-bench's user: BadRequestError: too long"):
+            env.reset(seed=0)  # here the agent wrote nothing
+
+    @pytest.mark.parametrize("nothing", [None, ""])
+    def test_a_user_that_says_nothing_loses_the_episode(self, tau, nothing):
+        env = TauBench("retail")
+        env.reset(seed=0)
+        tau[0].says = nothing
+        observation, *_, info = env.step("Hello.")
+        assert info["discard"] and observation == f"τ-bench's user: ValueError: its answer is {nothing!r}"
+        with pytest.raises(EpisodeLost, match="its answer is"):
+            env.reset(seed=0)
+
+    def test_the_agent_never_reads_what_the_user_thinks(self, tau):
+        env = TauBench("retail", user_strategy="react")
+        tau[0].says = "Thought:\nI must not say ###STOP### yet.\n\nUser Response:\nMy id is 7."
+        assert env.reset(seed=0)[0] == env.step("Your id?")[0] == "My id is 7."
+        tau[0].says = "Thought: my secret is 42."
+        assert "has no 'User Response:'" in env.step("Well?")[0]
+
+    def test_mistakes(self, tau):
         with pytest.raises(ValueError, match="user_strategy is 'robot'; τ-bench knows human, llm"):
             TauBench(user_strategy="robot")
+        for config in ({"domain": "airline"}, {"domain": "moon"}, {"task_split": "eval"}):
+            with pytest.raises(ValueError, match="τ-bench has retail: train, dev, test; airline: test"):
+                TauBench(**config)
 
     @pytest.mark.skipif(find_spec("tau_bench") is not None, reason="τ-bench is installed")
     def test_without_it_the_error_says_how_to_install_it(self):
-        with pytest.raises(ValueError, match=r"needs τ-bench: pip install .*github.com/sierra-research/tau-bench"):
+        with pytest.raises(ValueError, match=r"needs τ-bench: pip install .*--no-deps .*github.com/sierra-research/tau-bench"):
             TauBench()
 
     @pytest.mark.skipif(find_spec("tau_bench") is None, reason="τ-bench is not installed")

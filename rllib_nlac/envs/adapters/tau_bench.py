@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv
 from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
 
-INSTALL = "pip install 'tau_bench @ git+https://github.com/sierra-research/tau-bench'"
-HUMAN = "human"
+# Without its dependencies, which downgrade protobuf below what TensorBoard needs.
+INSTALL = "pip install litellm tenacity termcolor; pip install --no-deps 'tau_bench @ git+https://github.com/sierra-research/tau-bench'"
+SPLITS = {"retail": ("train", "dev", "test"), "airline": ("test",)}
+HUMAN, REACT = "human", "react"
+STOP = "###STOP###"
 RESPOND = "respond"  # τ-bench's name of the action that speaks to the user
 HOW_TO_ACT = (
     "Each turn you either write to the user, in plain text, or call a tool. A tool call is one JSON object and nothing else, "
@@ -23,13 +25,13 @@ HOW_TO_ACT = (
 class TauBench(TextEnv[int]):
     """A task of τ-bench: its tools, its policy, its simulated user, its reward.
 
-    The user is a language model behind litellm, as τ-bench has it; the policy in training never plays it. Where it cannot be
-    reached an episode is lost and counted (``stop_reason_endpoint_failure``). Where it refuses the dialogue, as one that is too
-    long for it, the task has failed.
+    The user is a language model behind litellm, as τ-bench has it; the policy in training never plays it. Where it gives no
+    usable answer an episode is lost and counted (``stop_reason_endpoint_failure``). Where it refuses what the agent wrote, as a
+    dialogue that is too long for it, the task has failed.
 
     Args:
         domain: "retail" or "airline".
-        task_split: "train", "dev" or "test", as far as the domain has them.
+        task_split: "train", "dev" or "test" for retail, "test" for airline.
         user_model: Name of the model that plays the user, as litellm knows it.
         user_provider: Its provider, as litellm knows it; "openai" with OPENAI_API_BASE set reaches any compatible endpoint.
         user_strategy: As in τ-bench: "llm", "react", "verify", "reflection".
@@ -49,8 +51,11 @@ class TauBench(TextEnv[int]):
         max_turns: int = 30,
     ) -> None:
         super().__init__(max_turns=max_turns, split=task_split)
+        if task_split not in SPLITS.get(domain, ()):
+            known = "; ".join(f"{name}: {', '.join(splits)}" for name, splits in SPLITS.items())
+            raise ValueError(f"env_config has domain {domain!r} and task_split {task_split!r}; τ-bench has {known}")
         try:
-            from openai import BadRequestError, OpenAIError  # what litellm's errors are
+            from openai import BadRequestError  # what litellm's errors are
             from tau_bench.envs import get_env
             from tau_bench.envs.user import UserStrategy, load_user
             from tau_bench.types import Action
@@ -59,12 +64,13 @@ class TauBench(TextEnv[int]):
         strategies = [each.value for each in UserStrategy]
         if user_strategy not in strategies:
             raise ValueError(f"env_config.user_strategy is {user_strategy!r}; τ-bench knows {', '.join(strategies)}")
-        self._action_type, self._refused, self._out_of_reach = Action, BadRequestError, OpenAIError
-        self._make_user = partial(load_user, user_strategy, user_model, user_provider)
-        self._has_user = False
+        self._action_type, self._refused = Action, BadRequestError
         # The first task is fixed, or τ-bench would draw one from the global random state. A model that plays the user is asked
-        # for words as soon as it is made, so it takes the human's place at the first reset.
+        # for words as soon as it is made, so it takes the human's place, and is made at the first reset.
         self._inner = get_env(domain, user_strategy=HUMAN, user_model=user_model, task_split=task_split, task_index=0)
+        self._inner.user = _User(
+            partial(load_user, user_strategy, user_model, user_provider), BadRequestError, user_strategy == REACT
+        )
 
     @property
     def system_prompt(self) -> str:
@@ -77,16 +83,13 @@ class TauBench(TextEnv[int]):
 
     def sample_task(self, spec: str | None) -> TaskId[int]:
         count = len(self._inner.tasks)
-        index = int(self.np_random.integers(count)) if spec is None else int(spec)
+        index = int(self.np_random.integers(count)) if spec is None else int(spec) if str(spec).isdecimal() else -1
         if not 0 <= index < count:
             raise ValueError(f"task {spec!r} does not exist; the split {self.split!r} has 0 to {count - 1}")
         return TaskId(str(index), index)
 
     def begin(self, task: int) -> str:
-        with self._lost_without_user():
-            if not self._has_user:
-                self._inner.user, self._has_user = self._make_user(), True
-            return str(self._inner.reset(task_index=task).observation)
+        return str(self._inner.reset(task_index=task).observation)
 
     def reply(self, task: int, action: str) -> Reply:
         try:
@@ -94,21 +97,57 @@ class TauBench(TextEnv[int]):
         except ToolError as error:
             return Reply(f"Error: {error}")
         name, arguments = call if call is not None else (RESPOND, {"content": action})
-        if name == RESPOND and not isinstance(arguments.get("content"), str):
+        if name == RESPOND and not (isinstance(arguments.get("content"), str) and arguments["content"].strip()):
             return Reply(f"Error: {RESPOND} needs a text under 'content'")
         try:
-            with self._lost_without_user():
-                answer = self._inner.step(self._action_type(name=name, kwargs=arguments))
+            answer = self._inner.step(self._action_type(name=name, kwargs=arguments))
         except self._refused as error:
             return Reply(f"Error: {type(error).__name__}", success=False)
         success = float(answer.reward) >= 1.0 if answer.done else None
         return Reply(str(answer.observation), float(answer.reward) if answer.done else 0.0, success=success)
 
-    @contextmanager
-    def _lost_without_user(self) -> Iterator[None]:
+
+class _User:
+    """τ-bench's user. A failure of it loses the episode, except that it refuses what the agent wrote."""
+
+    def __init__(self, make: Callable[[], Any], refusal: type[Exception], hides_thoughts: bool) -> None:
+        self._make, self._refusal, self._hides_thoughts = make, refusal, hides_thoughts
+        self._user: Any = None
+
+    def reset(self, instruction: str | None = None) -> str:
+        return self._say("reset", instruction, None)
+
+    def step(self, content: str) -> str:
+        return self._say("step", content, self._refusal)
+
+    def get_total_cost(self) -> Any:
+        return self._user.get_total_cost()
+
+    def _say(self, method: str, text: str | None, refusal: type[Exception] | None) -> str:
         try:
-            yield
-        except self._refused:
-            raise
-        except self._out_of_reach as error:
+            if self._user is None:
+                self._user = self._make()
+                if self._hides_thoughts:
+                    self._user.parse_response = _spoken
+            said = getattr(self._user, method)(text)
+            if not isinstance(said, str) or not said.strip():
+                raise ValueError(f"its answer is {said!r}")
+            return said
+        except Exception as error:
+            if refusal is not None and isinstance(error, refusal):
+                raise
             raise EpisodeLost("endpoint_failure", f"τ-bench's user: {type(error).__name__}: {error}") from None
+
+
+def _spoken(response: str) -> str:
+    """What a user that thinks first says to the agent; τ-bench's own reader keeps the thought.
+
+    Raises:
+        ValueError: Nothing says where the thought ends.
+    """
+    _, mark, spoken = response.rpartition("User Response:")
+    if STOP in (spoken if mark else response):
+        return STOP
+    if not mark:
+        raise ValueError(f"its answer has no 'User Response:': {response:.80}")
+    return spoken.strip()
