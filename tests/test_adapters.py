@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import json
 import random
 import sys
 import threading
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -318,40 +319,60 @@ class TestTauBench:
         assert len(env._inner.tasks) == 500 and env.tools
 
 
-# τ²-bench: tau2.registry.registry, tau2.gym.gym_agent.AgentGymEnv.
+# τ²-bench: tau2.registry.registry, tau2.gym.gym_agent.AgentGymEnv. Its simulation runs in a thread, which waits for the agent;
+# where it fails, its log says why, and info has no run.
 
 
-@dataclass
 class Tau2StandIn:
-    domain: str
-    task_id: str
-    max_steps: int = 100
-    solo_mode: bool = False
-    user_llm: str = "default"
-    user_llm_args: dict = field(default_factory=dict)
-    closed: bool = False
+    is_down = False
+
+    def __init__(self, domain, task_id, max_steps=100, user_llm=None, user_llm_args=None):
+        self.task_id, self.max_steps, self.user_llm, self.actions = task_id, max_steps, user_llm, []
+        self._agent, self._orchestrator = None, None
+
+    def _log(self, message, level="INFO"):
+        pass
 
     def reset(self, seed=None, options=None):
-        return f"user: I am {self.task_id}", {"policy": "Be brief.", "tools": [SimpleNamespace(openai_schema={"name": "look"})]}
+        acted = threading.Event()
+        self._orchestrator = SimpleNamespace(max_steps=self.max_steps)
+        self._agent = SimpleNamespace(is_agent_turn=True, set_action=lambda message: acted.set())
+        self.thread = threading.Thread(target=acted.wait, daemon=True)
+        self.thread.start()
+        if self.is_down:
+            self._log("Orchestrator error: nobody answers", "ERROR")
+        tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+        info = {"policy": "Be brief.", "tools": [SimpleNamespace(openai_schema=tool)], "simulation_run": "{}"}
+        return "" if self.is_down else f"user: I am {self.task_id}", info
 
     def step(self, action):
-        done = action == "done()"
-        return "user: bye" if done else "user: and?", float(done), done, False, {}
-
-    def close(self):
-        self.closed = True
+        self.actions.append(action)
+        if action == "Grade me." and self.is_down:
+            raise openai.OpenAIError("no judge")
+        if self.is_down:
+            self._log("Orchestrator error: nobody answers", "ERROR")
+            return "", 0.0, True, False, {"simulation_run": "{}"}
+        ending = {"Bye.": "user_stop", "Err.": "too_many_errors", "Long.": "max_steps"}.get(action)
+        info = {"simulation_run": json.dumps({"termination_reason": ending} if ending else {})}
+        return "user: and?", float(action == "Bye."), ending is not None, False, info
 
 
 @pytest.fixture()
 def tau2(monkeypatch):
     class Registry:
         def get_tasks_loader(self, domain):
+            if domain == "unread":
+                raise FileNotFoundError("tasks.json")
             if domain != "retail":
                 raise KeyError(domain)
             return lambda split: [SimpleNamespace(id=f"{split}-{i}") for i in range(3)]
 
+    monkeypatch.setattr(Tau2StandIn, "is_down", False)
     modules = {
+        "loguru": {"logger": SimpleNamespace(disable=lambda name: None)},
         "tau2": {},
+        "tau2.data_model": {},
+        "tau2.data_model.message": {"AssistantMessage": SimpleNamespace},
         "tau2.gym": {},
         "tau2.gym.gym_agent": {"AgentGymEnv": Tau2StandIn},
         "tau2.registry": {"registry": Registry()},
@@ -366,19 +387,61 @@ class TestTau2Bench:
     def test_contract_with_its_signatures(self, tau2):
         env = Tau2Bench("retail", user_llm="m", max_turns=7)
         observation, info = env.reset(seed=0, options={"task_id": "train-2"})
-        assert observation == "user: I am train-2" and "Be brief." in info["system_prompt"] and "look" in info["system_prompt"]
-        first = env._inner
-        assert (first.max_steps, first.user_llm) == (28, "m")
+        assert observation == "user: I am train-2" and [tool["function"]["name"] for tool in info["tools"]] == ["look"]
+        for told in ("Be brief.", '{"name": "look"', "A tool call is one JSON object"):
+            assert told in info["system_prompt"]
+        assert (env._inner.max_steps, env._inner.user_llm) == (28, "m")
         assert env.step("hm")[:4] == ("user: and?", 0.0, False, False)
-        assert env.step("done()")[1:4] == (1.0, True, False)
-        env.reset(seed=1)
-        assert first.closed
+        assert env.step("Bye.")[1:4] == (1.0, True, False)
         with pytest.raises(ValueError, match="no tasks for domain 'moon'"):
             Tau2Bench("moon")
+        with pytest.raises(ValueError, match=r"set TAU2_DATA_DIR .*tasks\.json"):
+            Tau2Bench("unread")
+
+    def test_a_call_is_made_however_it_is_written(self, tau2):
+        env = Tau2Bench()
+        env.reset(seed=0)
+        for action in ('<tool_call>{"name": "look"}</tool_call>', 'Let me look.\n```json\n{"name": "look"}\n```'):
+            env.step(action)
+        assert env._inner.actions == ['{"name": "look", "arguments": {}}'] * 2
+        assert env.step('{"name": "look", "requestor": "user"}')[0].startswith("Error: a tool call must look like")
+        assert len(env._inner.actions) == 2
+
+    def test_without_user_or_judge_an_episode_is_lost_and_the_next_one_is_played(self, tau2, monkeypatch):
+        env = Tau2Bench()
+        for action, cause in (("Hello.", "Orchestrator error: nobody answers"), ("Grade me.", "OpenAIError: no judge")):
+            env.reset(seed=0)
+            monkeypatch.setattr(Tau2StandIn, "is_down", True)
+            observation, _, terminated, truncated, info = env.step(action)
+            assert (terminated, truncated, info["discard"], info["stop_reason"]) == (False, True, True, "endpoint_failure")
+            assert cause in observation
+            with pytest.raises(EpisodeLost, match="nobody answers"):
+                env.reset(seed=0)
+            monkeypatch.setattr(Tau2StandIn, "is_down", False)
+
+    @pytest.mark.parametrize(
+        ("action", "reason", "truncated"), [("Err.", "too_many_errors", False), ("Long.", "max_steps", True)]
+    )
+    def test_an_end_that_is_not_graded_says_why(self, tau2, action, reason, truncated):
+        env = Tau2Bench()
+        env.reset(seed=0)
+        observation, _, *ends, info = env.step(action)
+        assert ends == [not truncated, truncated] and (info["success"], info["stop_reason"]) == (False, reason)
+        assert observation == f"user: and?\nThe dialogue was ended: {reason.replace('_', ' ')}."
+
+    def test_an_episode_that_is_cut_off_leaves_no_thread(self, tau2):
+        env = Tau2Bench(max_turns=1)
+        for end in (lambda: env.reset(seed=1), env.close):
+            env.reset(seed=0)
+            thread, orchestrator = env._inner.thread, env._inner._orchestrator
+            assert env.step("hm")[3] and thread.is_alive()
+            end()
+            thread.join(5)
+            assert not thread.is_alive() and orchestrator.max_steps == 0
 
     @pytest.mark.skipif(find_spec("tau2") is not None, reason="τ²-bench is installed")
     def test_without_it_the_error_says_how_to_install_it(self):
-        with pytest.raises(ValueError, match=r"needs τ²-bench: pip install .*Python 3.12"):
+        with pytest.raises(ValueError, match=r"needs τ²-bench: git clone .*tau2-bench; pip install .*Python 3.12"):
             Tau2Bench()
 
 

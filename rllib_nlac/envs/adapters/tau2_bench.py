@@ -1,17 +1,27 @@
-"""τ²-bench (github.com/sierra-research/tau2-bench; Python 3.12 or newer). PyPI's ``tau2`` is another package."""
+"""τ²-bench (github.com/sierra-research/tau2-bench; Python 3.12 or 3.13). PyPI's ``tau2`` is another package."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from rllib_nlac.envs.base import Reply, TaskId, TextEnv
+from rllib_nlac.envs.adapters.tau_bench import HOW_TO_ACT
+from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv
+from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
 
-INSTALL = "pip install 'tau2 @ git+https://github.com/sierra-research/tau2-bench' (Python 3.12 or newer)"
+# From a clone, because its tasks are in no package.
+INSTALL = "git clone https://github.com/sierra-research/tau2-bench; pip install -e ./tau2-bench (Python 3.12 or 3.13)"
+DECIDED = ("user_stop", "agent_stop")  # ends of a dialogue that τ²-bench grades
 
 
 class Tau2Bench(TextEnv[str]):
     """A task of τ²-bench, through its own gymnasium interface.
+
+    A language model plays the user. 40 of the 114 retail tasks are also graded by one, which τ²-bench fixes:
+    ``gpt-4.1-2025-04-14``, reached by litellm with OPENAI_API_KEY and OPENAI_API_BASE. Where one of them fails, an episode is
+    lost and counted (``stop_reason_endpoint_failure``). After ten tool errors the task has failed
+    (``stop_reason_too_many_errors``). τ²-bench's own log is turned off.
 
     Args:
         domain: "retail", "airline", "telecom" or "mock".
@@ -34,6 +44,10 @@ class Tau2Bench(TextEnv[str]):
     ) -> None:
         super().__init__(max_turns=max_turns, split=task_split)
         try:
+            from loguru import logger
+
+            logger.disable("tau2")  # 35 lines a step
+            from tau2.data_model.message import AssistantMessage
             from tau2.gym.gym_agent import AgentGymEnv
             from tau2.registry import registry
         except ImportError as error:
@@ -42,6 +56,10 @@ class Tau2Bench(TextEnv[str]):
             tasks = registry.get_tasks_loader(domain)(task_split)
         except (KeyError, ValueError) as error:
             raise ValueError(f"τ²-bench has no tasks for domain {domain!r} and split {task_split!r}: {error}") from error
+        except OSError as error:
+            raise ValueError(
+                f"τ²-bench's data are missing, set TAU2_DATA_DIR to the folder data of a clone: {error}"
+            ) from error
         self.domain = domain
         self._names = [str(task.id) for task in tasks]
         self._settings: dict[str, Any] = {"max_steps": 4 * max_turns}
@@ -51,11 +69,17 @@ class Tau2Bench(TextEnv[str]):
             self._settings["user_llm_args"] = dict(user_llm_args)
         self._make = AgentGymEnv
         self._inner: Any = None
-        self._prompt = ""
+        self._farewell = AssistantMessage(role="assistant", content="###STOP###")
+        self._prompt, self._fault = "", ""
+        self._tools: list[dict[str, Any]] = []
 
     @property
     def system_prompt(self) -> str:
         return self._prompt
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        return self._tools
 
     def sample_task(self, spec: str | None) -> TaskId[str]:
         name = self._names[int(self.np_random.integers(len(self._names)))] if spec is None else str(spec)
@@ -68,18 +92,50 @@ class Tau2Bench(TextEnv[str]):
     def begin(self, task: str) -> str:
         self.close()
         self._inner = self._make(domain=self.domain, task_id=task, **self._settings)
+        self._inner._log = self._note
         observation, info = self._inner.reset()
-        tools = "\n".join(str(getattr(tool, "openai_schema", tool)) for tool in info.get("tools", ()))
-        self._prompt = f"{info.get('policy', '')}\n\nTools:\n{tools}".strip()
+        if not observation:
+            raise self._lost("it ended before the agent's first turn")
+        self._tools = [tool.openai_schema for tool in info["tools"]]
+        tools = "\n".join(json.dumps(tool["function"]) for tool in self._tools)
+        self._prompt = f"{info['policy']}\n\n{HOW_TO_ACT}\n\nTools:\n{tools}"
         return str(observation)
 
     def reply(self, task: str, action: str) -> Reply:
-        observation, reward, terminated, truncated, _ = self._inner.step(action)
-        if not (terminated or truncated):
+        try:
+            call = parse_tool_call(action)
+        except ToolError as error:
+            return Reply(f"Error: {error}")
+        if call is not None:
+            action = json.dumps({"name": call[0], "arguments": call[1]})
+        try:
+            observation, reward, terminated, _, info = self._inner.step(action)
+        except Exception as error:  # whatever the judge's answer leads to
+            raise self._lost(f"the episode could not be graded: {type(error).__name__}: {error}") from None
+        if not terminated:
             return Reply(str(observation))
-        return Reply(str(observation), float(reward), success=float(reward) >= 1.0)
+        run = json.loads(info["simulation_run"])
+        if not run:
+            raise self._lost("the simulation failed")
+        ending = run["termination_reason"]
+        if ending in DECIDED:
+            return Reply(str(observation), float(reward), success=float(reward) >= 1.0)
+        text = f"{observation}\nThe dialogue was ended: {ending.replace('_', ' ')}."
+        return Reply(text, success=False, truncated=ending == "max_steps", stop_reason=ending)
+
+    def _note(self, message: str, level: str = "INFO") -> None:
+        """Takes the place of τ²-bench's log, where alone it says why a simulation failed."""
+        if level == "ERROR":
+            self._fault = message
+
+    def _lost(self, cause: str) -> EpisodeLost:
+        return EpisodeLost("endpoint_failure", f"τ²-bench: {cause}. {self._fault}".strip())
 
     def close(self) -> None:
-        if self._inner is not None:
-            self._inner.close()
-            self._inner = None
+        """Ends the simulation, which otherwise waits for the agent's next turn in a thread of its own."""
+        inner, self._inner, self._fault = self._inner, None, ""
+        if inner is None or inner._orchestrator is None:
+            return
+        inner._orchestrator.max_steps = 0  # where the user has the turn
+        if inner._agent.is_agent_turn:
+            inner._agent.set_action(self._farewell)
