@@ -13,6 +13,7 @@ GENERATION, MESSAGES = "generation", "messages"  # keys of the extra model outpu
 ACTION_FORM = "action_form"  # another, where engines enforce what environments offer
 TASK_SEED = "task_seed"  # key of the custom data: what the environment was reset with
 TASK = "task"  # another: the number of its task in an evaluation
+UNLEARNED_STEPS = "unlearned_steps"  # another, of a logged dialogue: numbers of steps that are history only
 ENVIRONMENT = "rllib_nlac/environment"  # key of the first info, which no environment of a user has by chance
 KEPT = frozenset({"success", "stop_reason", "subgoals", "task_id"})  # of each info of a whole episode
 KEPT_FIRST = KEPT | {"system_prompt", ENVIRONMENT}  # of the first
@@ -60,6 +61,11 @@ def task_seed_of(episode: SingleAgentEpisode) -> int:
 def known_task_seed(episode: SingleAgentEpisode) -> int | None:
     """The same; None of a logged dialogue, which no environment played."""
     return episode.custom_data.get(TASK_SEED)
+
+
+def unlearned_steps(episode: SingleAgentEpisode) -> Sequence[int]:
+    """Steps that are part of the history and never learned from."""
+    return episode.custom_data.get(UNLEARNED_STEPS, ())
 
 
 def task_of(episode: SingleAgentEpisode) -> int | str:

@@ -16,6 +16,7 @@ from rllib_nlac.checkpoints.checkpoint import CheckpointError
 from rllib_nlac.checkpoints.start import starting_point
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.replay.conversations import ConversationData, epochs, parse_conversation, sequences_of
+from rllib_nlac.replay.messages import CALLING, TOO_LONG, UNLEARNED
 from rllib_nlac.types import Message
 
 USER, ASSISTANT = {"role": "user", "content": "Guess."}, {"role": "assistant", "content": "Is it big?"}
@@ -55,12 +56,11 @@ def test_what_others_say_in_a_row_is_one_message():
         (None, "'messages' must be a list of messages"),
         ([], "'messages' must be a list of messages"),
         ("hello", "'messages' must be a list of messages"),
-        ([USER], "no message of the assistant's is trained"),
-        ([USER, {**ASSISTANT, "weight": 0}], "no message of the assistant's is trained"),
+        ([USER], "no message is the assistant's"),
         ([USER, {"role": "critic", "content": "x"}], "message 1 must have a role of system, user, tool, assistant"),
         ([USER, "hello"], "message 1 must have a role"),
         ([USER, {"role": "assistant"}], "message 1 must have a content"),
-        ([USER, {"role": "assistant", "content": " "}], "message 1 must have a content, a text that is not empty"),
+        ([USER, {"role": "assistant", "content": " "}], "message 1 is trained, and its content is empty"),
         ([{"role": "user", "content": [{"type": "image"}]}, ASSISTANT], "message 0 must have a content"),
         ([ASSISTANT], "message 0 is the assistant's, and no user or tool message is before it"),
         ([USER, ASSISTANT, ASSISTANT], "message 2 is the assistant's, and no user"),
@@ -74,6 +74,15 @@ def test_a_malformed_row_is_named_by_file_and_line(messages, complaint):
     with pytest.raises(ValueError, match=complaint) as raised:
         parse_conversation(row(messages))
     assert str(raised.value).startswith("chats.jsonl, line 7: ")
+
+
+def test_a_row_of_which_nothing_is_trained_is_left_out_and_counted(chats, chat):
+    """Fails where one row of calls alone ends the run."""
+    rows = [{"messages": [USER, {**ASSISTANT, **more}]} for more in ({"tool_calls": [{"id": "1"}]}, {"weight": 0}, {})]
+    data = ConversationData(config_of(chats(*rows)))
+    assert len(data.sequences(chat)) == 1 and data.notes == {CALLING: 1, UNLEARNED: 2}
+    with pytest.raises(ValueError, match=r"no conversation is left to learn from: config\.input_: 1 rows have no turn"):
+        ConversationData(config_of(chats(rows[1]))).sequences(chat)
 
 
 @given(st.integers(1, 30), st.integers(0, 100), st.integers(1, 40), st.integers(0, 3))
@@ -111,8 +120,8 @@ def test_rows_of_a_group_stay_together(chats, chat):
 def test_what_exceeds_the_context_is_left_out_and_counted(chats, chat):
     long = [{"role": "user", "content": "alive " * 3000}, ASSISTANT]
     data = ConversationData(config_of(chats({"messages": long}, {"messages": CHAT})))
-    assert len(data.sequences(chat)) == 1 and data.num_too_long == 1
-    with pytest.raises(ValueError, match="none of 1 fits the model"):
+    assert len(data.sequences(chat)) == 1 and data.notes == {TOO_LONG: 1}
+    with pytest.raises(ValueError, match="1 rows exceed the context and are left out; of those that are too long"):
         ConversationData(config_of(chats({"messages": long}))).sequences(chat)
 
 

@@ -25,6 +25,7 @@ from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.prompts import PromptSet, load_prompts
 from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.replay.dialogues import parse_dialogue, to_episode
+from rllib_nlac.replay.messages import REPLACED
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Future, Message
 
@@ -146,7 +147,7 @@ class TestUnreadable:
             {"role": "user", "content": "b" * 1_000_000},
         ]
         dialogue = parse_dialogue(Row("a.jsonl, line 1", {"messages": messages, "reward": 1.0}))
-        assert dialogue.num_replaced == 2 and dialogue.actions == ("a\ufffd",)
+        assert dialogue.notes[REPLACED] == 2 and dialogue.actions == ("a\ufffd",)
         episode = to_episode(dialogue, "x", chat, compact, "plain", 12)
         assert len(episode.get_observations(-1)) == chat.max_characters
 

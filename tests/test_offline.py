@@ -21,7 +21,9 @@ from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.episode import ENVIRONMENT, GENERATION, MESSAGES
 from rllib_nlac.replay.buffer import TextReplayBuffer, transition_at
+from rllib_nlac.replay.conversations import parse_conversation
 from rllib_nlac.replay.dialogues import DialogueData, as_row, parse_dialogue, to_episode, write_dialogues
+from rllib_nlac.replay.messages import CALLING, TOO_LONG, notice
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Message
 
@@ -81,7 +83,7 @@ class TestRows:
             ({"messages": []}, "'messages' must be a list"),
             ({"messages": [{"role": "user", "content": "x"}]}, "no message is the assistant's"),
             ({"messages": [{"role": "human", "content": "x"}]}, "message 0 must have a role of system, user"),
-            ({"messages": [{"role": "user"}]}, "message 0 must have a role"),
+            ({"messages": [{"role": "user"}]}, "message 0 must have a content"),
             ({"rewards": [1.0]}, "there are 2 actions, and 'rewards' is"),
             ({"rewards": [1.0, "x"]}, "a reward must be a number, and it is str 'x'"),
             ({"rewards": [1.0, float("nan")]}, "must be a finite number"),
@@ -143,6 +145,88 @@ class TestRows:
         assert len(set(ids)) == 3 and ids[2] == "short" and ids[0].startswith("aaa")
 
 
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": "{}"}}]}
+HEARD = {"role": "tool", "content": "A door.", "tool_call_id": "1", "name": "look"}
+
+
+class TestTurnsThatAreNotLearnedFrom:
+    """By either reader: logs for replay, and conversations for SFT."""
+
+    MESSAGES = (
+        *say("user: Go."),
+        CALL,
+        HEARD,
+        {**CALL, "content": "I look again."},
+        HEARD,
+        *say("assistant: Open it.", "user: Won."),
+    )
+
+    def test_calls_and_weights_of_0_stay_in_the_history_and_are_not_learned_by_either_reader(self, chat, compact):
+        """Fails where a call is the action "", or where one of the readers alone heeds a weight."""
+        for more in ([], say("assistant: Bye.", "user: Over.")):
+            messages = [*self.MESSAGES, *({**each, "weight": 0} if each["role"] == "assistant" else each for each in more)]
+            given = Row("", {"messages": messages, "reward": 1.0})
+            logged, conversation = parse_dialogue(given), parse_conversation(given)
+            assert logged.actions == ("", "I look again.", "Open it.", *["Bye."] * bool(more))
+            assert [action for action, learned in zip(logged.actions, logged.learned, strict=True) if learned] == ["Open it."]
+            assert [conversation.messages[place].content for place in conversation.trained] == ["Open it."]
+            assert logged.notes == conversation.notes and logged.notes[CALLING] == 2
+            episode = to_episode(logged, "e", chat, compact, "plain", room=1)
+            (place,) = conversation.trained
+            assert episode.get_extra_model_outputs(MESSAGES, 2)[-place:] == conversation.messages[:place]
+            again = parse_dialogue(Row("", as_row(episode)))
+            assert (again.actions, again.learned) == (logged.actions, logged.learned)
+
+    def test_the_buffer_keeps_them_and_draws_the_others(self, chat, compact, tmp_path):
+        """Also from a checkpoint, and in a buffer of another capacity. Fails where a priority of 0 makes every weight 0."""
+        dialogue = parse_dialogue(Row("", {"messages": list(self.MESSAGES), "reward": 1.0}))
+        plain = parse_dialogue(row(truncated=True))
+        buffer, smaller = (TextReplayBuffer(env="E", seed=0, capacity=capacity) for capacity in (100, 50))
+        for number, each in enumerate((plain, dialogue, plain, dialogue)):
+            buffer.add([to_episode(each, f"e{number}", chat, compact, "plain", room=1)])
+        buffer.save(tmp_path / "saved")
+        smaller.load(tmp_path / "saved")
+        for each in (buffer, smaller):
+            sample = each.sample_transitions(200, beta=0.4)
+            assert {t.action for t in sample.transitions} == {"a0", "a1", "Open it."} and set(sample.weights) == {1.0}
+            assert each.mean_priority == 1.0 and each.get_num_timesteps() == 6
+            each.update_priorities_of(sample.nodes, np.ones(200))
+        buffer.capacity = 5
+        buffer.add([to_episode(plain, "last", chat, compact, "plain", room=1)])
+        assert [len(episode) for episode in buffer.episodes] == [3, 2]
+        assert {t.action for t in buffer.sample_transitions(50, 0.4).transitions} == {"a0", "a1", "Open it."}
+
+    def test_a_reasoning_is_the_thought_of_a_model_that_thinks_and_counted_of_others(self, chat):
+        """Fails where a prompt that opens the block itself is followed by a second mark."""
+        turn = {"role": "assistant", "content": "Open it.", "reasoning_content": "A door opens."}
+        given = Row("", {"messages": [*say("user: Go."), turn], "reward": 1.0})
+        spoken = "<think>\nA door opens.\n</think>\n\nOpen it."
+        assert (
+            parse_dialogue(given, thinks=True).actions
+            == (parse_conversation(given, thinks=True).messages[1].content,)
+            == (spoken,)
+        )
+        assert not parse_dialogue(given, thinks=True).notes
+        assert parse_dialogue(given).actions == ("Open it.",)
+        assert notice(parse_dialogue(given).notes) == "config.input_: 1 messages have 'reasoning_content', which is not read"
+        prompt = chat.prompt_ids((Message("user", "Go."),))
+        opened = (*prompt, *chat.tokenizer.encode("<think>\n", add_special_tokens=False))
+        assert chat.encode_turn(opened, spoken) == chat.encode(spoken.removeprefix("<think>\n"))
+        assert chat.encode_turn(prompt, spoken) == chat.encode(spoken)
+
+    def test_what_is_not_read_of_messages_is_named_and_counted(self):
+        """Empty values, as parquet has them for every key of any row, are none. Fails where hostile names fill the screen."""
+        messages = [*say("user: Go."), {**say("assistant: a")[0], "logprobs": [1], "name": None, "audio": ""}, HEARD, HEARD]
+        assert parse_dialogue(Row("", {"messages": messages, "reward": 1.0})).notes == {
+            "messages have 'logprobs', which is not read": 1,
+            "messages have 'tool_call_id', which is not read": 2,
+            "messages have 'name', which is not read": 2,
+        }
+        hostile = {**say("assistant: a")[0], **{f"\x1b[2J{n}" * 99: 1 for n in range(99)}}
+        text = notice(parse_conversation(Row("", {"messages": [*say("user: Go."), hostile]})).notes)
+        assert len(text) < 2000 and text.isprintable() and text.endswith("and 79 kinds more")
+
+
 class TestEpisodes:
     def test_they_are_what_an_env_runner_would_have_recorded(self, config, chat, compact, tmp_path):
         """Episodes of a runner, written and read, differ only in what nobody logged: log-probabilities and versions."""
@@ -189,7 +273,7 @@ class TestEpisodes:
         config.max_action_tokens = 500
         data = DialogueData(config)
         data.dialogues = lambda: [parse_dialogue(row(messages=say("user: " + "word " * 40, "assistant: a"), rewards=[1.0]))]
-        with pytest.raises(ValueError, match="none of 1 dialogues fits"):
+        with pytest.raises(ValueError, match=r"no dialogue is left to learn from: config\.input_: 1 rows exceed"):
             data.episodes(chat, compact)
 
     def test_a_logged_answer_that_exceeds_the_context_is_left_out(self, config, chat, compact):
@@ -199,7 +283,7 @@ class TestEpisodes:
         messages = [say("user: a", f"assistant: {answer}") for answer in answers]
         data.dialogues = lambda: [parse_dialogue(row(messages=each, rewards=[1.0])) for each in messages]
         (kept,) = data.episodes(chat, compact)
-        assert data.num_too_long == 1 and kept.get_actions() == [answers[0]]
+        assert data.notes == {TOO_LONG: 1} and kept.get_actions() == [answers[0]]
 
     def test_the_fingerprint_is_of_all_that_a_dialogue_says(self, config, chat, compact):
         """Fails where a checkpoint goes on with the same actions and other rewards."""
@@ -288,9 +372,9 @@ class TestFiles:
         lines = (tmp_path / "a.jsonl").read_text()
         (tmp_path / "a.jsonl").write_text(lines + lines.replace("Guess my object.", "Guess. " * 600))
         data = DialogueData(config.offline_data(input_=str(tmp_path)))
-        assert len(data.episodes(chat, compact)) == 2 and data.num_too_long == 2
+        assert len(data.episodes(chat, compact)) == 2 and data.notes == {TOO_LONG: 2}
         (tmp_path / "a.jsonl").write_text(lines.replace("Guess my object.", "Guess. " * 600))
-        with pytest.raises(ValueError, match="none of 2 dialogues fits the model"):
+        with pytest.raises(ValueError, match="2 rows exceed the context and are left out; of those that are too long"):
             data.episodes(chat, compact)
 
     def test_mistakes(self, config, tmp_path):

@@ -203,6 +203,10 @@ class Chat:
         pieces = control.pieces("assistant", text, [(0, len(text))]) if guarded else [text]
         return (*(id for piece in pieces for id in self.tokenizer.encode(piece, add_special_tokens=False)), self.end_id)
 
+    def encode_turn(self, prompt_ids: Sequence[int], text: str) -> tuple[int, ...]:
+        """As ``encode``, behind a prompt that may end with the ``<think>`` with which the text begins."""
+        return self.encode(text.removeprefix("<think>").lstrip("\n") if self.opens_thinking(prompt_ids) else text)
+
     def opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends inside a reasoning block, as the templates of some thinking models have it."""
         return self.tokenizer.decode(list(prompt_ids[-8:])).rstrip().endswith("<think>")

@@ -28,6 +28,7 @@ from rllib_nlac.episode import (
     generations_of,
     known_task_seed,
     messages_at,
+    unlearned_steps,
 )
 from rllib_nlac.replay.storage import EpisodeFiles
 from rllib_nlac.types import Transition
@@ -103,8 +104,26 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
             self._check_room(episode)
         self._bytes.update({episode.id_: size_of(episode) for episode in episodes})
         for episode in episodes:  # one by one: a list that exceeds the capacity makes RLlib evict from an empty buffer
-            super().add([episode], weight)
+            self._add(episode, weight)
         self._evict()
+
+    def _add(self, episode: SingleAgentEpisode, weight: float | None = None) -> None:
+        """Adds an episode; its steps that are not learned from are in no tree, so nothing draws them."""
+        super().add([episode], weight)
+        unlearned = frozenset(unlearned_steps(episode))
+        if not unlearned:
+            return
+        places = self._indices[-len(episode) :]
+        del self._indices[-len(episode) :]
+        for place in places:
+            node = place[2]
+            if place[1] in unlearned:
+                self._sum_segment[node], self._min_segment[node] = 0.0, float("inf")
+                del self._tree_idx_to_sample_idx[node]
+                self._free_nodes.appendleft(node)
+            else:
+                self._tree_idx_to_sample_idx[node] = len(self._indices)
+                self._indices.append(place)
 
     def _check_room(self, episode: SingleAgentEpisode) -> None:
         if len(episode) > 2 * self.capacity:
@@ -137,7 +156,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         Raises:
             ValueError: The buffer is empty.
         """
-        if not self._num_timesteps:
+        if not self._indices:
             raise ValueError("the replay buffer is empty: collect episodes before sampling")
         shares = self.rng.random(count)
         if (favoured := self._favouring_success()) is not None:
@@ -203,7 +222,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
     @property
     def mean_priority(self) -> float:
         """Mean of p^α over everything kept."""
-        return self._sum_segment.sum() / max(self._num_timesteps, 1)
+        return self._sum_segment.sum() / max(len(self._indices), 1)
 
     @property
     def priorities(self) -> np.ndarray:
@@ -261,7 +280,7 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         of_step = {(index, t): priority for (index, t, _), priority in zip(former._indices, priorities, strict=True)}
         for episode in former.episodes:
             self._check_room(episode)
-            super().add([episode])
+            self._add(episode)
         nodes = {node: of_step[index, t] for index, t, node in self._indices}
         self.update_priorities_of(list(nodes), np.array(list(nodes.values())))
 

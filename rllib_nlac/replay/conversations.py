@@ -4,7 +4,7 @@ One row is one conversation, as other trainers read them::
 
     {"messages": [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}, {"role": "assistant", ...}]}
 
-Assistant messages are trained, each under the dialogue before it. ``"weight": 0`` in one leaves it out. User and tool messages
+Assistant messages are trained, each under the dialogue before it; how they are read, ``messages`` says. User and tool messages
 that follow each other are read as one. Rows that follow each other with the same ``group``, such as those of one episode, stay
 together when rows are drawn: what they begin with alike is then computed once. Other columns are ignored.
 """
@@ -12,9 +12,9 @@ together when rows are drawn: what they begin with alike is then computed once. 
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,10 @@ from ray.rllib.offline.offline_data import OfflineData
 
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.envs.rows import Row, id_field, read_rows
-from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH
-from rllib_nlac.inputs.texts import readable
 from rllib_nlac.learner.batch import POLICY, TrainingSequence
-from rllib_nlac.replay.dialogues import ROLES, input_files
+from rllib_nlac.replay.dialogues import input_files
+from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, notice, read_messages
 from rllib_nlac.types import Message, Seen
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,68 +37,42 @@ class Conversation:
         messages: The dialogue; it begins with a system or user message.
         trained: Places of the assistant messages that are trained.
         group: Rows that follow each other with the same one stay together; None stands alone.
-        num_replaced: Characters that no tokenizer reads, for which U+FFFD stands.
+        notes: What was not read as it stands, see ``read_messages``.
     """
 
     place: str
     messages: tuple[Message, ...]
     trained: tuple[int, ...]
     group: str | None = None
-    num_replaced: int = 0
+    notes: Counter[str] = field(default_factory=Counter)
 
 
-def parse_conversation(row: Row) -> Conversation:
-    """Reads a row.
+def parse_conversation(row: Row, thinks: bool = False) -> Conversation:
+    """Reads a row; ``thinks`` is that of ``read_messages``.
 
     Raises:
         ValueError: It is malformed; the message names file and line.
     """
-    given = row.fields.get("messages")
-    if not isinstance(given, list) or not given:
-        raise ValueError(f"{row.place}: 'messages' must be a list of messages, and it is {given!r:.60}")
     messages: list[Message] = []
     trained: list[int] = []
-    num_replaced = 0
-    for number, message in enumerate(given):
-        role, content = _role_and_content(row, number, message)
-        content, replaced = readable(content)
-        num_replaced += replaced
+    given, notes = read_messages(row, thinks)
+    for number, (role, text, learned) in enumerate(given):
         before = messages[-1].role if messages else ""
         if role == "system" and number:
             raise ValueError(f"{row.place}: message {number} is a system message, and only the first may be one")
-        if role == "assistant":
-            if before in ("", "system", "assistant"):
-                raise ValueError(f"{row.place}: message {number} is the assistant's, and no user or tool message is before it")
-            if _weight(row, number, message):
-                trained.append(len(messages))
+        if role == "assistant" and before in ("", "system", "assistant"):
+            raise ValueError(f"{row.place}: message {number} is the assistant's, and no user or tool message is before it")
+        if learned:
+            if not text.strip():
+                raise ValueError(f"{row.place}: message {number} is trained, and its content is empty")
+            trained.append(len(messages))
         if before == "user" and role in ("user", "tool"):
-            messages[-1] = Message("user", f"{messages[-1].content}\n{content}")
+            messages[-1] = Message("user", f"{messages[-1].content}\n{text}")
         else:
-            messages.append(Message("user" if role == "tool" else role, content))
-    if not trained:
-        raise ValueError(f"{row.place}: no message of the assistant's is trained, so there is nothing to learn from")
-    return Conversation(row.place, tuple(messages), tuple(trained), id_field(row, "group"), num_replaced)
-
-
-def _role_and_content(row: Row, number: int, message: Any) -> tuple[str, str]:
-    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
-    if isinstance(content, list):  # parts, as of a model that reads pictures too
-        texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
-    if role not in ROLES:
-        raise ValueError(f"{row.place}: message {number} must have a role of {', '.join(ROLES)}, and it has {role!r:.60}")
-    if not isinstance(content, str) or (role == "assistant" and not content.strip()):
-        raise ValueError(f"{row.place}: message {number} must have a content, a text that is not empty, not {content!r:.60}")
-    if len(content) > MAX_TEXT_LENGTH:
-        raise ValueError(f"{row.place}: message {number} has {len(content)} characters, and may have {MAX_TEXT_LENGTH}")
-    return str(role), content
-
-
-def _weight(row: Row, number: int, message: Mapping[str, Any]) -> bool:
-    weight = message.get("weight")
-    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
-        raise ValueError(f"{row.place}: message {number} has the weight {weight!r:.60}, and it must be 0 or 1")
-    return weight != 0
+            messages.append(Message("user" if role == "tool" else role, text))
+    if not any(message.role == "assistant" for message in messages):
+        raise ValueError(f"{row.place}: no message is the assistant's, so there is nothing to learn from")
+    return Conversation(row.place, tuple(messages), tuple(trained), id_field(row, "group"), notes)
 
 
 def sequences_of(conversation: Conversation, chat: Chat) -> list[TrainingSequence]:
@@ -119,7 +90,7 @@ def sequences_of(conversation: Conversation, chat: Chat) -> list[TrainingSequenc
         (prompt,) = chat.prompts([Wanted(messages[:place], 0, seen)])
         if isinstance(prompt, PromptTooLong):
             raise prompt
-        ids = chat.encode(message.content)
+        ids = chat.encode_turn(prompt.ids, message.content)
         if len(prompt.ids) + len(ids) > chat.max_context:
             raise PromptTooLong(
                 f"{conversation.place}: an answer of {len(ids)} tokens after a prompt of {len(prompt.ids)} exceeds the context "
@@ -140,29 +111,37 @@ class ConversationData(OfflineData):
         config: Configuration of the algorithm.
 
     Attributes:
-        num_too_long: Conversations that exceed the context and are left out.
+        notes: What was not read as it stands in the files, and how often.
         fingerprint: Tells the conversations that were read from others.
     """
 
     def __init__(self, config: Any) -> None:  # RLlib's own would read the files as steps of arrays
         self.config = config
-        self.num_too_long = 0
+        self.notes: Counter[str] = Counter()
         self.fingerprint = ""
+
+    @property
+    def notice(self) -> str | None:
+        """What a person should know of the conversations that were read last."""
+        return notice(self.notes)
 
     def sequences(self, chat: Chat) -> list[list[TrainingSequence]]:
         """The trained turns of every group of conversations that fit the context, in the order of files and lines.
 
         Raises:
-            ValueError: A row is malformed, there is none, or none fits.
+            ValueError: A row is malformed, or there is none to learn from.
             FileNotFoundError: A name matches no file.
         """
-        digest, found, num_replaced, last = hashlib.sha256(), list[list[TrainingSequence]](), 0, ""
+        digest, found, last = hashlib.sha256(), list[list[TrainingSequence]](), ""
         group: str | None = None
-        self.num_too_long = 0
+        self.notes = Counter()
         for row in read_rows(input_files(self.config.input_)):
-            conversation = parse_conversation(row)
+            conversation = parse_conversation(row, chat.thinks)
             digest.update(repr((conversation.messages, conversation.trained)).encode())
-            num_replaced += conversation.num_replaced
+            self.notes += conversation.notes
+            if not conversation.trained:
+                self.notes[UNLEARNED] += 1
+                continue
             try:
                 turns = sequences_of(conversation, chat)
                 if found and conversation.group is not None and conversation.group == group:
@@ -171,18 +150,12 @@ class ConversationData(OfflineData):
                     found.append(turns)
                 group = conversation.group
             except PromptTooLong as error:
-                self.num_too_long, last = self.num_too_long + 1, str(error)
+                self.notes[TOO_LONG] += 1
+                last = f"; of those that are too long the last one: {error}"
         self.fingerprint = digest.hexdigest()
         if not found:
-            none = f"none of {self.num_too_long} fits the model; the last one: {last}" if last else "there are no conversations"
-            raise ValueError(f"config.input_ {self.config.input_!r}: {none}")
-        if self.num_too_long or num_replaced:
-            logger.warning(
-                "config.input_: %d conversations exceed the context and are left out; %d characters that no tokenizer reads "
-                "were replaced",
-                self.num_too_long,
-                num_replaced,
-            )
+            why = self.notice or f"config.input_: {self.config.input_!r} holds no conversation"
+            raise ValueError(f"no conversation is left to learn from: {why}{last}")
         return found
 
 

@@ -7,7 +7,7 @@ One row is one episode, in JSONL or parquet::
 
 Assistant messages are the actions, by whatever policy; user and tool messages are what the environment said. ``rewards`` has
 one number an action; ``reward`` in its place is paid at the end. Without ``terminated`` and ``truncated`` an episode counts as
-terminated. ``success`` and ``task_id`` may be missing.
+terminated. ``success`` and ``task_id`` may be missing. How messages are read, ``messages`` says.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import contextlib
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,14 @@ from ray.rllib.offline.offline_data import OfflineData
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.envs.answers import AnswerError, reward_of
 from rllib_nlac.envs.rows import Row, id_field, read_rows, short_id
-from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH, TextSpace
-from rllib_nlac.episode import ENVIRONMENT, environment_of, step_outputs
+from rllib_nlac.envs.spaces import TextSpace
+from rllib_nlac.episode import ENVIRONMENT, UNLEARNED_STEPS, environment_of, step_outputs, unlearned_steps
 from rllib_nlac.inputs.examples import data_files
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.prompts import PromptSet
+from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, notice, read_messages
 from rllib_nlac.types import Generation, Seen, dialogue_after
 
-ROLES = ("system", "user", "tool", "assistant")
 FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id", ENVIRONMENT)
 NAMES = ("task_id", ENVIRONMENT)
 INPUT = "input"  # begins the names of episodes that were read
@@ -51,55 +52,47 @@ class Dialogue:
         system_prompt: May be empty.
         observations: What the environment said: one more than there are actions.
         actions: What the agent said.
+        learned: Which actions are learned from.
         rewards: One for each action.
         terminated: The task was decided.
         truncated: A limit ended the episode.
         success: None where the log does not say.
         task_id: Likewise.
-        num_replaced: Characters that no tokenizer reads, and for which U+FFFD stands.
+        notes: What was not read as it stands, see ``read_messages``.
         environment: Registered name of the environment where a task set played several; its prompts are asked.
     """
 
     system_prompt: str
     observations: tuple[str, ...]
     actions: tuple[str, ...]
+    learned: tuple[bool, ...]
     rewards: tuple[float, ...]
     terminated: bool
     truncated: bool
     success: bool | None = None
     task_id: str | None = None
-    num_replaced: int = 0
+    notes: Counter[str] = field(default_factory=Counter)
     environment: str | None = None
 
 
-def parse_dialogue(row: Row) -> Dialogue:
-    """Reads a row.
+def parse_dialogue(row: Row, thinks: bool = False) -> Dialogue:
+    """Reads a row; ``thinks`` is that of ``read_messages``.
 
     Raises:
         ValueError: It is malformed; its file and line are named.
     """
     fields = {key: value for key, value in row.fields.items() if value is not None}
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"{row.place}: 'messages' must be a list of messages, and it is {messages!r:.60}")
-    system, observations, actions, num_replaced = "", [""], list[str](), 0
-    for number, message in enumerate(messages):
-        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
-        if role not in ROLES or not isinstance(content, str):
-            raise ValueError(
-                f"{row.place}: message {number} must have a role of {', '.join(ROLES)} and a content, not {message!r:.60}"
-            )
-        if len(content) > MAX_TEXT_LENGTH:
-            raise ValueError(f"{row.place}: message {number} has {len(content)} characters, and may have {MAX_TEXT_LENGTH}")
-        content, replaced = readable(content)
-        num_replaced += replaced
-        if role == "system" and number == 0:
-            system = content
-        elif role == "assistant":
-            actions.append(content)
+    messages, notes = read_messages(row, thinks)
+    system, observations, actions, learned = "", [""], list[str](), list[bool]()
+    for number, said in enumerate(messages):
+        if said.role == "system" and number == 0:
+            system = said.text
+        elif said.role == "assistant":
+            actions.append(said.text)
+            learned.append(said.learned)
             observations.append("")
         else:
-            observations[-1] = f"{observations[-1]}\n{content}" if observations[-1] else content
+            observations[-1] = f"{observations[-1]}\n{said.text}" if observations[-1] else said.text
     if not actions:
         raise ValueError(f"{row.place}: no message is the assistant's, so there is nothing to learn from")
     flags = {key: fields.get(key) for key in ("terminated", "truncated", "success")}
@@ -119,12 +112,13 @@ def parse_dialogue(row: Row) -> Dialogue:
         system,
         tuple(observations),
         tuple(actions),
+        tuple(learned),
         _rewards(row, fields, len(actions)),
         terminated or not truncated,
         truncated,
         None if flags["success"] is None else bool(flags["success"]),
         task,
-        num_replaced,
+        notes,
         environment,
     )
 
@@ -168,6 +162,7 @@ def to_episode(
     """
     episode = SingleAgentEpisode(id_=name, observation_space=TextSpace(), action_space=TextSpace())
     info = {"system_prompt": dialogue.system_prompt, "task_id": dialogue.task_id}
+    episode.custom_data[UNLEARNED_STEPS] = [t for t, learned in enumerate(dialogue.learned) if not learned]
     first = info if dialogue.environment is None else {**info, ENVIRONMENT: dialogue.environment}
     episode.add_env_reset(dialogue.observations[0], first)
     messages = prompts.state(dialogue.system_prompt, dialogue.observations[0], action_format)
@@ -176,7 +171,7 @@ def to_episode(
         (prompt,) = chat.prompts([Wanted(messages, room, seen)])
         if isinstance(prompt, PromptTooLong):
             raise prompt
-        ids = chat.encode(action)
+        ids = chat.encode_turn(prompt.ids, action)
         if len(prompt.ids) + len(ids) > chat.max_context:
             raise PromptTooLong(
                 f"a logged answer of {len(ids)} tokens after a prompt of {len(prompt.ids)} exceeds the context of "
@@ -208,7 +203,8 @@ class DialogueData(OfflineData):
 
     def __init__(self, config: Any) -> None:  # RLlib's own would read the files as steps of arrays
         self.config = config
-        self.num_too_long = self.num_replaced = 0
+        self.notes: Counter[str] = Counter()  # of the dialogues that were read last
+        self.thinks = False
         self.fingerprint = ""  # tells the dialogues that were read last from others
 
     def dialogues(self) -> list[Dialogue]:
@@ -231,20 +227,27 @@ class DialogueData(OfflineData):
                 raise ValueError(row["error"])
         if not rows:
             raise ValueError(f"config.input_ {self.config.input_!r}: there are no dialogues")
-        return [parse_dialogue(Row(row["place"], json.loads(row["fields"]))) for row in rows]
+        return [parse_dialogue(Row(row["place"], json.loads(row["fields"])), self.thinks) for row in rows]
+
+    @property
+    def notice(self) -> str | None:
+        """What a person should know of the dialogues that were read last."""
+        return notice(self.notes)
 
     def episodes(self, chat: Chat, prompts: PromptSet) -> list[SingleAgentEpisode]:
-        """Those that fit the model's context; the others are counted as ``num_too_long``. Characters that no tokenizer reads
-        are replaced and counted as ``num_replaced``.
+        """Those that fit the model's context and have a turn to learn from; ``notice`` tells of the others.
 
         Raises:
-            ValueError: None of them fits.
+            ValueError: There is none.
         """
-        episodes, digest = [], hashlib.sha256()
-        self.num_too_long = self.num_replaced = 0
+        episodes, digest, last = [], hashlib.sha256(), ""
+        self.notes, self.thinks = Counter(), chat.thinks
         for number, dialogue in enumerate(self.dialogues()):
             digest.update(repr(dialogue).encode())
-            self.num_replaced += dialogue.num_replaced
+            self.notes += dialogue.notes
+            if not any(dialogue.learned):
+                self.notes[UNLEARNED] += 1
+                continue
             own = prompts if dialogue.environment is None else self.config.prompts_for(dialogue.environment)
             try:
                 episode = to_episode(
@@ -258,18 +261,11 @@ class DialogueData(OfflineData):
                 )
                 episodes.append(episode)
             except PromptTooLong as error:
-                self.num_too_long += 1
-                last = error
+                self.notes[TOO_LONG] += 1
+                last = f"; of those that are too long the last one: {error}"
         self.fingerprint = digest.hexdigest()
         if not episodes:
-            raise ValueError(f"config.input_: none of {self.num_too_long} dialogues fits the model; the last one: {last}")
-        if self.num_too_long or self.num_replaced:
-            logger.warning(
-                "config.input_: %d dialogues exceed the context and are left out; %d characters that no tokenizer reads were "
-                "replaced",
-                self.num_too_long,
-                self.num_replaced,
-            )
+            raise ValueError(f"no dialogue is left to learn from: {self.notice}{last}")
         return episodes
 
 
@@ -334,10 +330,13 @@ def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:
     """An episode as a row."""
     first, last = episode.get_infos(0), episode.get_infos(-1)
     system = first.get("system_prompt") or ""
-    messages = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    unlearned = unlearned_steps(episode)
     messages.append({"role": "user", "content": episode.get_observations(0)})
     for t, action in enumerate(episode.get_actions()):
-        messages += [{"role": "assistant", "content": action}, {"role": "user", "content": episode.get_observations(t + 1)}]
+        weight = {"weight": 0} if t in unlearned else {}
+        messages += [{"role": "assistant", "content": action, **weight}]
+        messages += [{"role": "user", "content": episode.get_observations(t + 1)}]
     success = last.get("success")
     return {
         "messages": messages,
