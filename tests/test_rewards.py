@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from rllib_nlac.inputs.endpoint import EndpointError
+from rllib_nlac.rewards.row_rewards import SETTINGS
 from rllib_nlac.rewards.sandbox import Limits, SandboxError, run_python, why_unavailable
-from rllib_nlac.rewards.styles import STYLES, program_of, reward
+from rllib_nlac.rewards.styles import SOURCES, STYLES, program_of, reward
 
 QUICK = Limits(seconds=1)
 
@@ -39,6 +40,13 @@ QUICK = Limits(seconds=1)
         ("rule-lighteval/MATH", r"\boxed{\frac12}", "0.5", 1.0),
         ("rule-lighteval/MATH", r"\boxed{1} \boxed{2}", r"\boxed{1}", 0.0),
         ("rule-lighteval/MATH", "0.5", "0.5", 0.0),
+        ("rule-math_dapo", "So it is 34.\nAnswer: 34", "34", 1.0),
+        ("rule-math_dapo", "Answer: 33\nNo.\n\n**answer :** $34$.", "34", 1.0),
+        ("rule-math_dapo", "Answer: 33\nNo.\n\nAnswer : $34$.\nDone.", "34", 1.0),
+        ("rule-math_dapo", r"Answer: $\boxed{\frac{1}{2}}$", "0.5", 1.0),
+        ("rule-math_dapo", r"\boxed{34}", "34", 0.0),
+        ("rule-math_dapo", "Answer:", "34", 0.0),
+        ("rule-math_dapo", "Answer: 34 or 35", "34", 0.0),
     ],
 )
 def test_rules(style, answer, truth, value):
@@ -54,7 +62,9 @@ def test_strict_gsm8k_wants_the_mark_and_a_plain_number(answer):
 def test_unknown_styles_are_named():
     with pytest.raises(ValueError, match="did you mean 'code-sandbox'"):
         reward("code_sandbox", "x", "y")
-    assert set(STYLES) == {"rule-openai/gsm8k", "rule-lighteval/MATH", "code-sandbox", "verifier_service", "agent_env"}
+    rules = {"rule-openai/gsm8k", "rule-lighteval/MATH", "rule-math_dapo"}
+    assert set(STYLES) == {*rules, "code-sandbox", "verifier_service", "agent_env"}
+    assert set(SOURCES.values()) < set(STYLES) and set(SETTINGS) == set(STYLES) - {"agent_env"}
 
 
 def test_an_environment_pays_for_a_whole_episode():

@@ -367,9 +367,12 @@ class TestTaskSet:
             ({"prompt": "x"}, "line 2: no reward style"),
             (
                 {"prompt": "x", "reward_model": {"style": "rule", "ground_truth": "1"}, "data_source": "openai/gsm9k"},
-                "line 2: unknown key 'rule-openai/gsm9k'; did you mean 'rule-openai/gsm8k'",
+                "line 2: .*unknown data_source 'openai/gsm9k'; did you mean 'openai/gsm8k'.*data_sources: {openai/gsm9k: ",
             ),
             ({"prompt": "x", "reward_model": {"style": "code-sandbox"}}, "line 2: no ground_truth"),
+            ({"prompt": "x", "reward_model": {"style": "rule"}}, "line 2: .*unknown data_source None; known are "),
+            ({**ROWS[0], "images": [{"bytes": "iVBOR"}]}, "line 2: the column 'images' holds something"),
+            ({**ROWS[3], "videos": ["a.mp4"]}, "line 2: the column 'videos' holds something"),
             (
                 {"prompt": [{"role": "tool", "content": ""}], "reward_model": {"style": "code-sandbox", "ground_truth": "1"}},
                 "line 2: 'prompt' must be a text, or one user message",
@@ -399,6 +402,33 @@ class TestTaskSet:
                 list(read_rows(str(path)))
         else:
             assert [row.fields["extra"] for row in read_rows(str(path))] == [value]
+
+    @pytest.mark.parametrize(
+        ("source", "style", "answer", "truth"),
+        [
+            ("DigitalLearningGmbH/MATH-lighteval", "rule", r"\boxed{34}", "34"),
+            ("HuggingFaceH4/MATH-500", "model", r"\boxed{34}", "34"),
+            ("math_dapo", "rule-lighteval/MATH_v2", "Answer: 34", "34"),
+            ("aime_2024", None, "Answer: 34", "34"),
+            ("mine_sums", "rule", "#### 34", "34"),
+            ("openai/gsm8k", "rule", r"\boxed{34}", "34"),
+            ("openai/gsm8k", "rule-math_dapo", "Answer: 34", "34"),
+        ],
+    )
+    def test_a_row_for_verl_is_graded_by_its_data_source(self, tmp_path, source, style, answer, truth):
+        """What a configuration says of a data source goes first, and a style of ours that a row names before both."""
+        model = {"style": style, "ground_truth": truth}
+        row = {"data_source": source, "prompt": [{"role": "user", "content": "?"}], "ability": "math", "reward_model": model}
+        path = tmp_path / "tasks.parquet"
+        pq.write_table(pa.Table.from_pylist([{**row, "extra_info": {"index": 0, "split": "train"}, "images": []}]), path)
+        own = {"mine_*": "rule-openai/gsm8k", "openai/gsm8k": "rule-lighteval/MATH"}
+        for said, worth in ((answer, 1.0), (answer.replace("34", "35"), 0.0)):
+            env = TaskSet(train_files=str(path), data_sources=own)
+            assert env.reset(seed=0)[0] == "?" and env.step(said)[1] == worth
+
+    def test_a_style_that_a_configuration_names_must_be_one(self, files):
+        with pytest.raises(ValueError, match=r"env_config.data_sources, 'mine': .*did you mean 'code-sandbox'"):
+            TaskSet(train_files=files[0], data_sources={"mine": "code_sandbox"})
 
     def test_splits(self, files, tmp_path):
         with pytest.raises(ValueError, match=r"env_config.val_files is empty, and the split is 'eval'"):

@@ -14,10 +14,11 @@ from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.names import unknown_key
 from rllib_nlac.rewards.math_verify_worker import UnreadableTruth
 from rllib_nlac.rewards.row_rewards import check_settings, check_truth
-from rllib_nlac.rewards.styles import STYLES, reward
+from rllib_nlac.rewards.styles import SOURCES, STYLES, reward, style_of
 
 REWARD_KEYS = ("url", "timeout_s", "max_retries", "verifiers", "strict", "math_verify", "partial")
 VERIFIER_KEYS = ("url", "timeout_s", "max_retries")
+NO_TEXT = ("images", "image", "videos", "video", "audios", "audio")
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class TaskSet(TextEnv[TaskRow]):
     Draws a row and plays it: one answer to a prompt, or a whole episode of the environment that the row names.
 
     A row has a column ``env_str`` (``agent_env``), or ``prompt`` (a text or a list of messages) with ``reward_model``: a dict
-    of ``style`` and ``ground_truth``. A style "rule" takes the row's ``data_source`` as its second half, as in
-    ``rule-openai/gsm8k``.
+    of ``style`` and ``ground_truth``. Where the style is none of ``STYLES``, as "rule" and "model" in files for verl, the row's
+    ``data_source`` decides, by ``data_sources`` and then ``SOURCES``.
 
     A row is data, whoever wrote it: it may choose among registered environments and set the plain values that they declare in
     ``row_schema``. What names files, addresses, keys or code comes from this configuration: ``environments`` and
@@ -61,7 +62,9 @@ class TaskSet(TextEnv[TaskRow]):
         val_files: Those of the split "eval".
         prompt_key: Name of the column with the prompt.
         env_key: Name of the column with the environment's string.
-        reward_style: The style of rows that name none.
+        reward_style: The style of rows that name none and whose ``data_source`` has none.
+        data_sources: Styles of data sources by their names or patterns, such as ``{my/sums: rule-openai/gsm8k, "mine_*":
+            verifier_service}``.
         reward_config: Settings of the styles, such as ``{url: http://localhost:9000/verify, math_verify: true}``. Under
             ``verifiers`` there can be several by name, ``{strict: {url: ...}}``, of which a row chooses by
             ``reward_model.verifier``.
@@ -89,6 +92,7 @@ class TaskSet(TextEnv[TaskRow]):
         trusted: bool = False,
         max_turns: int = 30,
         split: str = "train",
+        data_sources: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         if split not in ("train", "eval"):
@@ -101,10 +105,13 @@ class TaskSet(TextEnv[TaskRow]):
         self._settings = dict(reward_config or {})
         self._verifiers = dict(self._settings.pop("verifiers", None) or {})
         _check_reward_config(self._settings, self._verifiers)
+        for name, style in (data_sources or {}).items():
+            if style not in STYLES:
+                raise ValueError(f"env_config.data_sources, {name!r:.80}: {unknown_key(style, STYLES, 'reward style')}")
         self._environments = {name: dict(settings or {}) for name, settings in (environments or {}).items()}
         self._trusted = trusted
         may = May(trusted, tuple(self._environments), tuple(self._verifiers))
-        self._rows = load_tasks(names, prompt_key, env_key, reward_style, may)
+        self._rows = load_tasks(names, prompt_key, env_key, reward_style, may, tuple((data_sources or {}).items()))
         self._inner: BaseEnvironment | None = None
 
     def _info(self) -> dict[str, Any]:
@@ -196,21 +203,31 @@ class May:
 
 @lru_cache(maxsize=8)
 def load_tasks(
-    files: tuple[str, ...], prompt_key: str, env_key: str, reward_style: str | None, may: May
+    files: tuple[str, ...],
+    prompt_key: str,
+    env_key: str,
+    reward_style: str | None,
+    may: May,
+    data_sources: tuple[tuple[str, str], ...] = (),
 ) -> tuple[TaskRow, ...]:
     """All rows of files; the slots of an EnvRunner share them.
 
     Raises:
         ValueError: A row is malformed, or there is none.
     """
-    rows = tuple(parse_task(row, prompt_key, env_key, reward_style, may) for row in read_rows(files))
+    rows = tuple(parse_task(row, prompt_key, env_key, reward_style, may, dict(data_sources)) for row in read_rows(files))
     if not rows:
         raise ValueError(f"{', '.join(files)}: no rows")
     return rows
 
 
 def parse_task(
-    row: Row, prompt_key: str = "prompt", env_key: str = "env_str", reward_style: str | None = None, may: May | None = None
+    row: Row,
+    prompt_key: str = "prompt",
+    env_key: str = "env_str",
+    reward_style: str | None = None,
+    may: May | None = None,
+    data_sources: Mapping[str, str] | None = None,
 ) -> TaskRow:
     """Reads a row.
 
@@ -218,6 +235,12 @@ def parse_task(
         ValueError: Something is missing, malformed or more than a row may do; the row's place is named.
     """
     may = may or May()
+    for key in NO_TEXT:
+        if row.fields.get(key) not in (None, "", [], {}):
+            raise ValueError(
+                f"{row.place}: the column {key!r} holds something, and tasks are of text alone: take out such rows, or the "
+                "column if the text alone makes a task"
+            )
     if row.fields.get(env_key):
         env_str = text_field(row, env_key)
         try:
@@ -232,7 +255,7 @@ def parse_task(
     model = row.fields.get("reward_model") or {}
     if not isinstance(model, Mapping):
         raise ValueError(f"{row.place}: reward_model must be a dict of style and ground_truth, and it is {model!r:.80}")
-    style = _style(row, model, reward_style)
+    style = _style(row, model, reward_style, data_sources or {})
     if style == AGENT_ENV:
         raise ValueError(f"{row.place}: the reward style {style!r} needs the environment's string, in the column {env_key!r}")
     truth = model.get("ground_truth", row.fields.get("ground_truth"))
@@ -249,14 +272,22 @@ def parse_task(
     return TaskRow(row.place, style, prompt, system, truth, settings=settings)
 
 
-def _style(row: Row, model: Mapping[str, Any], default: str | None) -> str:
-    style = model.get("style") or default
-    if style == "rule":
-        style = f"rule-{row.fields.get('data_source')!s:.80}"
-    if not isinstance(style, str) or style not in STYLES:
-        problem = unknown_key(str(style), STYLES) if style else "no reward style: set reward_model.style or reward_style"
-        raise ValueError(f"{row.place}: {problem}")
-    return style
+def _style(row: Row, model: Mapping[str, Any], default: str | None, data_sources: Mapping[str, str]) -> str:
+    named, source = model.get("style"), row.fields.get("data_source")
+    is_foreign = isinstance(named, str) and (named == "model" or named.startswith("rule"))
+    style = named
+    if not named or (is_foreign and named not in STYLES):
+        style = (style_of(source, data_sources) if isinstance(source, str) else None) or (named or default)
+    if isinstance(style, str) and style in STYLES:
+        return style
+    if is_foreign:
+        near = unknown_key(source, {*data_sources, *SOURCES}, "data_source")
+        raise ValueError(
+            f"{row.place}: the reward style {named!r:.80} leaves it to the data_source: {near}. Name its style, as in "
+            f"env_config: {{data_sources: {{{source!s:.80}: rule-lighteval/MATH}}}}; styles are {', '.join(STYLES)}"
+        )
+    problem = unknown_key(str(style), STYLES) if style else "no reward style: set reward_model.style or reward_style"
+    raise ValueError(f"{row.place}: {problem}")
 
 
 def _prompt(row: Row, key: str) -> tuple[str, str]:

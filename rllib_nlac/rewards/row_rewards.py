@@ -16,6 +16,7 @@ _BOOLEAN = {"type": "boolean"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "rule-openai/gsm8k": {"strict": _BOOLEAN},
     "rule-lighteval/MATH": {"math_verify": _BOOLEAN},
+    "rule-math_dapo": {"math_verify": _BOOLEAN},
     "code-sandbox": {"partial": _BOOLEAN},
     "verifier_service": {"verifier": {"type": "string"}},
 }
@@ -117,6 +118,7 @@ def _short_text(truth: Any, read: Callable[[str], str | None]) -> str:
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "rule-openai/gsm8k": _check_number,
     "rule-lighteval/MATH": _check_answer,
+    "rule-math_dapo": _check_answer,
     "code-sandbox": parse_tests,
     "verifier_service": lambda truth: None,
 }

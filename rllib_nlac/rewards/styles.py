@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from typing import Any
 
@@ -44,7 +45,17 @@ def _is_number(text: str) -> bool:
 
 def math(answer: str, truth: Any, *, math_verify: bool = False, **_: Any) -> float:
     r"""1 where the content of the last ``\boxed{}`` is right, asking math-verify too where ``math_verify`` is set."""
-    said = boxed(answer)
+    return _same_answer(boxed(answer), truth, math_verify)
+
+
+def dapo(answer: str, truth: Any, *, math_verify: bool = False, **_: Any) -> float:
+    r"""As ``math``, of what follows the last ``Answer:`` in its line, which may be in ``\boxed{}`` or between dollar signs."""
+    said = re.split(r"(?i)\banswer\s*:", answer)[1:]
+    line = said[-1].strip().partition("\n")[0].strip("* ") if said else None
+    return _same_answer(line and (boxed(line) or line), truth, math_verify)
+
+
+def _same_answer(said: str | None, truth: Any, math_verify: bool) -> float:
     if said is None:
         return 0.0
     right = boxed(str(truth)) or str(truth)
@@ -142,9 +153,29 @@ def verifier(
 STYLES: dict[str, Callable[..., float]] = {
     "rule-openai/gsm8k": gsm8k,
     "rule-lighteval/MATH": math,
+    "rule-math_dapo": dapo,
     "code-sandbox": code,
     "verifier_service": verifier,
 }
+
+
+# Which style grades the rows of a data source, by names or patterns: what verl's ``default_compute_score`` does with them.
+SOURCES = {
+    "openai/gsm8k": "rule-openai/gsm8k",
+    "lighteval/MATH": "rule-lighteval/MATH",
+    "DigitalLearningGmbH/MATH-lighteval": "rule-lighteval/MATH",
+    "HuggingFaceH4/MATH-500": "rule-lighteval/MATH",
+    "numina_*": "rule-lighteval/MATH",
+    "math": "rule-math_dapo",
+    "math_dapo*": "rule-math_dapo",
+    "aime*": "rule-math_dapo",
+    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code-sandbox"),
+}
+
+
+def style_of(source: str, own: Mapping[str, str]) -> str | None:
+    """The style that grades a data source; a configuration's ``own`` names and patterns go before ``SOURCES``."""
+    return next((style for name, style in (*own.items(), *SOURCES.items()) if fnmatch.fnmatchcase(source, name)), None)
 
 
 def reward(style: str, answer: str, truth: Any, **settings: Any) -> float:
