@@ -24,6 +24,7 @@ from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.command.cli import app
+from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.sync.sync import export_weights
 from rllib_nlac.types import Weights
@@ -269,6 +270,20 @@ def test_a_trials_checkpoint_names_its_class(algorithm, tmp_path):
     pickled = (path / checkpoint.CONSTRUCTOR).read_bytes()
     assert cloudpickle.loads(pickled)["class"] is NLAC
     assert {text for _, text, _ in pickletools.genops(pickled) if text in vars(LanguageAlgorithm)} == set()
+
+
+def test_a_checkpoint_keeps_the_prompts_and_a_restore_says_which_files_were_others(algorithm, tmp_path):
+    saved = Path(algorithm.save_to_path(str(tmp_path / "checkpoint")))
+    env = algorithm.config.env
+    assert load_prompts(str(saved / checkpoint.PROMPTS), env) == algorithm.config.prompts_for(env)
+    manifest = json.loads((saved / checkpoint.MANIFEST).read_text())
+    algorithm.restore_from_path(str(saved))
+    assert not [text for text in algorithm.notices.take() if "other files" in text]
+    manifest[checkpoint.NAMED_FILES]["words.txt"] = "0"
+    (saved / checkpoint.MANIFEST).write_bytes(checkpoint.render(manifest))
+    algorithm.restore_from_path(str(saved))
+    (said,) = algorithm.notices.take()
+    assert "words.txt (is gone)" in said and str(saved) in said
 
 
 class TestRefusals:

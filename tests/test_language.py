@@ -17,7 +17,7 @@ from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.improvement_stage import improvement_stage
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prediction import prediction_stage
-from rllib_nlac.language.prompts import load_prompts
+from rllib_nlac.language.prompts import load_prompts, resolved_prompts
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.types import Future, Generation, Message, Transition, Weights
@@ -123,6 +123,7 @@ class TestExtends:
         mine = {"extends": "default", "name": "mine", "predict": "Mine."}
         for env in ("TwentyQuestions", "ServiceDesk", None):
             assert load_prompts(mine, env).predict == "Mine."
+            assert load_prompts(resolved_prompts(mine), env) == load_prompts(mine, env)  # as a checkpoint keeps it
         assert load_prompts(mine, "ServiceDesk").evaluate == load_prompts("default", "ServiceDesk").evaluate
 
     def test_what_is_set_of_one_environment_leaves_the_rest_of_it(self):

@@ -18,7 +18,11 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint, CheckpointConfig
 from typer.testing import CliRunner
 
+from rllib_nlac import NLACConfig
+from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest
+from rllib_nlac.checkpoints.named_files import named_files
+from rllib_nlac.command import resume
 from rllib_nlac.command.experiment import ExperimentError
 from rllib_nlac.command.resume import (
     check_unchanged,
@@ -252,6 +256,63 @@ def test_of_checkpoints_that_are_kept_by_a_score_the_best_is_to_be_played(tmp_pa
     assert kept_checkpoint(trial) == tmp_path / "checkpoint_2"
 
 
+class TestNamedFiles:
+    """A trial reads them anew when it goes on."""
+
+    @pytest.fixture()
+    def begun(self, tmp_path, monkeypatch):
+        """What goes on, and the files that its configuration names, by what they are for."""
+        files = {name: tmp_path / name for name in ("mine.yaml", "base.yaml", "words.txt", "a.jsonl", "b.jsonl", "tasks")}
+        files["base.yaml"].write_text("extends: default\nname: base\n")
+        files["mine.yaml"].write_text("extends: base.yaml\nname: mine\npredict: What follows?\n")
+        files["words.txt"].write_text("dog\n")
+        files["a.jsonl"].write_text("{}\n")
+        files["tasks"].mkdir()
+        keys = {
+            "prompts": str(files["mine.yaml"]),
+            "env_config": {"words": str(files["words.txt"])},
+            "evaluation_config": {"env_config": {"val_files": [str(tmp_path / "*.jsonl")], "folder": str(files["tasks"])}},
+        }
+        config = NLACConfig().update_from_dict({"env": "TwentyQuestions", **keys})
+        trial = tmp_path / "trial"
+        with checkpoint.written_at_once(trial / "checkpoint_000000") as folder:
+            checkpoint.write_manifest(folder, {checkpoint.NAMED_FILES: named_files(config)})
+        tune = begun_with(keys, {})
+        tune.path, tune.checkpoint = str(trial), SimpleNamespace(path=str(trial / "checkpoint_000000"))
+        monkeypatch.setattr(resume, "ExperimentAnalysis", lambda folder: SimpleNamespace(trials=[tune]))
+        return lambda: make_resumable(kept_in(tmp_path, config=keys)), files
+
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            (
+                "mine.yaml",
+                "extends: base.yaml\nname: mine\npredict: What then?\n",
+                r"prompts: \S*/mine\.yaml \(has changed\)\.",
+            ),
+            ("base.yaml", "extends: small\nname: base\n", r"prompts: \S*/mine\.yaml \(has changed\)\."),
+            ("words.txt", "cat\n", r"were: \S*/words\.txt \(has changed\)\."),
+            ("a.jsonl", "{}\n{}\n", r"were: \S*/a\.jsonl \(has changed\)\."),
+            ("b.jsonl", "{}\n", r"were: \S*/b\.jsonl \(is new\)\."),
+            ("words.txt", None, r"were: \S*/words\.txt \(is gone\)\."),
+        ],
+    )
+    def test_a_file_that_is_another_by_now_is_named_with_both_ways_out(self, begun, name, text, said):
+        go_on, files = begun
+        assert go_on() == []
+        files[name].unlink() if text is None else files[name].write_text(text)
+        ways = r" Put them back .*checkpoint_000000/prompts\.yaml.* --restore \S*/checkpoint_000000, in place of --resume"
+        with pytest.raises(ExperimentError, match=said + ways):
+            go_on()
+
+    def test_what_changes_nothing_is_no_change(self, begun):
+        """A comment in a prompt set, and what is within a folder that is named."""
+        go_on, files = begun
+        files["mine.yaml"].write_text(f"# Mine.\n{files['mine.yaml'].read_text()}")
+        (files["tasks"] / "new").write_text("x")
+        assert go_on() == []
+
+
 def test_nothing_to_resume_is_said(tmp_path, commands):
     resumed = commands.train(tmp_path, SMALL, "--resume")
     assert resumed.wait() == 2 and "nothing to resume" in resumed.stdout
@@ -259,9 +320,6 @@ def test_nothing_to_resume_is_said(tmp_path, commands):
 
 @pytest.mark.parametrize("damage", ["half", "gone"])
 def test_half_copies_go_and_what_tune_remembers_comes_back(tmp_path, monkeypatch, damage):
-    from rllib_nlac.checkpoints import checkpoint
-    from rllib_nlac.command import resume
-
     trial = tmp_path / "trial"
     for number in range(3):
         with checkpoint.written_at_once(trial / f"checkpoint_00000{number}") as folder:

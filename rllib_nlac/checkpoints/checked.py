@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 import pyarrow.fs
+import yaml
 from ray import cloudpickle
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.annotations import override
@@ -19,9 +21,11 @@ from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.utils import flatten_dict
 
 from rllib_nlac.checkpoints import checkpoint
+from rllib_nlac.checkpoints.named_files import changes, named_files
 from rllib_nlac.checkpoints.scratch import ScratchFolder
 from rllib_nlac.checkpoints.storage import cannot_write
 from rllib_nlac.envs import registry
+from rllib_nlac.language.prompts import resolved_prompts
 from rllib_nlac.names import is_address
 
 logger = logging.getLogger(__name__)
@@ -34,6 +38,13 @@ class CheckedCheckpoints(Algorithm):
     """
 
     config: Any
+    notices: Any  # of the run
+
+    @override(Algorithm)
+    def setup(self, config: Any) -> None:
+        # As they are read now: a file may change while the run goes on with what it has read.
+        self._named_files, self._prompts = named_files(self.config), resolved_prompts(self.config.manners.prompts)
+        super().setup(config)
 
     @staticmethod
     @override(Algorithm)
@@ -87,7 +98,10 @@ class CheckedCheckpoints(Algorithm):
             super().save_to_path(str(folder), state=state, use_msgpack=use_msgpack)
             self._name_class(folder / checkpoint.CONSTRUCTOR)
             self.save_parts(folder)
-            checkpoint.write_manifest(folder, self.facts())
+            plain = json.loads(json.dumps(self._prompts, default=str))
+            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+            (folder / checkpoint.PROMPTS).write_text(text, encoding="utf-8")
+            checkpoint.write_manifest(folder, {**self.facts(), checkpoint.NAMED_FILES: self._named_files})
         return final
 
     def _name_class(self, constructor: Path) -> None:
@@ -138,9 +152,18 @@ class CheckedCheckpoints(Algorithm):
             self._restore_component(path, component, filesystem, **kwargs)
         else:
             with checkpoint.opened(path, filesystem) as verified:
-                checkpoint.check(verified, self.facts())
+                self._check_fit(verified)
                 super().restore_from_path(str(verified.folder), **kwargs)
                 self.load_parts(verified.folder)
+
+    def _check_fit(self, verified: checkpoint.VerifiedFolder) -> None:
+        checkpoint.check(verified, self.facts())
+        changed = changes(verified.manifest.get(checkpoint.NAMED_FILES), self._named_files)
+        text = (
+            f"{verified.name} was written with other files than this run reads: {changed}. What it holds, such as a replay "
+            f"buffer, is of the former; its prompts stand in its {checkpoint.PROMPTS}"
+        )
+        self.notices.heed("named files", text if changed else None)
 
     def _restore_component(self, path: Any, component: str, filesystem: pyarrow.fs.FileSystem | None, **kwargs: Any) -> None:
         """A part of a whole checkpoint is verified with it; what stands alone, as RLlib's modules write it, cannot be."""
@@ -185,7 +208,7 @@ class CheckedCheckpoints(Algorithm):
         """
         source = getattr(checkpoint_path, "checkpoint", checkpoint_path)
         with checkpoint.opened(*_place(source)) as verified:
-            checkpoint.check(verified, self.facts())
+            self._check_fit(verified)
             local: Any = Checkpoint.from_directory(str(verified.folder))
             if source is not checkpoint_path:
                 local = type(checkpoint_path)(checkpoint=local, metrics=checkpoint_path.metrics)

@@ -51,6 +51,8 @@ __all__ = [
 ]
 
 MODULE_STATE = "learner_group/learner/rl_module/default_policy/module_state.pkl"
+NAMED_FILES = "named_files"  # key of the manifest: what the files held that the configuration names
+PROMPTS = "prompts.yaml"  # the prompt set of the run, with all that it extends
 CONSTRUCTOR = "class_and_ctor_args.pkl"
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt", "added_tokens.json")
 WHOLE = (MANIFEST, "rllib_checkpoint.json")  # what the folder of a whole checkpoint has, and its parts have not

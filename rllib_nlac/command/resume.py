@@ -15,7 +15,18 @@ from pyarrow import ArrowException, fs
 from ray import tune
 from ray.tune import ExperimentAnalysis
 
-from rllib_nlac.checkpoints.checkpoint import CheckpointError, DamagedCheckpoint, examine, last_whole, remove_unfinished
+from rllib_nlac.checkpoints.checkpoint import (
+    MANIFEST,
+    NAMED_FILES,
+    PROMPTS,
+    CheckpointError,
+    DamagedCheckpoint,
+    examine,
+    last_whole,
+    read_manifest,
+    remove_unfinished,
+)
+from rllib_nlac.checkpoints.named_files import changes, named_files
 from rllib_nlac.command.experiment import Experiment, ExperimentError, checkpoint_config, trainable_of
 from rllib_nlac.command.search import varied
 
@@ -92,6 +103,29 @@ def check_unchanged(experiment: Experiment, trials: Sequence[Any], restore: Path
             )
 
 
+def check_named_files(experiment: Experiment, trial: Any) -> None:
+    """A trial reads the files that its configuration names anew, and goes on with what it learned from the former.
+
+    Args:
+        experiment: As the file has it.
+        trial: Tune's, with the checkpoint from which it goes on.
+
+    Raises:
+        ExperimentError: A file is not what it was.
+    """
+    path = own_checkpoint(trial)
+    if path is None or not (path / MANIFEST).exists():  # it begins anew, or is one of RLlib's own
+        return
+    then = read_manifest(path, contents=False).get(NAMED_FILES)
+    now = named_files(trainable_of(experiment).get_default_config().update_from_dict(dict(trial.config)))
+    if changed := changes(then, now):
+        raise ExperimentError(
+            f"{experiment.name}: --resume goes on with what the run was begun with, and files that it reads are not what they "
+            f"were: {changed}. Put them back as they were (the prompts of then are in {path / PROMPTS}), or begin another run "
+            f"with what they are now: --restore {path}, in place of --resume, with another --storage-path"
+        )
+
+
 def _differences(asked: Mapping[str, Any], kept: Mapping[str, Any], where: str = "") -> Iterator[str]:
     for key in sorted({*asked, *kept}):
         now, then = (json.dumps(values.get(key), sort_keys=True, default=str) for values in (asked, kept))
@@ -114,7 +148,7 @@ def make_resumable(experiment: Experiment, restore: Path | None = None) -> list[
         A line for each thing that was put right.
 
     Raises:
-        ExperimentError: It was begun with other settings.
+        ExperimentError: It was begun with other settings, or files that it reads have changed.
         CheckpointError: A trial has checkpoints, and none of them can be used.
     """
     if experiment.folder is None:
@@ -124,6 +158,7 @@ def make_resumable(experiment: Experiment, restore: Path | None = None) -> list[
     check_unchanged(experiment, trials, restore)
     for trial in trials:
         lines += _put_right(Path(trial.path), own_checkpoint(trial))
+        check_named_files(experiment, trial)
     return lines
 
 

@@ -228,17 +228,8 @@ def load_prompts(source: str | dict[str, Any], env: str | None = None) -> Prompt
     Raises:
         ValueError: The set is unknown, lacks a role, has an unknown key, or extends itself.
     """
-    data: dict[str, Any] = {}
-    forms: dict[str, Any] = {}
-    overrides: dict[str, dict[str, Any]] = {}
-    for layer in reversed(_layers(source)):
-        forms = _merged(forms, layer.pop("forms", None), data.get("name", source))
-        data |= {key: value for key, value in layer.items() if key != "environments"}
-        overrides = {name: {key: roles[key] for key in roles if key not in layer} for name, roles in overrides.items()}
-        own = layer.get("environments") or {}
-        if not isinstance(own, Mapping) or not all(isinstance(roles, Mapping) for roles in own.values()):
-            raise ValueError(f"prompt set {data.get('name', source)!r}: environments must map names to mappings of roles")
-        overrides |= {name: {**overrides.get(name, {}), **roles} for name, roles in own.items()}
+    data = resolved_prompts(source)
+    forms, overrides = data.pop("forms"), data.pop("environments")
     known = {key.name for key in fields(PromptSet)}
     for key in [*data, *(key for override in overrides.values() for key in override)]:
         if key not in known:
@@ -253,6 +244,26 @@ def load_prompts(source: str | dict[str, Any], env: str | None = None) -> Prompt
     except ValueError as error:
         raise ValueError(f"prompt set {data['name']!r}, {error}") from None
     return replace(PromptSet(**data, forms=made), **own)
+
+
+def resolved_prompts(source: str | dict[str, Any]) -> dict[str, Any]:
+    """A prompt set with all that it extends, as one mapping that ``load_prompts`` reads as it reads the set.
+
+    Raises:
+        ValueError: The set is unknown, is no mapping where one is wanted, or extends itself.
+    """
+    data: dict[str, Any] = {}
+    forms: dict[str, Any] = {}
+    overrides: dict[str, dict[str, Any]] = {}
+    for layer in reversed(_layers(source)):
+        forms = _merged(forms, layer.pop("forms", None), data.get("name", source))
+        data |= {key: value for key, value in layer.items() if key != "environments"}
+        overrides = {name: {key: roles[key] for key in roles if key not in layer} for name, roles in overrides.items()}
+        own = layer.get("environments") or {}
+        if not isinstance(own, Mapping) or not all(isinstance(roles, Mapping) for roles in own.values()):
+            raise ValueError(f"prompt set {data.get('name', source)!r}: environments must map names to mappings of roles")
+        overrides |= {name: {**overrides.get(name, {}), **roles} for name, roles in own.items()}
+    return {**data, "forms": forms, "environments": overrides}
 
 
 def _merged(forms: dict[str, Any], more: Any, name: Any) -> dict[str, Any]:
