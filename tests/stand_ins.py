@@ -9,6 +9,7 @@ from pathlib import Path
 from rllib_nlac import NLACConfig
 from rllib_nlac.inputs.pretrained import MARK, SMOLLM2, converted_folder
 
+TASKS = ("guess-number", "twenty-questions")  # of the examples with smollm2
 CHAT = [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "7"}]
 
 
@@ -19,12 +20,12 @@ def stand_in_for_smollm2(folder: Path, monkeypatch) -> None:
     cached = converted_folder(SMOLLM2)
     for place in (
         cached,
-        *(folder / "results" / f"{task}-smollm2-sft" for task in ("guess-number",)),
+        *(folder / "results" / f"{task}-smollm2-sft" for task in TASKS),
     ):
         shutil.copytree(NLACConfig().model_path, place)
         config = json.loads((place / "config.json").read_text())
         (place / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
     sizes = {path.name: path.stat().st_size for path in cached.iterdir()}
     (cached / MARK).write_text(json.dumps({"sizes": sizes}))
-    for task in ("guess_number",):
-        (folder / "results" / f"{task}.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
+    for task in TASKS:
+        (folder / "results" / f"{task.replace('-', '_')}.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
