@@ -91,10 +91,6 @@ RULE_CASES = {
         critic(GOOD, auc=0.5, success=0.6),
         critic(intervals((0.2, 0.3, 0.4), (0.2, 0.3, 0.4), (0.2, 0.3, 0.4)), auc=0.5, success=0.6),
     ),
-    "leapt_from_base": (
-        changed(changed(changed(GOOD, "kl_to_base", 0.1, 0), "kl_to_base", 0.1, 1), "kl_to_base", 0.31),
-        changed(changed(changed(GOOD, "kl_to_base", 0.1, 0), "kl_to_base", 0.1, 1), "kl_to_base", 0.29),
-    ),
     "still_rising": (
         intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.61, 0.7, 0.8)),
         intervals((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), (0.59, 0.7, 0.8)),

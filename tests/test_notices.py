@@ -17,6 +17,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.experiment import Trial
 
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
+from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.stock import TextPPOConfig
 from rllib_nlac.command.progress import COLUMNS, ProgressLines
@@ -225,6 +226,26 @@ class TestIterations:
 
         (result,) = self.stepped(monkeypatch, play)
         assert said in result.get(NOTICES, "") and (NOTICES in result) is bool(said)
+
+    @pytest.mark.parametrize(
+        ("config", "played", "said"),
+        [
+            (RFTConfig().engines(engine_config={"extra": {"block_size": 512}}), (6.0, 0.0), "(block_size is 512)"),
+            (RFTConfig().engines(engine_config={"enable_prefix_caching": False}), (6.0, 0.0), "{enable_prefix_caching: true}"),
+            (RFTConfig(), (6.0, 1e-3), ""),
+            (RFTConfig(), (1.0, 0.0), ""),  # no turn has one before it
+            (ReActConfig().training(endpoint={"base_url": "http://x/v1", "model": "x"}), (6.0, 0.0), ""),  # nobody knows
+        ],
+    )
+    def test_a_prefix_cache_that_holds_nothing_is_said(self, monkeypatch, config, played, said):
+        def play(root: MetricsLogger) -> None:
+            runner = MetricsLogger(root=False)
+            for name, value in zip(("episode_len_mean", "prefix_cache_hit_rate"), played, strict=True):
+                runner.log_value(name, value, reduce="mean")
+            root.aggregate([runner.reduce()], key="env_runners")
+
+        first, second = self.stepped(monkeypatch, play, lambda root: None, config=config)
+        assert said in first.get(NOTICES, "") and (NOTICES in first) is bool(said) and NOTICES not in second
 
     def test_an_iteration_without_episodes_is_one_without_turns(self, monkeypatch):
         first, second = self.stepped(monkeypatch, lambda root: self.played(root, ["x"]), lambda root: None)

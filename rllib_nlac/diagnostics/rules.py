@@ -7,19 +7,15 @@ figures are missing, and where chance alone may explain them.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rllib_nlac.diagnostics.results import Results, Run, figure, largest_k
 
 Rule = Callable[[Run], str | None]
-CRITIC = "evaluation/critic"
+CRITIC, PLAYED = "evaluation/critic", "evaluation/env_runners"
 LEAST_STATES = 30  # turns that the critic must have been asked about
 LEAST_FALL = 0.1  # smallest change of a figure between 0 and 1 that is worth a word
-LEAP = 3.0  # factor over the median of the last iterations
-LEAST_LEAP = 0.05  # nats
-WINDOW = 5  # iterations that the median is over
 
 
 def critic_figures(run: Run) -> dict[str, float] | None:
@@ -82,30 +78,31 @@ def less_variety(run: Run) -> str | None:
     )
 
 
-def leapt_from_base(run: Run) -> str | None:
-    """The policy moved away from the base model in one leap."""
-    values = [value for r in run.results if not math.isnan(value := figure(r, "kl_to_base"))]
-    if not values:
+def fell_back(run: Run) -> str | None:
+    """It was better before, beyond chance."""
+    if not run.measures_success or len(run.evaluated) < 2:
         return None
-    former = [value for value in values[:-1] if math.isfinite(value)][-WINDOW:]
-    usual = statistics.median(former) if len(former) >= 2 else math.inf
-    if not (values[-1] > LEAP * usual and values[-1] - usual > LEAST_LEAP):
+    best = max(run.evaluated, key=lambda r: figure(r, f"{PLAYED}/success_rate"))
+    last = run.evaluated[-1]
+    if not figure(last, f"{PLAYED}/success_high") < figure(best, f"{PLAYED}/success_low"):
         return None
     return (
-        f"The policy leapt away from the base model: KL {values[-1]:.3g} nats after {usual:.3g}. Try a lower lr or grad_clip."
+        f"Success fell from {figure(best, f'{PLAYED}/success_rate'):.2f} (iteration "
+        f"{figure(best, 'training_iteration'):.0f}) to {figure(last, f'{PLAYED}/success_rate'):.2f}: keep checkpoints by "
+        "score (checkpoint_score_attribute: evaluation/env_runners/success_rate), and try a lower lr."
     )
 
 
 #: Rules that are asked after every iteration; the report asks them too.
-DURING: tuple[Rule, ...] = (critic_forgets, critic_biased, less_variety, leapt_from_base)
+DURING: tuple[Rule, ...] = (critic_forgets, critic_biased, less_variety, fell_back)
 
 
 def _lower_success(run: Run) -> list[Results]:
     """Earlier evaluations whose success is clearly lower than that of the last: their interval lies below its own."""
     if not run.evaluated:
         return []
-    low = figure(run.evaluated[-1], "evaluation/env_runners/success_low")
-    return [r for r in run.evaluated[:-1] if figure(r, "evaluation/env_runners/success_high") < low]
+    low = figure(run.evaluated[-1], f"{PLAYED}/success_low")
+    return [r for r in run.evaluated[:-1] if figure(r, f"{PLAYED}/success_high") < low]
 
 
 def _critic(result: Results) -> dict[str, float]:

@@ -11,14 +11,21 @@ from typing import Any
 
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_ENV_STEPS_SAMPLED, NUM_EPISODES
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    EPISODE_LEN_MEAN,
+    EVALUATION_RESULTS,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_EPISODES,
+)
 
 from rllib_nlac.activity import EPISODES, activity, publish_to_ray
 from rllib_nlac.diagnostics.metrics import SECONDS
 from rllib_nlac.diagnostics.notices import NOTICES, shown
 from rllib_nlac.diagnostics.results import BEFORE, ROLES, WITH_FORM, Run, figure, one_branch, with_beginning
-from rllib_nlac.diagnostics.rules import DURING, WINDOW
+from rllib_nlac.diagnostics.rules import DURING
 from rllib_nlac.engine.chat import TOO_LONG
+from rllib_nlac.engine.vllm_settings import VLLMSettings
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.sampling.collector import CollectionError
 from rllib_nlac.sampling.env_runner import UNPARSED_TURNS
@@ -97,6 +104,7 @@ class Watch:
             results[SECONDS] = {part: took for part, took in seconds.items() if not math.isnan(took)}
         runners = results.get(ENV_RUNNER_RESULTS) or {}
         self._check_turns(runners, runners.pop(UNPARSED_TURNS, []))
+        self._check_prefix_cache(runners)
         self._check_results(results)
         if new := algorithm.notices.take():
             results[NOTICES] = "\n".join(new)  # a list would be taken for a histogram
@@ -119,13 +127,12 @@ class Watch:
         return results, self.evaluation_seconds[EVALUATION]
 
     def _check_results(self, results: dict[str, Any]) -> None:
-        """Warns by the rules that hold during a run, of the results that this process has seen."""
+        """Warns by the rules that hold during a run, of the evaluations that this process has seen."""
         iteration, interval = self._algorithm.iteration + 1, self._algorithm.config.evaluation_interval
-        own = {key: results[key] for key in (BEFORE, EVALUATION_RESULTS, "kl_to_base") if key in results}
+        own = {key: results[key] for key in (BEFORE, EVALUATION_RESULTS) if key in results}
         own |= {"training_iteration": iteration, "config": {"evaluation_interval": interval}}
-        former, latest = self._results[:-WINDOW], self._results[-WINDOW:]
-        needed = [r for r in former if BEFORE in r or EVALUATION_RESULTS in r]
-        self._results = one_branch([*needed, *latest, own], lambda r: r["training_iteration"])
+        results_so_far = one_branch([*self._results, own], lambda r: r["training_iteration"])
+        self._results = [r for r in results_so_far if BEFORE in r or EVALUATION_RESULTS in r]
         run = Run(Path(), "", with_beginning(self._results))
         for rule in DURING:
             self._algorithm.notices.heed(rule.__name__, rule(run))
@@ -154,6 +161,25 @@ class Watch:
                 "What to do: see that its chat template is its own and that it is instruction-tuned"
             )
             heed("invented turns", text if invented > MANY_INVENTED * steps else None)
+
+    def _check_prefix_cache(self, runners: dict[str, Any]) -> None:
+        """Warns where episodes of several turns found nothing in the prefix cache; only vLLM here says what it found."""
+        rate, turns = (figure(runners, name) for name in ("prefix_cache_hit_rate", EPISODE_LEN_MEAN))
+        if math.isnan(rate) or not turns > 1:
+            return
+        spec = self._algorithm.config.engine_spec
+        settings = spec.settings
+        if spec.endpoint or not isinstance(settings, VLLMSettings):
+            return
+        block = (settings.extra or {}).get("block_size", "vLLM's choice")
+        advice = (
+            "set a block_size below the length of a dialogue, as in engine_config: {extra: {block_size: 32}}, since the cache "
+            f"keeps whole blocks only (block_size is {block})"
+            if settings.enable_prefix_caching
+            else "set engine_config: {enable_prefix_caching: true}"
+        )
+        text = f"prefix_cache_hit_rate is 0, so each turn computes its whole dialogue again. What to do: {advice}"
+        self._algorithm.notices.heed("prefix cache", None if rate else text)
 
     def check_stages(self, report: StageReport) -> None:
         """Tells a person where most answers of one of the critic's roles do not parse, or most of its prompts are too long."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rllib_nlac.diagnostics.results import Run
-from rllib_nlac.diagnostics.rules import Rule, critic_biased, critic_forgets, leapt_from_base, less_variety
+from rllib_nlac.diagnostics.rules import Rule, critic_biased, critic_forgets, fell_back, less_variety
 from rllib_nlac.reporting import critic_rules, run_rules
 
 
@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
     run_rules.turns_unparsed,
     run_rules.never_won,
     run_rules.not_evaluated,
-    run_rules.fell_back,
+    fell_back,
     critic_rules.refinement_harms,
     critic_rules.critic_knows_nothing,
     critic_biased,
@@ -42,7 +42,6 @@ RULES: tuple[Rule, ...] = (
     critic_rules.nothing_refined,
     critic_rules.policy_idle,
     less_variety,
-    leapt_from_base,
     run_rules.still_rising,
     run_rules.wide_interval,
     run_rules.evaluation_costs,

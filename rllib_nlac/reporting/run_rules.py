@@ -88,21 +88,6 @@ def never_won(run: Run) -> str | None:
     )
 
 
-def fell_back(run: Run) -> str | None:
-    """It was better before, beyond chance."""
-    if not run.measures_success or len(run.evaluated) < 2:
-        return None
-    best = max(run.evaluated, key=lambda r: figure(r, f"{EVALUATION}/success_rate"))
-    last = run.evaluated[-1]
-    if not figure(last, f"{EVALUATION}/success_high") < figure(best, f"{EVALUATION}/success_low"):
-        return None
-    return (
-        f"Success fell from {figure(best, f'{EVALUATION}/success_rate'):.2f} (iteration "
-        f"{figure(best, 'training_iteration'):.0f}) to {figure(last, f'{EVALUATION}/success_rate'):.2f}: keep checkpoints by "
-        "score (checkpoint_score_attribute: evaluation/env_runners/success_rate), and try a lower lr."
-    )
-
-
 def still_rising(run: Run) -> str | None:
     """The last third of training still gained, beyond chance."""
     if not run.measures_success or len(run.evaluated) < 2:
