@@ -166,6 +166,24 @@ def model_path() -> str:
 
 
 @pytest.fixture(scope="session")
+def padded_model(model_path: str, chat: Chat, tmp_path_factory) -> str:
+    """The shipped small model with rows that the tokenizer has no ids for, as likely as the tokens whose rows they copy."""
+    import shutil
+
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("padded") / "model"
+    shutil.copytree(model_path, folder)
+    lm = AutoModelForCausalLM.from_pretrained(model_path)
+    known, copied = lm.config.vocab_size, [*chat.encode("Is it alive?")]
+    lm.resize_token_embeddings(known + len(copied), mean_resizing=False)
+    weight = lm.get_output_embeddings().weight.data
+    weight[known:] = weight[copied]
+    lm.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def chat(model_path: str) -> Chat:
     from rllib_nlac.engine.chat import Chat
 

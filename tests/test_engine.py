@@ -262,3 +262,30 @@ def test_log_probabilities_come_only_where_they_are_wanted(engine, chat):
             np.testing.assert_array_equal(a.logprobs, b.logprobs)
         with pytest.raises(ValueError, match="none were asked for"):
             _ = c.sampled_logprobs
+
+
+@pytest.mark.vllm
+def test_what_no_token_stands_for_is_never_said_and_has_no_probability(padded_model, chat, make_learner):
+    """Fails where the engine samples rows that only pad the vocabulary, or where one of engine and learner counts them."""
+    learner, engine = make_learner(language_model=padded_model), VLLMEngine(padded_model, chat.max_context, [chat.end_id])
+    try:
+        asked = [*requests(chat, 8), *requests(chat, 2, temperature=0.0), *requests(chat, 2, pattern="(?:Yes|No)\\.?")]
+        found, again = engine.generate(asked), engine.generate(asked)
+    finally:
+        engine.stop()
+    assert [g.token_ids for g in again] == [g.token_ids for g in found]
+    assert {chat.decode(g.token_ids).rstrip(".") for g in found[10:]} <= {"Yes", "No"}
+    whole = AutoModelForCausalLM.from_pretrained(padded_model, dtype=torch.float32)
+    rows, known = whole.config.vocab_size, len(chat.tokenizer)
+    mine = learner.logprobs_of([g.prompt_ids for g in found], [g.token_ids for g in found])
+    unspoken = []
+    for generation, logprobs in zip(found[:10], mine[:10], strict=True):
+        assert max(generation.token_ids) < known < rows
+        np.testing.assert_allclose(generation.logprobs, logprobs, atol=1e-3)
+        ids = torch.tensor([[*generation.prompt_ids, *generation.token_ids]])
+        with torch.no_grad():
+            logits = whole(input_ids=ids).logits[0, len(generation.prompt_ids) - 1 : -1]
+        unspoken += logits.softmax(-1)[:, known:].sum(-1).tolist()
+        expected = logits[:, :known].log_softmax(-1)[range(len(logprobs)), generation.token_ids]
+        np.testing.assert_allclose(logprobs, expected.numpy(), atol=1e-4)
+    assert np.mean(unspoken) > 0.2  # or this would prove nothing

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rllib_nlac.engine.places import computes_in_bfloat16
@@ -90,11 +90,31 @@ def check_tokenizer_files(path: Path) -> None:
     Raises:
         FileNotFoundError: None of the files is there that a tokenizer can be read from.
     """
-    if not any(next(path.glob(name), None) for name in TOKENIZER_FILES):
+    if not _has_tokenizer(path):
         raise FileNotFoundError(
             f"no tokenizer in {str(path)!r}: it has none of {', '.join(TOKENIZER_FILES)}. Copy the tokenizer's files there, "
             "as by AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
         )
+
+
+def _has_tokenizer(path: Path) -> bool:
+    return any(next(path.glob(name), None) for name in TOKENIZER_FILES)
+
+
+def num_ids(model: str) -> int | None:
+    """Number of ids that stand for text, up to the largest of the tokenizer; None where a folder has no tokenizer.
+
+    Many models have more rows, so that their number divides well. An id of such a row decodes to nothing: a policy that says
+    it loses its turn and nobody sees why. So engine and learner leave these ids out of the distribution, both, for else their
+    log-probabilities would differ. A learner that kept them would also push them up, unseen, where it pushes others down.
+    """
+    if Path(model).is_dir() and not _has_tokenizer(Path(model)):
+        return None
+    return _largest_id(AutoTokenizer.from_pretrained(model)) + 1
+
+
+def _largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    return max(tokenizer.get_vocab().values(), default=0)
 
 
 def check_vocabulary(model: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -103,7 +123,7 @@ def check_vocabulary(model: str, config: PreTrainedConfig, tokenizer: PreTrained
     Raises:
         ValueError: It makes ids that the model has no embedding for.
     """
-    largest, rows = max(tokenizer.get_vocab().values(), default=0), config.get_text_config().vocab_size
+    largest, rows = _largest_id(tokenizer), config.get_text_config().vocab_size
     if largest >= rows:
         raise ValueError(
             f"the tokenizer of {model!r} makes ids up to {largest}, and the model knows {rows} (vocab_size in config.json): "

@@ -105,6 +105,8 @@ class Engine(Protocol):
 class LocalEngine(Engine, Protocol):
     """An engine in this process, built as ``LocalEngine(model, max_context, end_ids, settings, seed)``.
 
+    It samples none of the ids that a padded vocabulary has beyond the tokenizer's, and gives them no probability.
+
     With LoRA it is given two arguments more: ``lora``, what the adapters are, and ``merges_lora``, whether they are put into
     the model's own weights, or None where that is left to the engine.
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from rllib_nlac.activity import ANSWERS, activity
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.lora import LoRASettings, as_served, merged
-from rllib_nlac.engine.model_folder import precision
+from rllib_nlac.engine.model_folder import num_ids, precision
 from rllib_nlac.engine.places import alone_on_shared_gpu, has_gpu
 from rllib_nlac.engine.protocol import EngineError, HandOver, LocalEngine
 from rllib_nlac.engine.shared import checksum
@@ -130,12 +130,15 @@ class VLLMEngine(LocalEngine):
         )
         with alone_on_shared_gpu():
             self._llm: Any = LLMEngine.from_engine_args(arguments)
+        model_config = self._llm.vllm_config.model_config
+        if (known := num_ids(model)) and known < model_config.get_vocab_size():
+            self._llm.collective_rpc("keep_ids", args=(known,))
         # The CPU worker replaces torch.set_num_threads by a function that does nothing.
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(threads)
         self._base: dict[str, torch.Tensor] = _parameters(model) if lora is not None and merges_lora else {}
         self._end_ids = list(end_ids)
-        kv_heads = self._llm.vllm_config.model_config.get_total_num_kv_heads()
+        kv_heads = model_config.get_total_num_kv_heads()
         self._verifiable = settings.tensor_parallel_size <= max(kv_heads, 1)
         self._policy_state: Mapping[str, torch.Tensor] | None = None
         self._checksums: dict[Weights, int] = {}  # of what vLLM's model serves, in its own precision

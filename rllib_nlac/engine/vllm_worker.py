@@ -93,6 +93,24 @@ class WorkerExtension:
         except Exception as error:
             return 0, 0, f"{type(error).__name__}: {error}"
 
+    def keep_ids(self, count: int) -> None:
+        """Leaves the ids from ``count`` on out of the distribution, before a sampler or a grammar sees it.
+
+        vLLM has no cheap way: ``allowed_token_ids`` fills a table of requests by ids at each change of a batch,
+        ``logit_bias`` takes at most 100 off and not any number of ids, and processors of logits have one interface in each of
+        its two model runners.
+        """
+        model = self.model_runner.get_model()
+        compute = model.compute_logits
+
+        def compute_logits(*args: Any, **kwargs: Any) -> Any:
+            logits = compute(*args, **kwargs)
+            if logits is not None:  # another worker samples
+                logits[..., count:] = -torch.inf
+            return logits
+
+        model.compute_logits = compute_logits
+
     def join_transfer(self, init_info: dict[str, Any]) -> str | None:
         """Connects this worker with a trainer's end of vLLM's weight transfer; why that failed, or None."""
         try:

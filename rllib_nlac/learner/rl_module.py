@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rllib_nlac.engine.chat import check_model_path
 from rllib_nlac.engine.lora import LoRASettings
+from rllib_nlac.engine.model_folder import num_ids
 from rllib_nlac.learner.adapter import add_adapter, has_adapter, served_names
 from rllib_nlac.learner.deepspeed import whole
 
@@ -50,7 +52,7 @@ class CausalLMModule(TorchRLModule):
         self.lm = self.load_lm()
 
     def load_lm(self) -> torch.nn.Module:
-        """The language model that ``model_config`` names."""
+        """The language model that ``model_config`` names; its logits are of the ids that its tokenizer has."""
         config = self.model_config
         check_model_path(config["model"])
         lm = AutoModelForCausalLM.from_pretrained(
@@ -58,6 +60,8 @@ class CausalLMModule(TorchRLModule):
             dtype=getattr(torch, config.get("dtype", "float32")),
             attn_implementation=config.get("attn_implementation"),
         )
+        if (known := num_ids(config["model"])) and known < lm.config.get_text_config().vocab_size:
+            lm.register_forward_hook(partial(_keep_ids, known))
         if config.get("lora") is not None:
             add_adapter(lm, LoRASettings.of(config["lora"]), config.get("seed", 0))
         if config.get("gradient_checkpointing"):
@@ -104,6 +108,11 @@ class CausalLMModule(TorchRLModule):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.LOGITS: self.lm(input_ids=batch["ids"]).logits}
+
+
+def _keep_ids(count: int, lm: torch.nn.Module, given: Any, out: Any) -> None:
+    """Leaves logits of the first ids alone, as a view."""
+    out.logits = out.logits[..., :count]
 
 
 def served_state(lm: torch.nn.Module) -> dict[str, torch.Tensor]:
