@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllib_nlac.types import ActionForm, Generation, Message
+from rllib_nlac.types import ANSWER, TOOLS, ActionForm, Generation, Message
 
 GENERATION, MESSAGES = "generation", "messages"  # keys of the extra model outputs, one of each a step
 ACTION_FORM = "action_form"  # another, where engines enforce what environments offer
@@ -15,8 +15,25 @@ TASK_SEED = "task_seed"  # key of the custom data: what the environment was rese
 TASK = "task"  # another: the number of its task in an evaluation
 UNLEARNED_STEPS = "unlearned_steps"  # another, of a logged dialogue: numbers of steps that are history only
 ENVIRONMENT = "rllib_nlac/environment"  # key of the first info, which no environment of a user has by chance
-KEPT = frozenset({"success", "stop_reason", "subgoals", "task_id"})  # of each info of a whole episode
-KEPT_FIRST = KEPT | {"system_prompt", ENVIRONMENT}  # of the first
+KEPT = frozenset({"success", "stop_reason", "subgoals", "task_id", ANSWER})  # of each info of a whole episode
+KEPT_FIRST = KEPT | {"system_prompt", TOOLS, ENVIRONMENT}  # of the first
+
+
+def answer_of(observation: str, info: Mapping[str, Any]) -> tuple[Message, ...]:
+    """What an environment says, as messages: those of its info, or the observation as a user's.
+
+    Args:
+        observation: The text.
+        info: Of the same step, as ``info_of`` has checked it.
+    """
+    told = info.get(ANSWER) or [{"role": "user", "content": observation}]
+    return tuple(Message(**{key: said[key] for key in Message._fields if key in said}) for said in told)
+
+
+def answer_at(episode: SingleAgentEpisode, t: int) -> tuple[Message, ...]:
+    """What the environment said to step t, or with -1 to the last one."""
+    place = t + 1 if t >= 0 else t
+    return answer_of(episode.get_observations(place), episode.get_infos(place))
 
 
 def step_outputs(

@@ -9,31 +9,60 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+TOOLS, TOOL = "tools", "tool"  # roles beside "system", "user" and "assistant"
+ANSWER = "new_messages"  # key of an info: the messages that stand for the observation in the dialogue
+
 
 class Message(NamedTuple):
-    """One message of a dialogue; ``role`` is "system", "user" (the environment) or "assistant" (the agent)."""
+    """One message of a dialogue.
+
+    Attributes:
+        role: "system", "user" (the environment), "assistant" (the agent), "tool" (the result of a call), or "tools": the JSON
+            schemas of what the agent may call, which come before everything else.
+        content: The text. A turn of the agent holds its calls as they were sampled.
+        name: Name of the tool whose result this is.
+        tool_call_id: Id of the call whose result this is.
+    """
 
     role: str
     content: str
+    name: str = ""
+    tool_call_id: str = ""
+
+    @property
+    def row(self) -> dict[str, str]:
+        """The message as chat JSON."""
+        return {key: value for key, value in self._asdict().items() if value or key in ("role", "content")}
+
+
+def turns_of(messages: Sequence[Message]) -> list[int]:
+    """Places of the agent's turns."""
+    return [place for place, message in enumerate(messages) if message.role == "assistant"]
 
 
 def dialogue_after(
-    state: Sequence[Message], action: str, observation: str, history_turns: int | None = None
+    state: Sequence[Message], action: str, answer: str | Sequence[Message], history_turns: int | None = None
 ) -> tuple[Message, ...]:
     """The messages before the next action.
 
     Args:
         state: The messages before this action.
         action: The agent's turn.
-        observation: What the environment said to it.
-        history_turns: Number of latest turns that are kept after the opening (system message and first observation); None
-            keeps all.
+        answer: What the environment said to it; a text is a user message.
+        history_turns: Number of latest turns that are kept after the opening (all that is before the first turn); None keeps
+            all.
     """
-    messages = (*state, Message("assistant", action), Message("user", observation))
+    told = (Message("user", answer),) if isinstance(answer, str) else answer
+    messages = (*state, Message("assistant", action), *told)
     if history_turns is None:
         return messages
-    opening = next(place for place, message in enumerate(messages) if message.role == "assistant")
-    return (*messages[:opening], *messages[max(opening, len(messages) - 2 * history_turns) :])
+    turns = turns_of(messages)
+    return (*messages[: turns[0]], *messages[turns[-history_turns:][0] :])
+
+
+def goes_on(after: Sequence[Message], before: Sequence[Message]) -> bool:
+    """Whether a dialogue is another one, one more turn of the agent and what it was answered."""
+    return tuple(after[: len(before)]) == tuple(before) and turns_of(after[len(before) :]) == [0]
 
 
 class Weights(StrEnum):
@@ -54,7 +83,7 @@ class Seen(NamedTuple):
 
     Attributes:
         prompt_ids: Ids of a prompt.
-        turn_ids: Ids of the turn that answered it, as they were sampled; the dialogue has that turn and one message more than
+        turn_ids: Ids of the turn that answered it, as they were sampled; the dialogue has that turn and its answer more than
             the prompt. None: the prompt is the whole dialogue.
     """
 
@@ -176,7 +205,7 @@ class Transition:
         state: s, the messages before the action, the system message included.
         action: a, the full text of the agent's turn.
         generation: The sampled ids behind ``action`` and the version of the weights that made them.
-        observation: The environment's answer, the last message of s'.
+        observation: The environment's answer, with which s' ends.
         reward: The reward of this step.
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
@@ -184,7 +213,7 @@ class Transition:
             that show it are those of the evaluator that reads what really came, in self-distillation and ``NLAC_Hindsight``, of
             SDPO's teacher, and of the reflections of ERL.
         returns_to_go: Undiscounted sum of rewards from this step to the end. No prompt shows it.
-        next_messages: s', where it is not just s and one turn more, because old turns are left out; else None.
+        next_messages: s' as it was played; None at the end of an episode, where it is s, the turn and the observation.
         following: The next steps of the same episode that an n-step backup uses, at most n - 1.
         episode: The episode's id, for whoever reads a record of it; empty where there is none.
         turn: Which of the episode's it is, from 0.
@@ -225,7 +254,7 @@ class Transition:
     @property
     def next_seen(self) -> Seen | None:
         """The same, as the beginning of s'; None where s' leaves old turns out."""
-        return self.seen if self.next_state[:-2] == self.state else None
+        return self.seen if goes_on(self.next_state, self.state) else None
 
     @property
     def next_state(self) -> tuple[Message, ...]:

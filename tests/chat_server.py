@@ -55,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         say = self.server.say
         text = None if behaviour == "empty" else say if isinstance(say, str) else say(body["messages"])
-        message = {"role": "assistant", "content": text}
+        message = {"role": "assistant", **(text if isinstance(text, dict) else {"content": text})}
         answer = {
             "id": "1",
             "object": "chat.completion",

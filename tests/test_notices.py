@@ -213,6 +213,8 @@ class TestIterations:
             ({"success_guessed": 3}, "3 of 8 episodes ended without info['success'], so that a return above 0 counts"),
             ({"invented_turns": 5}, "5 of 40 turns hold special tokens of another role"),
             ({"success_guessed": 0, "invented_turns": 4}, ""),
+            ({"episodes_with_tools": 8}, "tools were offered, and no turn called one"),
+            ({"episodes_with_tools": 8, "tool_calls": 1}, ""),
         ],
     )
     def test_success_that_is_guessed_and_turns_that_are_invented_are_said(self, monkeypatch, counted, said):

@@ -22,7 +22,7 @@ def call(name: str, /, **arguments) -> str:
 
 
 def run(split: str, task: str, script: list[str], **config) -> tuple[float, dict, list[str]]:
-    env = ServiceDesk(split=split, **config)
+    env = ServiceDesk(split=split, **{"plain_text": True, **config})
     heard = [env.reset(seed=0, options={"task_id": task})[0]]
     total, info = 0.0, {}
     for action in script:
@@ -163,7 +163,7 @@ def test_a_yes_counts_for_the_order_that_was_named_only():
     ("action", "complaint"),
     [
         ('{"name": "get_order"', "must be one JSON object"),
-        ('{"nam": "get_order"}', "must look like"),
+        ('{"name": ["get_order"]}', "must look like"),
         ('{"name": "get_order", "arguments": [1]}', "must look like"),
         (call("drop_tables"), "there is no tool 'drop_tables'; tools are find_user, get_order"),
         (call("get_order"), "'order_id' is a required property"),
@@ -182,12 +182,13 @@ def test_a_yes_counts_for_the_order_that_was_named_only():
         ("", "an empty message"),
     ],
 )
-def test_a_wrong_call_changes_nothing_and_its_error_reaches_the_agent(action, complaint):
-    env = ServiceDesk()
+@pytest.mark.parametrize("plain_text", [True, False])
+def test_a_wrong_call_changes_nothing_and_its_error_reaches_the_agent(action, complaint, plain_text):
+    env = ServiceDesk(plain_text=plain_text)
     env.reset(seed=0)
     before = env._store.copy()
     observation, reward, terminated, *_ = env.step(action)
-    assert observation.startswith("Tool error: ") and complaint in observation
+    assert observation.startswith(("Tool error: ", "Error: ")) and complaint in observation
     assert reward == 0.0 and not terminated and env._store == before
 
 

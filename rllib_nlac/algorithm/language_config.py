@@ -102,6 +102,7 @@ class LanguageConfig(AlgorithmConfig):
         self.language_model = "tiny"
         self.lora: dict[str, Any] | None = None
         self.max_context: int | None = None
+        self.tool_template: dict[str, Any] | None = None
         self.prompts: str | dict[str, Any] | None = None
         self.action_format = "plain"
         self.max_action_tokens: int | None = None
@@ -123,6 +124,7 @@ class LanguageConfig(AlgorithmConfig):
         language_model: str | None = NotProvided,
         lora: dict[str, Any] | None = NotProvided,
         max_context: int | None = NotProvided,
+        tool_template: dict[str, Any] | None = NotProvided,
         prompts: str | dict[str, Any] | None = NotProvided,
         action_format: str | None = NotProvided,
         max_action_tokens: int | None = NotProvided,
@@ -144,6 +146,8 @@ class LanguageConfig(AlgorithmConfig):
             lora: The fields of ``LoRASettings`` (rank, alpha, dropout, target_modules): the model is a base that stays as it
                 is, and an adapter is trained; policy, target and initial weights differ in it alone. None trains all weights.
             max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
+            tool_template: How the model writes calls of tools, as transformers' ``response_template`` has it. None: the
+                tokenizer's own, or ``<tool_call>`` tags and JSON objects.
             prompts: A shipped prompt set ("default", "small", "compact"), a YAML file, or a mapping. None: the shipped model's
                 own, "small" for other models of less than 3 billion parameters, or "default".
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
@@ -347,7 +351,7 @@ class LanguageConfig(AlgorithmConfig):
 
     def make_chat(self) -> Chat:
         """The boundary between text and tokens for this model."""
-        return Chat.from_pretrained(self.model_path, self.max_context)
+        return Chat.from_pretrained(self.model_path, self.max_context, self.tool_template)
 
     @override(AlgorithmConfig)
     def build_learner_group(self, **arguments: Any) -> LearnerGroup:

@@ -21,12 +21,12 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
-from rllib_nlac.episode import generation_at, generations_of, messages_at
+from rllib_nlac.episode import answer_at, generation_at, generations_of, messages_at
 from rllib_nlac.learner.adapter import has_adapter
 from rllib_nlac.learner.batch import micro_batches
 from rllib_nlac.learner.rl_module import copied, load_own_entries, own_entries, served_state
 from rllib_nlac.learner.value_head import ValueHeadModel, ValueHeadModule
-from rllib_nlac.types import dialogue_after
+from rllib_nlac.types import dialogue_after, goes_on
 
 PAD = -1  # fills prompts and actions up on the right
 
@@ -219,9 +219,8 @@ class TextToTokens(ConnectorV2):
         if episode.is_terminated:
             return last
         messages = messages_at(episode, -1)
-        turn, observation = episode.get_actions(-1), episode.get_observations(-1)
-        after = dialogue_after(messages, turn, observation, self._history_turns)
-        seen = generation_at(episode, -1).seen if after[:-2] == messages else None
+        after = dialogue_after(messages, episode.get_actions(-1), answer_at(episode, -1), self._history_turns)
+        seen = generation_at(episode, -1).seen if goes_on(after, messages) else None
         (prompt,) = self._chat.prompts([Wanted(after, seen=seen)])
         return last if isinstance(prompt, PromptTooLong) else prompt.ids
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,6 +56,11 @@ def play(
         if info.get("system_prompt"):
             terminal.rule("system prompt")
             terminal.say(info["system_prompt"])
+        for tool in info.get("tools") or ():
+            terminal.rule(f"tool {tool['function']['name']}")
+            terminal.say(json.dumps(tool["function"], ensure_ascii=False))
+        if info.get("tools"):
+            terminal.say("A call is one JSON object, as in " + '{"name": "TOOL", "arguments": {...}}.')
         terminal.rule(f"task {info.get('task_id', '')}")
         terminal.say("An empty line sends what you wrote; Ctrl-D ends the game.")
         total, over = 0.0, False

@@ -250,7 +250,7 @@ def opinion(refinement: Refinement) -> Line:
 
 def messages(state: Sequence[Message]) -> list[dict[str, str]]:
     """A dialogue as chat JSON."""
-    return [{"role": message.role, "content": message.content} for message in state]
+    return [message.row for message in state]
 
 
 def future(each: Future | None) -> dict[str, Any] | None:

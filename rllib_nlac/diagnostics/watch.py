@@ -161,6 +161,15 @@ class Watch:
                 "What to do: see that its chat template is its own and that it is instruction-tuned"
             )
             heed("invented turns", text if invented > MANY_INVENTED * steps else None)
+        if figure(runners, "episodes_with_tools") > 0:
+            obstacle = self._algorithm.chat.template.tools_obstacle
+            text = f"tools are described in the system prompt and their results told as user messages, for {obstacle}"
+            heed("tools in plain text", text if obstacle else None)
+            text = (
+                "tools were offered, and no turn called one. What to do: look at a turn; a model that writes calls in a form "
+                "of its own needs tool_template, and one that writes none a warm-up (run: SFT)"
+            )
+            heed("no tool called", text if not figure(runners, "tool_calls") > 0 else None)
 
     def _check_prefix_cache(self, runners: dict[str, Any]) -> None:
         """Warns where episodes of several turns found nothing in the prefix cache; only vLLM here says what it found."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from rllib_nlac.engine.model_folder import check_tokenizer_files, check_vocabulary, read_config
 from rllib_nlac.engine.template import ChatTemplate, Written
-from rllib_nlac.types import Generation, Message, Seen
+from rllib_nlac.inputs.tool_calls import Call
+from rllib_nlac.types import Generation, Message, Seen, turns_of
 
 # A text of more characters for each token of the context is not tokenized to find out that it is too long.
 MOST_CHARACTERS_PER_TOKEN = 64
@@ -62,6 +64,8 @@ class Chat:
         tokenizer: A Hugging Face tokenizer with a chat template and an end-of-turn token.
         max_context: The most tokens of prompt and answer together.
         end_ids: Other tokens than the tokenizer's ``eos_token`` by which the model ends a turn.
+        tool_template: How tool calls are read, as transformers' ``parse_response`` has it; None takes the tokenizer's own, or
+            where it has none ``read_calls``.
 
     Attributes:
         end_id: Token id that ends a turn in a dialogue: the special token that the template writes there, whether or not the
@@ -69,10 +73,16 @@ class Chat:
         end_ids: All token ids that end an answer.
 
     Raises:
-        ValueError: The tokenizer has no chat template or no end-of-sequence token.
+        ValueError: The tokenizer has no chat template or no end-of-sequence token, or ``tool_template`` is malformed.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_context: int, end_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_context: int,
+        end_ids: Sequence[int] = (),
+        tool_template: Mapping[str, Any] | None = None,
+    ) -> None:
         name = tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise ValueError(
@@ -85,6 +95,12 @@ class Chat:
         self.max_context = max_context
         self.max_characters = MOST_CHARACTERS_PER_TOKEN * max_context
         self.template = ChatTemplate(tokenizer)
+        if tool_template is not None:
+            try:
+                load_response_template(dict(tool_template))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"tool_template: {error}; see transformers' documentation of response templates") from None
+        self._tool_template = tool_template or getattr(tokenizer, "response_template", None)
         # Of a reasoning block, where the tokenizer calls them special and would leave them out.
         self._thinking_ids = {id for id in self.template.control.thinking_ids if not self._text([id])}
         named = (tokenizer.eos_token_id, *end_ids)
@@ -105,7 +121,9 @@ class Chat:
         return ", ".join(str(self.tokenizer.convert_ids_to_tokens(id)) for id in self.end_ids)
 
     @classmethod
-    def from_pretrained(cls, model: str, max_context: int | None = None) -> Chat:
+    def from_pretrained(
+        cls, model: str, max_context: int | None = None, tool_template: Mapping[str, Any] | None = None
+    ) -> Chat:
         """Loads the tokenizer of a Hugging Face folder or name; ``max_context`` defaults to the model's own.
 
         Raises:
@@ -129,7 +147,7 @@ class Chat:
             ) from error
         check_vocabulary(model, config, tokenizer)
         ends = getattr(config.get_text_config(), "eos_token_id", None)
-        return cls(tokenizer, max_context or longest, (*_end_ids(model), *_ids(ends)))
+        return cls(tokenizer, max_context or longest, (*_end_ids(model), *_ids(ends)), tool_template)
 
     def prompt_ids(self, messages: Sequence[Message], room: int = 0) -> tuple[int, ...]:
         """Token ids of a prompt that the assistant answers next.
@@ -187,9 +205,10 @@ class Chat:
     def _extension(self, messages: tuple[Message, ...], seen: Seen) -> Written | None:
         """What is to be encoded behind what was seen; None where that does not begin this prompt."""
         turn = self._open_turn(seen)
-        if len(messages) < 3 or not self.template.control.special_ids.isdisjoint(turn):
+        turns = turns_of(messages)
+        if not turns or not self.template.control.special_ids.isdisjoint(turn):
             return None
-        is_said = self.opened(seen.prompt_ids, self.decode(turn)) == messages[-2].content
+        is_said = self.opened(seen.prompt_ids, self.decode(turn)) == messages[turns[-1]].content
         return self.template.extension(messages) if is_said else None
 
     def _open_turn(self, seen: Seen) -> tuple[int, ...]:
@@ -231,6 +250,19 @@ class Chat:
         of later prompts.
         """
         return f"<think>{text}" if "<think>" not in text and self.opens_thinking(prompt_ids) else text
+
+    def with_calls(self, generation: Generation, action: str) -> str:
+        """An action whose calls are as ``read_calls`` reads them, also of a model that writes them otherwise."""
+        if self._tool_template is None:
+            return action
+        ids = self._without_end(generation.token_ids), generation.prompt_ids
+        text, prefix = (self.tokenizer.decode(list(part)) for part in ids)
+        try:
+            parsed = self.tokenizer.parse_response(text, dict(self._tool_template), prefix=prefix)
+            calls = [Call(**call["function"]) for call in parsed.get("tool_calls", ())]
+        except (ValueError, TypeError, KeyError):  # a call that is cut off, say
+            return action
+        return "\n".join([*filter(None, [parsed.get("content")]), *map(str, calls)]) if calls else action
 
     def invents_a_turn(self, generation: Generation) -> bool:
         """Whether an answer holds special tokens before its end, as of a model that goes on with what another says."""

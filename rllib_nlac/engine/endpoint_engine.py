@@ -16,6 +16,7 @@ from rllib_nlac.engine.protocol import Engine, EngineError
 from rllib_nlac.engine.token_usage import Tokens, TokenUsage
 from rllib_nlac.inputs.endpoint import Answer, Endpoint, EndpointError, RequestRefusedError
 from rllib_nlac.inputs.texts import readable
+from rllib_nlac.inputs.tool_calls import for_endpoint
 from rllib_nlac.types import Generation, Request, Weights
 
 ENDPOINT_KEYS = ("base_url", "model", "api_key_env", "max_concurrency", "max_retries", "timeout_s")
@@ -119,7 +120,7 @@ class EndpointEngine(Engine):
     def _ask(self, request: Request) -> Generation:
         try:
             answer = self._endpoint.ask(
-                [message._asdict() for message in request.messages],
+                **for_endpoint(request.messages),
                 may_be_empty=True,
                 pattern=request.pattern,
                 max_tokens=request.max_tokens,

@@ -6,18 +6,26 @@ sampled is never encoded again. Writing costs a hundredth of what encoding does.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rllib_nlac.engine.control_tokens import ControlTokens, Span
-from rllib_nlac.types import Message
+from rllib_nlac.types import TOOL, TOOLS, Message, turns_of
 
+# For templates that have no words of their own for tools.
+HOW_TO_CALL = (
+    "You may call the tools that are listed below. A call is a JSON object with name and arguments, in tags, as in\n"
+    '<tool_call>\n{"name": "TOOL", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>\n'
+    "What it returns comes in <tool_response> tags. Tools, with their arguments as JSON schemas:"
+)
 MOST_CHARACTERS_KEPT = 4_000_000  # of dialogues written last: the next turn's begins with one of them, or several roles' do
 
 
@@ -72,17 +80,18 @@ class ChatTemplate:
         Control tokens, or parts of them, that are not a message's to use wait behind placeholders while the template writes
         the dialogue, so that it neither acts on them nor hides where they came from.
         """
-        if not any(self.control.may_stand_in(role, content) for role, content in messages[num_harmless:]):
+        if not any(self.control.may_stand_in(message.role, message.content) for message in messages[num_harmless:]):
             return Written(self._apply(messages))
         hidden: list[str] = []
         shown: list[Message] = []
-        for role, content in messages:
+        for message in messages:
+            content = message.content
             parts, place = [], 0
-            for start, end in self.control.spans(role, content):
+            for start, end in self.control.spans(message.role, content):
                 parts += [content[place:start], f"{self._mark}{len(hidden)};"]
                 hidden.append(content[start:end])
                 place = end
-            shown.append(Message(role, "".join((*parts, content[place:]))))
+            shown.append(message._replace(content="".join((*parts, content[place:]))))
         text: list[str] = []
         marked: list[Span] = []
         length = 0
@@ -105,17 +114,18 @@ class ChatTemplate:
         """What the template writes behind the last turn, up to where the next one begins.
 
         Args:
-            messages: A dialogue whose last but one message is the assistant's, and the last one another's.
+            messages: A dialogue that ends with others' messages behind a turn of the assistant's.
 
         Returns:
             None where the longer dialogue does not begin with what the prompt before that turn showed, and the turn: the
             template leaves something out of former turns, such as their thoughts, or puts something before them.
         """
-        if self.opening is None or len(messages) < 3 or [m.role == "assistant" for m in messages[-2:]] != [True, False]:
+        last = turns_of(messages)[-1:]
+        if self.opening is None or last in ([], [0], [len(messages) - 1]):
             return None
-        before = self._written(messages[:-2])
-        after = self._written(messages, 0 if before.marked else len(messages) - 2)
-        turn, place = self.opening + messages[-2].content, len(before.text)
+        before = self._written(messages[: last[0]])
+        after = self._written(messages, 0 if before.marked else last[0])
+        turn, place = self.opening + messages[last[0]].content, len(before.text)
         if not (after.text.startswith(before.text) and after.text.startswith(turn, place)):
             return None
         return after.after(place + len(turn))
@@ -133,7 +143,14 @@ class ChatTemplate:
         return written
 
     def _apply(self, messages: Sequence[Message]) -> str:
-        rows = [message._asdict() for message in messages]
+        rows, tools = [message.row for message in messages], None
+        if rows and rows[0]["role"] == TOOLS:
+            tools = json.loads(rows.pop(0)["content"])
+            if self.tools_obstacle:
+                rows, tools = _in_plain_text(rows, tools), None
+        return self._render(rows, tools)
+
+    def _render(self, rows: list[dict[str, str]], tools: list[dict[str, Any]] | None = None) -> str:
         for row in rows:
             said = row["content"].lstrip() if row["role"] == "assistant" else ""
             if said.startswith("<think>") and "</think>" not in said:
@@ -143,7 +160,31 @@ class ChatTemplate:
             if rows and rows[0]["role"] == "user":
                 told = f"{told}\n\n{rows.pop(0)['content']}"
             rows.insert(0, {"role": "user", "content": told})
-        return str(self._tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True)) + self.header
+        # A template's "if tools" is wrong for an empty list in some, so that it is never one.
+        text = self._tokenizer.apply_chat_template(rows, tools=tools or None, tokenize=False, add_generation_prompt=True)
+        return str(text) + self.header
+
+    @functools.cached_property
+    def tools_obstacle(self) -> str:
+        """Why tools are described in the system message, and their results told as user messages; empty where the template
+        has places for both."""
+        schema = {"name": "find_word", "description": "Finds words.", "parameters": {"type": "object", "properties": {}}}
+        tools = [{"type": "function", "function": schema}]
+        start = [{"role": "user", "content": "Guess my object."}]
+        said = [{"role": "assistant", "content": "Is it big?"}]
+        results = [{"role": TOOL, "content": text, "name": "find_word"} for text in ("A first one.", "A second one.")]
+        for system in ([], [{"role": "system", "content": "Play."}]):
+            try:
+                before, after = (self._render([*system, *start, *more], tools) for more in ([], [*said, *results]))
+            except (TemplateError, TypeError, ValueError) as error:
+                if system and self._folds_system:
+                    continue
+                return f"its chat template takes no results of tools ({error!s:.100})"
+            if any(text not in before for text in ("find_word", "Finds words.")):
+                return "its chat template does not show the schemas of tools"
+            if any(row["content"] not in after for row in results):
+                return "its chat template does not show the results of tools"
+        return ""
 
     def _takes_system(self) -> bool:
         """Whether the template has a place for a system message."""
@@ -197,6 +238,23 @@ class ChatTemplate:
         if len(openings) == 1:
             return openings.pop(), ""
         return None, "its chat template shows a turn otherwise when the next one begins"
+
+
+def _in_plain_text(rows: Sequence[dict[str, str]], tools: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """A dialogue with tools for a template that knows none, in the form of Hermes' models, which ``read_calls`` reads too."""
+    listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    told = f"{HOW_TO_CALL}\n<tools>\n{listed}\n</tools>"
+    system = [rows[0]["content"]] if rows and rows[0]["role"] == "system" else []
+    plain = [{"role": "system", "content": "\n\n".join((*system, told))}]
+    for row in rows[len(system) :]:
+        content = row["content"]
+        if row["role"] == TOOL:
+            content = f"<tool_response>\n{content}\n</tool_response>"
+        if row["role"] != "assistant" and plain[-1]["role"] == "user":  # some templates want the two to take turns
+            plain[-1] = {"role": "user", "content": f"{plain[-1]['content']}\n{content}"}
+        else:
+            plain.append({"role": "assistant" if row["role"] == "assistant" else "user", "content": content})
+    return plain
 
 
 def _probes() -> Iterator[tuple[Message, ...]]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from rllib_nlac.types import ANSWER, TOOLS
+
 MAX_NAME = 64  # characters of what becomes the name of a metric: a stop reason, a subgoal
 MAX_SUBGOALS = 64
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # so that none holds a control token
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # learners compute in this precision
 
 
@@ -26,7 +31,9 @@ def checked_reset(answer: Any) -> tuple[Any, dict[str, Any]]:
     """
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise AnswerError(f"reset() must return (observation, info), and it returned {_shown(answer)}")
-    return answer[0], info_of(answer[1])
+    info = info_of(answer[1])
+    check_tools(info.get(TOOLS))
+    return answer[0], info
 
 
 def checked_step(answer: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -86,7 +93,8 @@ def info_of(value: Any) -> dict[str, Any]:
 
     ``success`` (a flag, or None while the task is open), ``discard`` (a flag), ``system_prompt`` (text), ``stop_reason``
     and the names of ``subgoals`` (short names: they become metrics), the values of ``subgoals`` (flags or finite numbers),
-    ``task_id`` (text or a whole number), ``privileged`` (a dict). Each may be missing or None.
+    ``task_id`` (text or a whole number), ``privileged`` (a dict), ``new_messages`` (a list of dicts of ``role``, "tool" or
+    "user", ``content``, and as may be ``name``, ``tool_call_id`` and ``error``). Each may be missing or None.
 
     Raises:
         AnswerError: It is no dict, or one of these keys holds something else.
@@ -96,6 +104,7 @@ def info_of(value: Any) -> dict[str, Any]:
     flags = {key: truth_of(value[key], f"info[{key!r}]") for key in ("success", "discard") if value.get(key) is not None}
     _check_type(value, "system_prompt", str, "a str")
     _check_type(value, "task_id", (str, numbers.Integral), "a str or an int")
+    _check_type(value, ANSWER, (list, tuple), "a list of messages")
     _check_type(value, "privileged", dict, "a dict of what no prompt may show")
     _check_type(value, "subgoals", dict, "a dict of names and what is reached of each")
     if value.get("stop_reason") is not None:
@@ -106,10 +115,43 @@ def info_of(value: Any) -> dict[str, Any]:
     for name, reached in subgoals.items():
         _check_name(name, "a name in info['subgoals']")
         reward_of(reached, f"info['subgoals'][{name!r}]")
+    for message in value.get(ANSWER) or ():
+        _check_message(message)
     plain: dict[str, Any] = {"subgoals": dict(subgoals)} if value.get("subgoals") is not None else {}
     if isinstance(value.get("task_id"), numbers.Integral):
         plain["task_id"] = int(value["task_id"])  # JSON takes none of NumPy's
     return {**value, **flags, **plain}
+
+
+def _check_message(message: Any) -> None:
+    said = message if isinstance(message, Mapping) else {}
+    names = [said.get(key) or "_" for key in ("name", "tool_call_id")]
+    known = said.get("role") in ("tool", "user") and isinstance(said.get("content"), str)
+    if not (known and all(isinstance(name, str) and TOOL_NAME.fullmatch(name) for name in names)):
+        raise AnswerError(
+            f"a message of info[{ANSWER!r}] must have a role of tool or user and a str as content; name and tool_call_id may "
+            f"have letters, digits, '_', '-', '.' and ':'. It is {_shown(message)}"
+        )
+
+
+def check_tools(tools: Any) -> None:
+    """Holds schemas of tools against what every chat template can show.
+
+    Raises:
+        AnswerError: They are something else.
+    """
+    try:
+        functions = [tool["function"] for tool in tools or ()]
+        json.dumps(functions)
+        wrong = next((f for f in functions if not TOOL_NAME.fullmatch(f["name"])), None)
+    except (TypeError, KeyError, ValueError, RecursionError):
+        wrong = tools
+    if wrong is not None:
+        raise AnswerError(
+            'info["tools"] must be a list of schemas as in {"type": "function", "function": {"name": "add", "description": '
+            """"...", "parameters": {...}}}, with names of letters, digits, '_', '-', '.' and ':', and it has """
+            f"{_shown(wrong)}"
+        )
 
 
 class MetricNames:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import math
 import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -17,6 +18,7 @@ import gymnasium as gym
 
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.inputs.endpoint import EndpointError
+from rllib_nlac.types import ANSWER
 
 Task = TypeVar("Task")
 # Schemas that many environments use in row_schema.
@@ -29,11 +31,12 @@ class Reply:
     """What the environment answers to one action.
 
     Attributes:
-        text: The new observation.
+        text: The new observation; empty where ``messages`` say it all.
         reward: The reward of this step.
         success: True or False once the task is decided, None while it is open.
         truncated: Whether a limit other than ``max_turns`` ends the episode.
         stop_reason: Why it ends, in a word of the environment's own.
+        messages: What stands for the observation in the dialogue, such as results of tools: ``info["new_messages"]``.
     """
 
     text: str
@@ -41,6 +44,7 @@ class Reply:
     success: bool | None = None
     truncated: bool = False
     stop_reason: str | None = None
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """JSON schemas of the tools that an action may call; none by default."""
+        """JSON schemas of the tools that an action may call, as OpenAI's API has them; none by default."""
         return []
 
     def expert_action(self) -> str:
@@ -186,7 +190,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         except (EndpointError, EpisodeLost) as error:
             self._stop_reason = error.reason if isinstance(error, EpisodeLost) else "endpoint_failure"
             return f"{error}", 0.0, False, True, {**self._info(), "discard": True}
-        text = answer.text
+        text = answer.text or "\n".join(message["content"] for message in answer.messages)
         terminated = answer.success is not None and not answer.truncated
         truncated = not terminated and (answer.truncated or self._turn >= self.max_turns)
         if terminated or truncated:
@@ -196,7 +200,10 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         if truncated and not answer.truncated:
             text = f"{text} {self.out_of_turns}".strip()
         self.dialogue.append((action, text))
-        return text, answer.reward, terminated, truncated, self._info()
+        info = self._info()
+        if answer.messages:
+            info[ANSWER] = [dict(message) for message in answer.messages]
+        return text, answer.reward, terminated, truncated, info
 
     def _info(self) -> dict[str, Any]:
         assert self._current is not None

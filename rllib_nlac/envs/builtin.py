@@ -15,6 +15,7 @@ from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.envs.text_shop import TextShop
+from rllib_nlac.envs.tools import ToolTasks
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 
 CLASSES = (
@@ -26,6 +27,7 @@ CLASSES = (
     TextShop,
     MiniWoB,
     TaskSet,
+    ToolTasks,
     TextArena,
     TauBench,
     Tau2Bench,

@@ -20,6 +20,8 @@ from gymnasium.utils.env_checker import check_env
 
 from rllib_nlac.envs.answers import AnswerError, checked_reset, checked_step
 from rllib_nlac.envs.spaces import check_text_env
+from rllib_nlac.inputs.tool_calls import Call
+from rllib_nlac.types import ANSWER
 
 Answer = TypeVar("Answer")
 
@@ -65,6 +67,7 @@ def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(
         ("gymnasium's own checker", _gymnasium),
         ("what it returns can be read", _answers),
         ("info holds what agents need", _info),
+        ("calls of tools are answered", _tools),
         ("the same seed gives the same task", _seeds),
         ("instances do not disturb each other", _interleaved),
         ("global random states are left alone", _global_states),
@@ -101,6 +104,25 @@ def _answers(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
     for seed in seeds:
         for use_expert in (False, True):
             play(make(), seed, use_expert)
+
+
+def _tools(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+    """Each tool is called without arguments, and one that does not exist: a call that fails is answered, too."""
+    _, info = make().reset(seed=seeds[0])
+    names = [tool["function"]["name"] for tool in info.get("tools") or ()]
+    if not names:
+        return
+    for name in (*names, "no_such_tool"):
+        env = make()
+        env.reset(seed=seeds[0])
+        call = str(Call(name, {}))
+        told = _checked(checked_step, env.step(call))[4].get(ANSWER)
+        if not told:
+            raise Noted(
+                f"step({call!r}) has no info[{ANSWER!r}], so the result reaches the model as a user's message: put the results "
+                'there, as {"role": "tool", "name": ..., "content": ...}, or derive from ToolEnv'
+            )
+    raise Noted(f"it offers {len(names)} tools: {', '.join(names)}")
 
 
 def _gymnasium(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from rllib_nlac.names import unknown_key
 from rllib_nlac.rewards.math_verify_worker import UnreadableTruth
 from rllib_nlac.rewards.row_rewards import check_settings, check_truth
 from rllib_nlac.rewards.styles import SOURCES, STYLES, reward, style_of
+from rllib_nlac.types import ANSWER
 
 REWARD_KEYS = ("url", "timeout_s", "max_retries", "verifiers", "strict", "math_verify", "partial")
 VERIFIER_KEYS = ("url", "timeout_s", "max_retries")
@@ -129,6 +130,10 @@ class TaskSet(TextEnv[TaskRow]):
         own = self._current.task.system_prompt
         return own or (self._inner.system_prompt if self._inner is not None else "")
 
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        return self._inner.info.get("tools") or [] if isinstance(self._inner, GymTask) else []
+
     def sample_task(self, spec: str | None) -> TaskId[TaskRow]:
         index = int(self.np_random.integers(len(self._rows))) if spec is None else int(spec) if str(spec).isdigit() else -1
         if not 0 <= index < len(self._rows):
@@ -160,8 +165,9 @@ class TaskSet(TextEnv[TaskRow]):
         before = self._inner.reward
         _, output = self._inner.step(action)
         value = self._inner.reward - before
+        said = self._inner.info.get(ANSWER) or () if isinstance(self._inner, GymTask) else ()
         if not self._inner.finished:
-            return Reply(output, value)
+            return Reply(output, value, messages=said)
         if not isinstance(self._inner, GymTask):
             return Reply(output, value, self._inner.success)
         return Reply(output, value, self._inner.success, self._inner.truncated, self._inner.info.get("stop_reason"))
@@ -250,7 +256,7 @@ def parse_task(
                 check_row(env_str, dict.fromkeys(may.environments))
         except ValueError as error:
             raise ValueError(f"{row.place}: {error}") from None
-        system, prompt = _prompt(row, prompt_key) if row.fields.get(prompt_key) else ("", "")
+        system, prompt = prompt_of(row, prompt_key) if row.fields.get(prompt_key) else ("", "")
         return TaskRow(row.place, AGENT_ENV, prompt, system, env_str=env_str)
     model = row.fields.get("reward_model") or {}
     if not isinstance(model, Mapping):
@@ -262,7 +268,7 @@ def parse_task(
     if truth is None and style != "verifier_service":
         raise ValueError(f"{row.place}: no ground_truth in reward_model, nor in a column of its own")
     settings = {key: value for key, value in model.items() if key not in ("style", "ground_truth") and value is not None}
-    system, prompt = _prompt(row, prompt_key)
+    system, prompt = prompt_of(row, prompt_key)
     try:
         check_truth(style, truth)
         if not may.anything:
@@ -290,7 +296,12 @@ def _style(row: Row, model: Mapping[str, Any], default: str | None, data_sources
     raise ValueError(f"{row.place}: {problem}")
 
 
-def _prompt(row: Row, key: str) -> tuple[str, str]:
+def prompt_of(row: Row, key: str) -> tuple[str, str]:
+    """System prompt, which may be empty, and prompt of a row.
+
+    Raises:
+        ValueError: The column holds neither a text nor at most one system message and one of the user's.
+    """
     value = row.fields.get(key)
     if not isinstance(value, list):
         return "", text_field(row, key)

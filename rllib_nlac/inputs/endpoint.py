@@ -56,6 +56,14 @@ def _enforced(pattern: str, way: str) -> dict[str, Any]:
     return {}
 
 
+def _with_calls(message: Any) -> Any:
+    """The content of an answer, and behind it its calls; one that cannot be read stays as it is, for the reader to complain."""
+    form = '<tool_call>\n{{"name": {}, "arguments": {}}}\n</tool_call>'
+    functions = [call.function for call in message.tool_calls or ()]
+    calls = [form.format(json.dumps(function.name), function.arguments or "{}") for function in functions]
+    return "\n".join([*([message.content] if message.content else ()), *calls]) if calls else message.content
+
+
 @dataclass(frozen=True)
 class Answer:
     """What an endpoint said; ``finished`` is False where the length limit cut it off."""
@@ -102,17 +110,19 @@ class Endpoint:
 
     def ask(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         may_be_empty: bool = False,
         pattern: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         **sampling: Any,
     ) -> Answer:
         """Asks once, trying again where that may help.
 
         Args:
-            messages: Dicts of role and content.
+            messages: Dicts of role and content, and what else the API knows.
             may_be_empty: Whether an empty answer is one.
             pattern: Regular expression that the server is asked to enforce, as far as it can.
+            tools: Schemas of what the model may call; a call is a part of the answer's text, as ``read_calls`` reads it.
             sampling: ``temperature``, ``max_tokens``, ``top_p`` or ``seed`` of this call.
 
         Raises:
@@ -123,6 +133,8 @@ class Endpoint:
 
         arguments: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_tokens, **sampling}
         arguments[self._limit] = arguments.pop(LIMIT)
+        if tools:
+            arguments["tools"] = list(tools)
         way = self._way  # of this call; another thread may go on to the next one meanwhile
         if pattern is not None:
             arguments |= _enforced(pattern, WAYS[way])
@@ -133,7 +145,7 @@ class Endpoint:
             try:
                 reply = self._connect().chat.completions.create(model=self.model, messages=list(messages), **arguments)
                 choice = reply.choices[0]
-                text = choice.message.content
+                text = _with_calls(choice.message)
                 if may_be_empty or (isinstance(text, str) and text.strip()):
                     finished = choice.finish_reason != "length"
                     return Answer(text or "" if pattern is None else self._kept(text or "", pattern, WAYS[way]), finished)
@@ -144,10 +156,10 @@ class Endpoint:
                 refused = isinstance(error, (openai.BadRequestError, openai.UnprocessableEntityError))
                 if refused and LIMIT in arguments and NEWER_LIMIT in str(error):
                     self._limit = NEWER_LIMIT
-                    return self.ask(messages, may_be_empty, pattern, **sampling)
+                    return self.ask(messages, may_be_empty, pattern, tools, **sampling)
                 if refused and pattern is not None and way < len(WAYS) - 1 and _speaks_of_structure(str(error)):
                     self._way = max(self._way, way + 1)
-                    return self.ask(messages, may_be_empty, pattern, **sampling)
+                    return self.ask(messages, may_be_empty, pattern, tools, **sampling)
                 # Not "from error": the client's exceptions do not survive Ray's pickling, and with one as its cause ours
                 # would not either.
                 kind = RequestRefusedError if refused else EndpointError

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from rllib_nlac.inputs.tool_calls import tools_message
 from rllib_nlac.language.forms import Forms
 from rllib_nlac.types import Future, Message, Transition
 
@@ -129,13 +130,17 @@ class PromptSet:
                 f"prompt set {self.name!r}, quote: it must be empty or hold a visible mark, and it is {self.quote!r}"
             )
 
-    def state(self, system_prompt: str, first_observation: str, action_format: str = "plain") -> tuple[Message, ...]:
-        """The messages at the start of an episode."""
+    def state(
+        self, system_prompt: str, first_observation: str, action_format: str = "plain", tools: Sequence[Any] | None = None
+    ) -> tuple[Message, ...]:
+        """The messages at the start of an episode; ``tools`` are the schemas of what the agent may call."""
         system = system_prompt if self.system is None else self.system
         if action_format == "react" and self.react:
             system = f"{system}\n\n{self.react}".strip()
-        opening = (Message("user", first_observation),)
-        return (Message("system", system), *opening) if system else opening
+        opening: tuple[Message, ...] = (Message("user", first_observation),)
+        if system:
+            opening = (Message("system", system), *opening)
+        return (tools_message(tools), *opening) if tools else opening
 
     def predict_messages(self, state: Sequence[Message], action: str) -> tuple[Message, ...]:
         """Prompt of M(d | s, a)."""
@@ -173,7 +178,7 @@ class PromptSet:
         """Prompt of a turn with a former attempt's reflection in view: the state, and the note behind its last message."""
         *before, last = state
         note = self.retry.format(reflection=self._quoted(reflection, None))
-        return (*before, Message(last.role, f"{last.content}\n\n{note}"))
+        return (*before, last._replace(content=f"{last.content}\n\n{note}"))
 
     def rethink_messages(self, state: Sequence[Message], action: str, reasoning: str, final: str) -> tuple[Message, ...]:
         """Prompt for the corrected reasoning of a future."""

@@ -4,8 +4,8 @@ One row is one conversation, as other trainers read them::
 
     {"messages": [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}, {"role": "assistant", ...}]}
 
-Assistant messages are trained, each under the dialogue before it; how they are read, ``messages`` says. User and tool messages
-that follow each other are read as one. Rows that follow each other with the same ``group``, such as those of one episode, stay
+Assistant messages are trained, each under the dialogue before it; how they are read, ``messages`` says. User messages that
+follow each other are read as one. Rows that follow each other with the same ``group``, such as those of one episode, stay
 together when rows are drawn: what they begin with alike is then computed once. Other columns are ignored.
 """
 
@@ -22,9 +22,10 @@ from ray.rllib.offline.offline_data import OfflineData
 
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.envs.rows import Row, id_field, read_rows
+from rllib_nlac.inputs.tool_calls import tools_message
 from rllib_nlac.learner.batch import POLICY, TrainingSequence
 from rllib_nlac.replay.dialogues import input_files
-from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, notice, read_messages
+from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, add_message, notice, read_messages, tools_of
 from rllib_nlac.types import Message, Seen
 
 
@@ -55,23 +56,23 @@ def parse_conversation(row: Row, thinks: bool = False) -> Conversation:
     """
     messages: list[Message] = []
     trained: list[int] = []
-    given, notes = read_messages(row, thinks)
-    for number, (role, text, learned) in enumerate(given):
+    tools = tools_of(row)
+    given, notes = read_messages(row, thinks, bool(tools))
+    for number, (message, learned) in enumerate(given):
         before = messages[-1].role if messages else ""
-        if role == "system" and number:
+        if message.role == "system" and number:
             raise ValueError(f"{row.place}: message {number} is a system message, and only the first may be one")
-        if role == "assistant" and before in ("", "system", "assistant"):
+        if message.role == "assistant" and before in ("", "system", "assistant"):
             raise ValueError(f"{row.place}: message {number} is the assistant's, and no user or tool message is before it")
         if learned:
-            if not text.strip():
+            if not message.content.strip():
                 raise ValueError(f"{row.place}: message {number} is trained, and its content is empty")
             trained.append(len(messages))
-        if before == "user" and role in ("user", "tool"):
-            messages[-1] = Message("user", f"{messages[-1].content}\n{text}")
-        else:
-            messages.append(Message("user" if role == "tool" else role, text))
+        add_message(messages, message)
     if not any(message.role == "assistant" for message in messages):
         raise ValueError(f"{row.place}: no message is the assistant's, so there is nothing to learn from")
+    if tools:  # before all others, whose places move by one
+        messages, trained = [tools_message(tools), *messages], [place + 1 for place in trained]
     return Conversation(row.place, tuple(messages), tuple(trained), id_field(row, "group"), notes)
 
 

@@ -7,7 +7,7 @@ One row is one episode, in JSONL or parquet::
 
 Assistant messages are the actions, by whatever policy; user and tool messages are what the environment said. ``rewards`` has
 one number an action; ``reward`` in its place is paid at the end. Without ``terminated`` and ``truncated`` an episode counts as
-terminated. ``success`` and ``task_id`` may be missing. How messages are read, ``messages`` says.
+terminated. ``success`` and ``task_id`` may be missing. How messages and a column ``tools`` are read, ``messages`` says.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.envs.answers import AnswerError, reward_of
 from rllib_nlac.envs.rows import Row, id_field, read_rows, short_id
 from rllib_nlac.envs.spaces import TextSpace
-from rllib_nlac.episode import ENVIRONMENT, UNLEARNED_STEPS, environment_of, step_outputs, unlearned_steps
+from rllib_nlac.episode import ENVIRONMENT, UNLEARNED_STEPS, answer_at, environment_of, step_outputs, unlearned_steps
 from rllib_nlac.inputs.examples import data_files
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, notice, read_messages
-from rllib_nlac.types import Generation, Seen, dialogue_after
+from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, add_message, notice, read_messages, tools_of
+from rllib_nlac.types import ANSWER, TOOLS, Generation, Message, Seen, dialogue_after, goes_on
 
-FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id", ENVIRONMENT)
+FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id", ENVIRONMENT, TOOLS)
 NAMES = ("task_id", ENVIRONMENT)
 INPUT = "input"  # begins the names of episodes that were read
 
@@ -50,7 +50,7 @@ class Dialogue:
 
     Attributes:
         system_prompt: May be empty.
-        observations: What the environment said: one more than there are actions.
+        answers: What the environment said, as messages: one more than there are actions.
         actions: What the agent said.
         learned: Which actions are learned from.
         rewards: One for each action.
@@ -60,10 +60,11 @@ class Dialogue:
         task_id: Likewise.
         notes: What was not read as it stands, see ``read_messages``.
         environment: Registered name of the environment where a task set played several; its prompts are asked.
+        tools: Schemas of what the agent could call.
     """
 
     system_prompt: str
-    observations: tuple[str, ...]
+    answers: tuple[tuple[Message, ...], ...]
     actions: tuple[str, ...]
     learned: tuple[bool, ...]
     rewards: tuple[float, ...]
@@ -73,6 +74,12 @@ class Dialogue:
     task_id: str | None = None
     notes: Counter[str] = field(default_factory=Counter)
     environment: str | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def observations(self) -> tuple[str, ...]:
+        """The answers as texts."""
+        return tuple("\n".join(message.content for message in answer) for answer in self.answers)
 
 
 def parse_dialogue(row: Row, thinks: bool = False) -> Dialogue:
@@ -82,17 +89,19 @@ def parse_dialogue(row: Row, thinks: bool = False) -> Dialogue:
         ValueError: It is malformed; its file and line are named.
     """
     fields = {key: value for key, value in row.fields.items() if value is not None}
-    messages, notes = read_messages(row, thinks)
-    system, observations, actions, learned = "", [""], list[str](), list[bool]()
-    for number, said in enumerate(messages):
-        if said.role == "system" and number == 0:
-            system = said.text
-        elif said.role == "assistant":
-            actions.append(said.text)
-            learned.append(said.learned)
-            observations.append("")
+    tools = tools_of(row)
+    messages, notes = read_messages(row, thinks, bool(tools))
+    system, answers, actions, learned = "", [list[Message]()], list[str](), list[bool]()
+    for number, (message, is_learned) in enumerate(messages):
+        if message.role == "system" and number == 0:
+            system = message.content
+        elif message.role == "assistant":
+            actions.append(message.content)
+            learned.append(is_learned)
+            answers.append([])
         else:
-            observations[-1] = f"{observations[-1]}\n{said.text}" if observations[-1] else said.text
+            # A later system message is the environment's, too.
+            add_message(answers[-1], message._replace(role="user") if message.role == "system" else message)
     if not actions:
         raise ValueError(f"{row.place}: no message is the assistant's, so there is nothing to learn from")
     flags = {key: fields.get(key) for key in ("terminated", "truncated", "success")}
@@ -110,7 +119,7 @@ def parse_dialogue(row: Row, thinks: bool = False) -> Dialogue:
     task, environment = (None if name is None else readable(name)[0] for name in (id_field(row, key) for key in NAMES))
     return Dialogue(
         system,
-        tuple(observations),
+        tuple(tuple(answer) or (Message("user", ""),) for answer in answers),
         tuple(actions),
         tuple(learned),
         _rewards(row, fields, len(actions)),
@@ -120,6 +129,7 @@ def parse_dialogue(row: Row, thinks: bool = False) -> Dialogue:
         task,
         notes,
         environment,
+        tools,
     )
 
 
@@ -164,10 +174,11 @@ def to_episode(
     info = {"system_prompt": dialogue.system_prompt, "task_id": dialogue.task_id}
     episode.custom_data[UNLEARNED_STEPS] = [t for t, learned in enumerate(dialogue.learned) if not learned]
     first = info if dialogue.environment is None else {**info, ENVIRONMENT: dialogue.environment}
-    episode.add_env_reset(dialogue.observations[0], first)
-    messages = prompts.state(dialogue.system_prompt, dialogue.observations[0], action_format)
+    observations, tools = dialogue.observations, list(dialogue.tools)
+    episode.add_env_reset(observations[0], {**first, TOOLS: tools} if tools else first)
+    messages = prompts.state(dialogue.system_prompt, observations[0], action_format, tools)
     seen: Seen | None = None
-    for t, (action, observation) in enumerate(zip(dialogue.actions, dialogue.observations[1:], strict=True)):
+    for t, (action, answer) in enumerate(zip(dialogue.actions, dialogue.answers[1:], strict=True)):
         (prompt,) = chat.prompts([Wanted(messages, room, seen)])
         if isinstance(prompt, PromptTooLong):
             raise prompt
@@ -181,16 +192,20 @@ def to_episode(
         last = t == len(dialogue.actions) - 1
         # The last observation is in no prompt of these; what no prompt could hold of it would only fill the buffer.
         episode.add_env_step(
-            observation[: chat.max_characters],
+            observations[t + 1][: chat.max_characters],
             action,
             dialogue.rewards[t],
-            {**info, "success": dialogue.success} if last else info,
+            {
+                **info,
+                **({"success": dialogue.success} if last else {}),
+                **({ANSWER: [message.row for message in answer]} if tools and not last else {}),
+            },
             terminated=last and dialogue.terminated,
             truncated=last and dialogue.truncated,
             extra_model_outputs=step_outputs(generation, messages),
         )
-        state, messages = messages, dialogue_after(messages, action, observation, history_turns)
-        seen = generation.seen if messages[:-2] == state else None
+        state, messages = messages, dialogue_after(messages, action, answer, history_turns)
+        seen = generation.seen if goes_on(messages, state) else None
     return episode
 
 
@@ -335,8 +350,8 @@ def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:
     messages.append({"role": "user", "content": episode.get_observations(0)})
     for t, action in enumerate(episode.get_actions()):
         weight = {"weight": 0} if t in unlearned else {}
-        messages += [{"role": "assistant", "content": action, **weight}]
-        messages += [{"role": "user", "content": episode.get_observations(t + 1)}]
+        messages.append({"role": "assistant", "content": action, **weight})
+        messages += [message.row for message in answer_at(episode, t)]
     success = last.get("success")
     return {
         "messages": messages,
@@ -346,4 +361,5 @@ def as_row(episode: SingleAgentEpisode) -> dict[str, Any]:
         "success": None if success is None else bool(success),
         "task_id": short_id(first.get("task_id")),
         **({ENVIRONMENT: name} if (name := environment_of(episode)) else {}),
+        **({TOOLS: tools} if (tools := first.get(TOOLS)) else {}),
     }

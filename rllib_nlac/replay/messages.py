@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rllib_nlac.envs.answers import TOOL_NAME, check_tools
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH
+from rllib_nlac.inputs import plain_json
 from rllib_nlac.inputs.texts import readable
+from rllib_nlac.types import TOOL, TOOLS, Message
 
 ROLES = ("system", "user", "tool", "assistant")
 CALLS = ("tool_calls", "function_call")
@@ -24,22 +27,21 @@ class Said(NamedTuple):
     """One message, read.
 
     Attributes:
-        role: One of ``ROLES``.
-        text: The content, behind the thought where a model thinks in a block.
+        message: The message; its content stands behind the thought where a model thinks in a block.
         learned: Whether it is a turn of the assistant that is learned from.
     """
 
-    role: str
-    text: str
+    message: Message
     learned: bool
 
 
-def read_messages(row: Row, thinks: bool = False) -> tuple[list[Said], Counter[str]]:
+def read_messages(row: Row, thinks: bool = False, has_tools: bool = False) -> tuple[list[Said], Counter[str]]:
     """Reads the messages of a row.
 
     Args:
         row: The row.
         thinks: Whether the model thinks in a block of its own, where ``reasoning_content`` then goes.
+        has_tools: Whether the row has schemas of tools. Without them the result of a tool is the user's text.
 
     Returns:
         The messages, and notes: how often something was not read as it stands, by what it was.
@@ -51,7 +53,31 @@ def read_messages(row: Row, thinks: bool = False) -> tuple[list[Said], Counter[s
     if not isinstance(given, list) or not given:
         raise ValueError(f"{row.place}: 'messages' must be a list of messages, and it is {given!r:.60}")
     notes: Counter[str] = Counter()
-    return [_read(f"{row.place}: message {number}", message, thinks, notes) for number, message in enumerate(given)], notes
+    read = [_read(f"{row.place}: message {n}", message, thinks, has_tools, notes) for n, message in enumerate(given)]
+    return read, notes
+
+
+def tools_of(row: Row) -> tuple[dict[str, Any], ...]:
+    """The schemas of tools in a row's column ``tools``, a list or its JSON.
+
+    Raises:
+        ValueError: It holds something else; file and line are named.
+    """
+    value = row.fields.get(TOOLS) or ()
+    try:
+        value = plain_json.loads(value) if isinstance(value, str) else value
+        check_tools(value)
+    except ValueError as error:
+        raise ValueError(f"{row.place}, column 'tools': {error}") from None
+    return tuple(value)
+
+
+def add_message(messages: list[Message], message: Message) -> None:
+    """Adds a message; of two of the user's that follow each other one is made."""
+    if messages and messages[-1].role == message.role == "user":
+        before = messages.pop().content
+        message = Message("user", f"{before}\n{message.content}" if before else message.content)
+    messages.append(message)
 
 
 def notice(notes: Counter[str]) -> str | None:
@@ -61,13 +87,14 @@ def notice(notes: Counter[str]) -> str | None:
     return f"config.input_: {'; '.join(texts)}{f'; and {left} kinds more' if left else ''}" if texts else None
 
 
-def _read(where: str, message: Any, thinks: bool, notes: Counter[str]) -> Said:
+def _read(where: str, message: Any, thinks: bool, has_tools: bool, notes: Counter[str]) -> Said:
     given = message if isinstance(message, Mapping) else {}
     fields = {key: value for key, value in given.items() if value not in (None, "", [], {})}  # parquet fills up with nulls
     role, content = fields.pop("role", None), given.get("content")
     fields.pop("content", None)
     if role not in ROLES:
         raise ValueError(f"{where} must have a role of {', '.join(ROLES)}, and it has {role!r:.60}")
+    names = [fields.pop(key, "") for key in ("name", "tool_call_id")] if role == TOOL else []
     learned, calls, thought = role == "assistant", [], ""
     if role == "assistant":
         learned = _weight(where, fields.pop("weight", None))
@@ -80,7 +107,10 @@ def _read(where: str, message: Any, thinks: bool, notes: Counter[str]) -> Said:
         notes[CALLING] += 1
         content, learned = content or "", False
     text = _text(where, "content", content, notes)
-    return Said(role, f"<think>\n{thought}\n</think>\n\n{text}" if thought and "</think>" not in text else text, learned)
+    text = f"<think>\n{thought}\n</think>\n\n{text}" if thought and "</think>" not in text else text
+    if role == TOOL and not has_tools:
+        return Said(Message("user", text), False)
+    return Said(Message(role, text, *(n if isinstance(n, str) and TOOL_NAME.fullmatch(n) else "" for n in names)), learned)
 
 
 def _text(where: str, key: str, value: Any, notes: Counter[str]) -> str:

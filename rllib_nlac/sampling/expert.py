@@ -6,6 +6,7 @@ episode is over, so futures and Bellman targets are written from what really cam
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,12 @@ import gymnasium as gym
 import numpy as np
 
 from rllib_nlac.envs.base import EpisodeLost, TextEnv
+from rllib_nlac.episode import answer_of
 from rllib_nlac.inputs.endpoint import Endpoint
+from rllib_nlac.inputs.tool_calls import for_endpoint
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.types import Critique, Future, Generation, Message, Transition, dialogue_after
+from rllib_nlac.types import TOOLS, Critique, Future, Generation, Message, Transition, dialogue_after
 
 ROLES = ("policy", "predict", "backup", "evaluate", "refine")
 OTHERS = 0.3  # share of backups and critiques that are shown another episode's future, so that it is read and not guessed
@@ -104,7 +107,7 @@ class Expert:
             observation, info = self.env.reset(seed=(self.seed * 1_000_003 + number) % 2**31)
         except EpisodeLost:
             return None
-        state = self.prompts.state(str(info.get("system_prompt") or ""), observation)
+        state = self.prompts.state(str(info.get("system_prompt") or ""), observation, tools=info.get(TOOLS))
         steps: list[Step] = []
         while True:
             action, best, judgement = self._turn(state, skill)
@@ -117,7 +120,7 @@ class Expert:
                 success = info.get("success")
                 total = sum(step.reward for step in steps)
                 return Episode(tuple(steps), bool(success) if success is not None else total > 0)
-            state = dialogue_after(state, action, reply)
+            state = dialogue_after(state, action, answer_of(reply, info))
 
     def _turn(self, state: tuple[Message, ...], skill: float) -> tuple[str, str, tuple[bool, str] | None]:
         """What is said next, what the expert would say, and the expert's judgement of what is said."""
@@ -166,7 +169,7 @@ class Expert:
     def _policy_row(self, episode: Episode) -> Row:
         last = episode.steps[-1]
         self.counts["policy"] += 1
-        return {"messages": _as_rows((*last.state, Message("assistant", last.action))), "kind": "policy"}
+        return {**_as_rows((*last.state, Message("assistant", last.action))), "kind": "policy"}
 
     def future(self, episode: Episode, t: int) -> str:
         """What really came of turn t, as a future: the reply, the next reply, and how it ended."""
@@ -263,7 +266,7 @@ class Teacher(Expert):
 
     def _ask(self, messages: Sequence[Message], temperature: float, pattern: str | None = None) -> str:
         answer = self.endpoint.ask(
-            [message._asdict() for message in messages],
+            **for_endpoint(messages),
             may_be_empty=True,
             pattern=pattern,
             temperature=temperature,
@@ -320,12 +323,15 @@ class Teacher(Expert):
 
 def _row(prompt: Sequence[Message], answer: str) -> Row:
     """A conversation whose last turn alone is trained."""
-    return {"messages": [*_as_rows(prompt, weight=0), {"role": "assistant", "content": answer}]}
+    row = _as_rows(prompt, weight=0)
+    return {**row, "messages": [*row["messages"], {"role": "assistant", "content": answer}]}
 
 
-def _as_rows(messages: Sequence[Message], weight: int | None = None) -> list[dict[str, Any]]:
+def _as_rows(messages: Sequence[Message], weight: int | None = None) -> Row:
+    """A dialogue as the columns of a row; the schemas of tools have one of their own."""
     extra = {} if weight is None else {"weight": weight}
-    return [{"role": m.role, "content": m.content, **(extra if m.role == "assistant" else {})} for m in messages]
+    rows = [{**m.row, **(extra if m.role == "assistant" else {})} for m in messages if m.role != TOOLS]
+    return {"messages": rows, **({TOOLS: json.loads(messages[0].content)} if messages[0].role == TOOLS else {})}
 
 
 def _line(text: str) -> str:

@@ -17,15 +17,16 @@ from rllib_nlac.engine.chat import Chat, Prompt, PromptTooLong, Wanted
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.envs.answers import MetricNames
 from rllib_nlac.envs.base import EpisodeLost
-from rllib_nlac.episode import TASK_SEED, environment_of, generation_at, step_outputs, strip_infos
+from rllib_nlac.episode import TASK_SEED, answer_of, environment_of, generation_at, step_outputs, strip_infos
 from rllib_nlac.inputs.texts import readable, readable_values
+from rllib_nlac.inputs.tool_calls import read_calls
 from rllib_nlac.language.parsing import parse_action
 from rllib_nlac.limits import within
 from rllib_nlac.sampling.action_forms import action_form
 from rllib_nlac.sampling.env_threads import EnvThreads
 from rllib_nlac.sampling.refining import RefiningPolicy
 from rllib_nlac.sampling.slot import Outcome, Played, Slot, Start
-from rllib_nlac.types import ActionForm, Generation, Message, Request, Seen, dialogue_after, hash_seed
+from rllib_nlac.types import ANSWER, TOOLS, ActionForm, Generation, Message, Request, Seen, dialogue_after, goes_on, hash_seed
 
 logger = logging.getLogger(__name__)
 CLOSE_S = 5.0  # for an environment's close, where it may hang
@@ -139,7 +140,10 @@ class TextPlayer:
         self._tell("on_episode_start", slot)
         prompts = self._prompts_for(environment_of(slot.episode) or self._config.env)
         slot.num_tokens = 0
-        slot.messages = prompts.state(info.get("system_prompt") or "", observation, self._config.action_format)
+        told = (info.get("system_prompt") or "", observation)
+        slot.messages = prompts.state(*told, self._config.action_format, info.get(TOOLS))
+        if info.get(TOOLS):
+            self.count("episodes_with_tools", 1)
         (prompt,) = self._chat.prompts([Wanted(slot.messages, self._max_tokens)])
         if isinstance(prompt, PromptTooLong):
             self._discard(slot, "context_limit", f"the first prompt of task {info.get('task_id')!r}: {prompt}")
@@ -217,6 +221,11 @@ class TextPlayer:
         self.count("action_parse_failures_cut_off", action is None and not generation.finished)
         if action is None and self.unparsed_turn is None:
             self.unparsed_turn = turn
+        if action and slot.messages[0].role == TOOLS:
+            action = self._chat.with_calls(generation, action)
+            calls = read_calls(action)[1]
+            self.count("tool_calls", len(calls))
+            self.count("tool_call_parse_failures", sum(isinstance(call, str) for call in calls))
         return action or ""
 
     def record(self, played: Sequence[Played]) -> list[bool]:
@@ -246,7 +255,9 @@ class TextPlayer:
             return None
         self._failures_in_a_row = 0
         state = slot.messages
-        slot.messages = dialogue_after(state, slot.turn, observation, self._config.history_turns)
+        slot.messages = dialogue_after(state, slot.turn, answer_of(observation, info), self._config.history_turns)
+        for said in info.get(ANSWER) or ():
+            self.count("tool_call_errors", bool(said.get("error")))
         slot.num_tokens += len(generation.token_ids)
         limit = self._config.max_response_tokens
         if not (terminated or truncated) and limit is not None and slot.num_tokens >= limit:
@@ -257,7 +268,7 @@ class TextPlayer:
     def _wanted(self, step: _Step) -> Wanted:
         """The next prompt, which begins with the last one's ids and the sampled ones, but for a window that has moved on."""
         slot = step.slot
-        seen = Seen(slot.prompt_ids, step.generation.token_ids) if slot.messages[:-2] == step.state else None
+        seen = Seen(slot.prompt_ids, step.generation.token_ids) if goes_on(slot.messages, step.state) else None
         return Wanted(slot.messages, self._max_tokens, seen)
 
     def _take_prompt(self, step: _Step, prompt: Prompt | PromptTooLong) -> None:
@@ -265,6 +276,7 @@ class TextPlayer:
             step.truncated, step.info = True, {**step.info, "success": False, "stop_reason": "context_limit"}
             # The rest fits no prompt and would only fill the buffer.
             step.observation = step.observation[: self._chat.max_context]
+            step.info = {**step.info, ANSWER: None}
             return
         step.slot.prompt_ids = prompt.ids
 
@@ -311,6 +323,10 @@ class TextPlayer:
         # One character more than any prompt may have, so that such an observation still ends its episode.
         observation, replaced = readable(outcome.observation[: limit + 1])
         info, more = readable_values(outcome.info)
+        if (told := info.get(ANSWER)) is not None:
+            texts = [readable(said["content"][: limit + 1]) for said in told]
+            info[ANSWER] = [{**said, "content": text} for said, (text, _) in zip(told, texts, strict=True)]
+            more += sum(count for _, count in texts)
         self.count("characters_replaced", replaced + more)
         return observation, info
 

@@ -7,15 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
-from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, Store, ToolError, call_tool, make_store, parse_tool_call
+from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId
+from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, Store, call_tool, make_store, parse_tool_call
 from rllib_nlac.envs.service_desk.tasks import DeskTask, Request, make_tasks
 from rllib_nlac.envs.service_desk.users import EndpointUser, ScriptedUser, User, names, refuses, states
+from rllib_nlac.envs.tools import ToolEnv, ToolError
 from rllib_nlac.inputs.endpoint import endpoint_from
+from rllib_nlac.inputs.tool_calls import read_calls
 
 POLICY = """\
-You work at the service desk of a shop. Each turn you either write to the customer, in plain text, or call a tool. A tool call \
-is one JSON object and nothing else, as in {"name": "get_order", "arguments": {"order_id": "W1001"}}.
+You work at the service desk of a shop. Each turn you either write to the customer, in plain text, or call a tool.
 
 Policy:
 - First ask the customer for the email address and find the user. Nothing is changed, or told about an order, before that.
@@ -30,7 +31,13 @@ Policy:
 - Do one thing at a time. When it is settled, ask whether there is anything else."""
 
 
-class ServiceDesk(TextEnv[DeskTask]):
+IN_PLAIN_TEXT = (
+    ' A tool call is one JSON object and nothing else, as in {"name": "get_order", "arguments": {"order_id": "W1001"}}.\n\n'
+    "Policy:"
+)
+
+
+class ServiceDesk(ToolEnv[DeskTask]):
     """Customers of a shop, their wishes, a policy to keep to, and seven tools on the shop's database.
 
     The reward is 1 at the end if the database is as it should be, no rule was broken and what had to be said was said.
@@ -44,6 +51,8 @@ class ServiceDesk(TextEnv[DeskTask]):
         split: "train" (30 tasks) or "eval" (15 others).
         world_seed: Makes another shop with other customers.
         user: None is the scripted customer; ``{kind: endpoint, base_url: ..., model: ...}`` lets a language model play it.
+        plain_text: Whether tools are described in the system prompt and their results are texts of the user's, for models that
+            were trained so; else both go into the places that the model's chat template has for them.
 
     Raises:
         ValueError: An argument is out of range.
@@ -53,10 +62,16 @@ class ServiceDesk(TextEnv[DeskTask]):
         "max_turns": MAX_TURNS,
         "split": SPLIT,
         "world_seed": {"type": "integer", "minimum": 0, "maximum": 2**31},
+        "plain_text": {"type": "boolean"},
     }
 
     def __init__(
-        self, max_turns: int = 30, split: str = "train", world_seed: int = 0, user: Mapping[str, Any] | None = None
+        self,
+        max_turns: int = 30,
+        split: str = "train",
+        world_seed: int = 0,
+        user: Mapping[str, Any] | None = None,
+        plain_text: bool = False,
     ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         if split not in ("train", "eval"):
@@ -64,6 +79,7 @@ class ServiceDesk(TextEnv[DeskTask]):
         self._world = make_store(world_seed)
         self._tasks = make_tasks(world_seed)[split]
         self._user = make_user(user)
+        self._plain_text = plain_text
         self._store = Store()
         self._known: str | None = None  # the id of the user that was found
         self._confirmed: set[str] = set()
@@ -75,11 +91,14 @@ class ServiceDesk(TextEnv[DeskTask]):
 
     @property
     def system_prompt(self) -> str:
-        return f"{POLICY}\n\nTools:\n" + "\n".join(json.dumps(tool["function"]) for tool in TOOLS)
+        if not self._plain_text:
+            return POLICY
+        told = POLICY.replace("\n\nPolicy:", IN_PLAIN_TEXT)
+        return f"{told}\n\nTools:\n" + "\n".join(json.dumps(tool["function"]) for tool in TOOLS)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        return TOOLS
+        return [] if self._plain_text else TOOLS
 
     def sample_task(self, spec: str | None) -> TaskId[DeskTask]:
         known = list(self._tasks)
@@ -97,12 +116,16 @@ class ServiceDesk(TextEnv[DeskTask]):
         return f"Customer: {self._user.begin(task)}"
 
     def reply(self, task: DeskTask, action: str) -> Reply:
+        if not self._plain_text:
+            return super().reply(task, action)
         try:
             call = parse_tool_call(action)
-            if call is not None:
-                return Reply(f"Tool: {json.dumps(self._call(task, *call))}")
+            return Reply(f"Tool: {json.dumps(self.call(*call))}") if call is not None else self.answer(task, action)
         except ToolError as error:
             return Reply(f"Tool error: {error}")
+
+    def answer(self, task: DeskTask, action: str) -> Reply:
+        """What the customer says to a turn without a call."""
         if not action.strip():
             return Reply("Tool error: an empty message; write to the customer or call a tool")
         self._told.append(action)
@@ -117,7 +140,8 @@ class ServiceDesk(TextEnv[DeskTask]):
         success = self._is_settled(task)
         return Reply(f"Customer: {answer}", float(success), success=success)
 
-    def _call(self, task: DeskTask, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Changes the database, and takes note of what the policy forbids."""
         result = call_tool(self._store, name, arguments)
         if name == "find_user":
             self._known = result["user_id"]
@@ -151,7 +175,9 @@ class ServiceDesk(TextEnv[DeskTask]):
         assert self._current is not None
         task = self._current.task
         script = expert_script(self._world, task)
-        return script[min(self._turn, len(script) - 1)]
+        said = script[min(self._turn, len(script) - 1)]
+        calls = [] if self._plain_text else read_calls(said)[1]
+        return str(calls[0]) if calls else said
 
 
 def make_user(config: Mapping[str, Any] | None) -> User:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import jsonschema
 import numpy as np
+
+from rllib_nlac.envs.tools import ToolError, check_call
 
 FIRST_NAMES = ("Ada", "Bruno", "Clara", "Dario", "Edith", "Farid", "Greta", "Hugo", "Ines", "Jonas")
 LAST_NAMES = ("Abel", "Brandt", "Costa", "Dupont", "Evans", "Fischer", "Garcia", "Haas", "Ito", "Jensen")
@@ -37,10 +38,6 @@ PRODUCTS = (
 COLOURS = ("black", "white", "red", "blue", "green")
 CANCEL_REASONS = ("no longer needed", "ordered by mistake")
 PENDING, DELIVERED, CANCELLED = "pending", "delivered", "cancelled"
-
-
-class ToolError(ValueError):
-    """A tool refuses a call; the text is what the agent reads."""
 
 
 @dataclass
@@ -162,13 +159,7 @@ def call_tool(store: Store, name: str, arguments: dict[str, Any]) -> dict[str, A
     Raises:
         ToolError: There is no such tool, an argument is missing, unknown or of the wrong kind, or the tool refuses.
     """
-    if name not in SCHEMAS:
-        raise ToolError(f"there is no tool {name!r}; tools are {', '.join(SCHEMAS)}")
-    try:
-        jsonschema.validate(arguments, SCHEMAS[name])
-    except jsonschema.ValidationError as error:
-        where = f", at {'.'.join(map(str, error.absolute_path))}" if error.absolute_path else ""
-        raise ToolError(f"{name}: {error.message:.200}{where}") from None
+    check_call(name, arguments, SCHEMAS)
     tool: Callable[..., dict[str, Any]] = getattr(store, name)
     return tool(**arguments)
 

@@ -1,0 +1,215 @@
+"""Environments whose agent calls tools: the methods of a class, or whatever answers a call by its name and arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jsonschema
+
+from rllib_nlac.envs.base import EpisodeLost, Reply, Task, TaskId, TextEnv
+from rllib_nlac.envs.rows import Row, read_rows
+from rllib_nlac.envs.task_set import prompt_of
+from rllib_nlac.inputs.endpoint import EndpointError
+from rllib_nlac.inputs.tool_calls import Call, read_calls
+from rllib_nlac.names import attribute_of
+
+NO_TOOLS = ("reset", "get_reward")  # of a class whose other public methods are tools
+
+
+class ToolError(ValueError):
+    """A call that cannot be made; the text goes back to the agent."""
+
+
+class ToolEnv(TextEnv[Task]):
+    """Base class of environments with tools, which are by default the public methods of the subclass.
+
+    Each needs type hints and a Google docstring. A turn that calls tools is answered with a message for each result; what a
+    tool raises, and what is wrong with a call, is such a result too. A turn without a call goes to ``answer``.
+    """
+
+    @property
+    def toolset(self) -> Any:
+        """The object whose public methods are the tools."""
+        return self
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        kind: Any = type(self.toolset)
+        return schemas_of(kind)
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Makes a call that fits its schema. The result is told as it is where it is a text, and else as JSON."""
+        return getattr(self.toolset, name)(**arguments)
+
+    def answer(self, task: Task, action: str) -> Reply:
+        """The answer to a turn without a call. By default it ends the episode, with success for a reward of 1 or more."""
+        reward = float(self.get_reward())
+        return Reply("", reward, success=reward >= 1.0)
+
+    def get_reward(self) -> float:
+        """What an episode is worth when it ends; 0 by default."""
+        return 0.0
+
+    def reply(self, task: Task, action: str) -> Reply:
+        calls = read_calls(action)[1]
+        if not calls:
+            return self.answer(task, action)
+        results = [self._result(call) for call in calls]
+        reward = float(self.get_reward()) if self._turn >= self.max_turns else 0.0
+        return Reply("", reward, success=True if reward >= 1.0 else None, messages=results)
+
+    def _result(self, call: Call | str) -> dict[str, Any]:
+        known = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
+        name = {"name": call.name} if isinstance(call, Call) and call.name in known else {}
+        try:
+            if isinstance(call, str):
+                raise ToolError(call)
+            check_call(call.name, call.arguments, known)
+            result = self.call(*call)
+            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        except (EndpointError, EpisodeLost):
+            raise
+        except Exception as error:
+            kind = "" if isinstance(error, ToolError) else f"{type(error).__name__}: "
+            return {"role": "tool", **name, "content": f"Error: {kind}{error}", "error": True}
+        return {"role": "tool", **name, "content": text}
+
+
+def check_call(name: str, arguments: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    """Holds a call against the schemas of the tools.
+
+    Raises:
+        ToolError: There is no such tool, or an argument is missing, unknown or of the wrong kind.
+    """
+    if name not in schemas:
+        raise ToolError(f"there is no tool {name!r:.80}; tools are {', '.join(schemas)}")
+    schema = dict(schemas[name])
+    # As transformers writes an argument that may be None, which JSON Schema does not know.
+    properties = {key: {"anyOf": [own, {"type": "null"}]} if own.get("nullable") else own for key, own in _of(schema).items()}
+    try:
+        jsonschema.validate(arguments, {**schema, **({"properties": properties} if properties else {})})
+    except jsonschema.ValidationError as error:
+        where = f", at {'.'.join(map(str, error.absolute_path))}" if error.absolute_path else ""
+        raise ToolError(f"{name}: {error.message:.200}{where}") from None
+
+
+def _of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+@functools.cache
+def schemas_of(kind: type) -> list[dict[str, Any]]:
+    """Schemas of the public methods of a class.
+
+    Raises:
+        ValueError: A method has no docstring, or an argument of it no type hint or no description.
+    """
+    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+    found = []
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if name.startswith("_") or name in NO_TOOLS or (issubclass(kind, ToolEnv) and hasattr(ToolEnv, name)):
+            continue
+        try:
+            schema = get_json_schema(method)
+        except (DocstringParsingException, TypeHintParsingException) as error:
+            raise ValueError(
+                f"{kind.__name__}.{name} is a public method and so a tool, and its schema cannot be made ({error!s:.200}): "
+                "give it type hints and a Google docstring, or begin its name with _"
+            ) from None
+        schema["function"].pop("return", None)  # templates would print it, and endpoints do not take it
+        found.append(schema)
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _load(files: tuple[str, ...]) -> list[tuple[Row, str, str]]:
+    """All rows with their system prompts and prompts; the slots of an EnvRunner share them."""
+    rows = [(row, *prompt_of(row, "prompt")) for row in read_rows(files)]
+    if not rows:
+        raise ValueError(f"{', '.join(files)}: no rows")
+    return rows
+
+
+class ToolTasks(ToolEnv[Row]):
+    """Tasks from files, and a class whose public methods are the tools, as TRL's ``environment_factory`` takes it.
+
+    An episode begins with ``reset`` of the class, if it has one, which is given the columns of the row that it names, or all of
+    them; a text that it returns is added to the prompt. It ends with the first turn that calls nothing.
+
+    Args:
+        toolset: The class, or "my_module:MyTools".
+        train_files: JSONL or parquet files of the split "train", whose column ``prompt`` is a text or a list of messages.
+        val_files: Those of the split "eval".
+        reward: A reward function of TRL's kind, or "my_module:function": it is given lists of one, ``prompts``,
+            ``completions``, ``environments`` and the other columns. None: the class has ``get_reward``.
+        max_turns: Turns per episode.
+        split: "train" or "eval".
+
+    Raises:
+        ValueError: There is no file, class or reward, or a row or a method is malformed.
+    """
+
+    def __init__(
+        self,
+        toolset: str | type,
+        train_files: str | Sequence[str] = (),
+        val_files: str | Sequence[str] = (),
+        reward: str | Callable[..., Sequence[float]] | None = None,
+        max_turns: int = 10,
+        split: str = "train",
+    ) -> None:
+        super().__init__(max_turns=max_turns, split=split)
+        made = attribute_of(toolset, "env_config.toolset", "my_module:MyTools") if isinstance(toolset, str) else toolset
+        self._toolset = made()
+        example = "my_module:reward_function"
+        self._reward = attribute_of(reward, "env_config.reward", example) if isinstance(reward, str) else reward
+        if self._reward is None and not hasattr(self._toolset, "get_reward"):
+            raise ValueError(f"env_config.reward is missing, and {made.__name__} has no get_reward(): name a reward function")
+        files = val_files if split == "eval" else train_files
+        if not files:
+            raise ValueError(f"env_config.{'val' if split == 'eval' else 'train'}_files is empty, and the split is {split!r}")
+        self._rows = _load((files,) if isinstance(files, str) else tuple(files))
+        self._system = self._answer = ""
+
+    @property
+    def toolset(self) -> Any:
+        return self._toolset
+
+    @property
+    def system_prompt(self) -> str:
+        return self._system
+
+    def sample_task(self, spec: str | None) -> TaskId[Row]:
+        index = int(self.np_random.integers(len(self._rows))) if spec is None else int(spec) if spec.isdigit() else -1
+        if not 0 <= index < len(self._rows):
+            raise ValueError(f"task {spec!r} does not exist; tasks are the rows 0 to {len(self._rows) - 1}")
+        return TaskId(str(index), self._rows[index][0])
+
+    def begin(self, task: Row) -> str:
+        _, self._system, prompt = next(each for each in self._rows if each[0] is task)
+        self._answer = ""
+        if (reset := getattr(self._toolset, "reset", None)) is None:
+            return prompt
+        names = inspect.signature(reset).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
+        told = reset(**{key: value for key, value in task.fields.items() if takes_all or key in names})
+        return f"{prompt}{told}" if isinstance(told, str) else prompt
+
+    def answer(self, task: Row, action: str) -> Reply:
+        self._answer = action
+        return super().answer(task, action)
+
+    def get_reward(self) -> float:
+        if self._reward is None:
+            return float(self._toolset.get_reward())
+        assert self._current is not None
+        columns = {f"{key}s" if key == "prompt" else key: [value] for key, value in self._current.task.fields.items()}
+        said = [[{"role": "assistant", "content": self._answer}]]
+        return float(self._reward(**columns, completions=said, environments=[self._toolset])[0])
