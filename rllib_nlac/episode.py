@@ -27,7 +27,7 @@ def answer_of(observation: str, info: Mapping[str, Any]) -> tuple[Message, ...]:
         info: Of the same step, as ``info_of`` has checked it.
     """
     told = info.get(ANSWER) or [{"role": "user", "content": observation}]
-    return tuple(Message(**{key: said[key] for key in Message._fields if key in said}) for said in told)
+    return tuple(Message(*(said.get(key) or "" for key in Message._fields)) for said in told)
 
 
 def answer_at(episode: SingleAgentEpisode, t: int) -> tuple[Message, ...]:

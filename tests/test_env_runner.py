@@ -17,7 +17,7 @@ from rllib_nlac.episode import GENERATION, MESSAGES, task_seed_of
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.sampling.player import TextPlayer
-from rllib_nlac.types import dialogue_after
+from rllib_nlac.types import Message, dialogue_after
 
 ORACLE_WORLD = TwentyQuestions(num_objects=16, num_attributes=8, max_turns=6)
 
@@ -411,6 +411,6 @@ def test_of_a_long_dialogue_the_opening_and_the_latest_turns_are_shown(make, cha
         assert step.next_state == window.get_extra_model_outputs(MESSAGES, t + 1)
     assert dialogue_after(whole.get_extra_model_outputs(MESSAGES, 5), "a", "o") == (
         *whole.get_extra_model_outputs(MESSAGES, 5),
-        ("assistant", "a"),
-        ("user", "o"),
+        Message("assistant", "a"),
+        Message("user", "o"),
     )

@@ -80,7 +80,7 @@ def test_a_future_says_what_really_came_and_no_prompt_of_it_shows_it():
             assert answer.startswith(f"Future: {step.reply.split('.')[0]}.")
             assert answer.endswith("SUCCESS" if episode.success else "FAILURE")
             said = [*step.state, Message("assistant", step.action)]
-            assert [(each["role"], each["content"]) for each in shown] == said
+            assert [Message(each["role"], each["content"]) for each in shown] == said
             assert all(each["weight"] == 0 for each in shown if each["role"] == "assistant")
 
 

@@ -180,6 +180,7 @@ class TestIterations:
         a = LanguageAlgorithm.__new__(LanguageAlgorithm)
         a.notices, a.watch, a.config, a._iteration = Notices(), Watch(a), config or RFTConfig(), iteration
         a.token_usage, a.metrics = SimpleNamespace(since_last=dict), root
+        a.chat = SimpleNamespace(template=SimpleNamespace(tools_obstacle="it knows none"))
         a._with_learners, a.learner_group = lambda work: work(), SimpleNamespace(is_remote=False, is_local=True)
 
         def step(self) -> dict:
@@ -214,7 +215,8 @@ class TestIterations:
             ({"invented_turns": 5}, "5 of 40 turns hold special tokens of another role"),
             ({"success_guessed": 0, "invented_turns": 4}, ""),
             ({"episodes_with_tools": 8}, "tools were offered, and no turn called one"),
-            ({"episodes_with_tools": 8, "tool_calls": 1}, ""),
+            ({"episodes_with_tools": 8, "tool_calls": 1}, "their results told as user messages, for it knows none"),
+            ({"episodes_with_tools": 0, "tool_calls": 0}, ""),
         ],
     )
     def test_success_that_is_guessed_and_turns_that_are_invented_are_said(self, monkeypatch, counted, said):

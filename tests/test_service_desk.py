@@ -202,7 +202,7 @@ def test_calls_are_read_in_their_usual_wrappings():
         assert parse_tool_call(text) == ("done", {})
     for text in ("What is the order's number?", "I see {curly} things", "```\nplain text\n```", ""):
         assert parse_tool_call(text) is None
-    for text in (plain + plain, f"{tagged} Wait.", "<tool_call>null", "So: <tool_call>look()</tool_call>"):
+    for text in (plain + plain, "<tool_call>null", "So: <tool_call>look()</tool_call>"):
         with pytest.raises(ToolError, match="a tool call must"):
             parse_tool_call(text)
 

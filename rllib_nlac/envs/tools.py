@@ -87,19 +87,14 @@ def check_call(name: str, arguments: Mapping[str, Any], schemas: Mapping[str, Ma
     """
     if name not in schemas:
         raise ToolError(f"there is no tool {name!r:.80}; tools are {', '.join(schemas)}")
-    schema = dict(schemas[name])
     # As transformers writes an argument that may be None, which JSON Schema does not know.
-    properties = {key: {"anyOf": [own, {"type": "null"}]} if own.get("nullable") else own for key, own in _of(schema).items()}
+    own = schemas[name].get("properties") or {}
+    nullable = {key: {"anyOf": [value, {"type": "null"}]} for key, value in own.items() if value.get("nullable")}
     try:
-        jsonschema.validate(arguments, {**schema, **({"properties": properties} if properties else {})})
+        jsonschema.validate(arguments, {**schemas[name], "properties": {**own, **nullable}})
     except jsonschema.ValidationError as error:
         where = f", at {'.'.join(map(str, error.absolute_path))}" if error.absolute_path else ""
         raise ToolError(f"{name}: {error.message:.200}{where}") from None
-
-
-def _of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    properties = schema.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
 
 
 @functools.cache

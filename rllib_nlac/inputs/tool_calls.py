@@ -67,7 +67,8 @@ def _call(value: Any) -> Call | str:
     name = value.get("name") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(name, str):
         return MALFORMED
-    arguments = value.get("arguments", value.get("parameters", {}))
+    arguments = value.get("arguments", value.get("parameters"))
+    arguments = {} if arguments is None else arguments
     if isinstance(arguments, str):  # as OpenAI's API has it
         try:
             arguments = plain_json.loads(arguments or "{}")

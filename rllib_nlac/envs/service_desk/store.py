@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rllib_nlac.envs.tools import ToolError, check_call
+from rllib_nlac.inputs.tool_calls import read_calls
 
 FIRST_NAMES = ("Ada", "Bruno", "Clara", "Dario", "Edith", "Farid", "Greta", "Hugo", "Ines", "Jonas")
 LAST_NAMES = ("Abel", "Brandt", "Costa", "Dupont", "Evans", "Fischer", "Garcia", "Haas", "Ito", "Jensen")
@@ -164,35 +164,25 @@ def call_tool(store: Store, name: str, arguments: dict[str, Any]) -> dict[str, A
     return tool(**arguments)
 
 
-# Where a call begins: after a tag, at the start of the text, or after what was said before it.
-_CALL = re.compile(r'<tool_call>\s*|^(?:```(?:json)?\s*)?(?=\{)|(?=\{\s*"(?:name|arguments)"\s*:)')
+_LATER = re.compile(r'```(?:json)?\s*\{|\{\s*"(?:name|arguments)"\s*:')  # where a call begins after other text
 
 
 def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
     """The call in an action, or None where the action is text for the user.
 
-    A call is a JSON object ``{"name": ..., "arguments": {...}}``, bare, in a code fence or in ``<tool_call>`` tags. Text may
-    stand before it, but not after it. A tool without arguments needs no ``arguments``.
+    Text may stand before a call. A tool without arguments needs no ``arguments``.
 
     Raises:
-        ToolError: It looks like a call and is none.
+        ToolError: It looks like a call and is none, or there are several.
     """
-    text = action.strip()
-    start = _CALL.search(text)
-    if start is None:
+    calls = read_calls(action)[1]
+    if not calls and (start := _LATER.search(action)):
+        calls = read_calls(action[start.start() :])[1]
+    if not calls:
         return None
-    text = text[start.end() :]
-    try:
-        call, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError) as error:
-        raise ToolError(f"a tool call must be one JSON object and nothing else: {error!s:.100}") from None
-    if text[end:].strip() not in ("", "```", "</tool_call>"):
-        raise ToolError("a tool call must be one JSON object and nothing else: text or another call follows it")
-    name, arguments = (call.get("name"), call.get("arguments")) if isinstance(call, dict) else (None, None)
-    arguments = {} if arguments is None else arguments
-    if not isinstance(name, str) or not isinstance(arguments, dict) or set(call) - {"name", "arguments"}:
-        raise ToolError('a tool call must look like {"name": "TOOL", "arguments": {...}}')
-    return name, arguments
+    if len(calls) > 1 or isinstance(calls[0], str):
+        raise ToolError(calls[0] if isinstance(calls[0], str) else "one call at a time")
+    return calls[0].name, calls[0].arguments
 
 
 def total(items: list[dict[str, Any]]) -> float:
