@@ -37,7 +37,7 @@ PLAYABLE = [
 @pytest.mark.parametrize(("name", "config"), PLAYABLE)
 def test_every_registered_environment_keeps_it(name, config):
     findings = list(contract.check_environment(lambda: registry.make(name, config), seeds=range(20)))
-    assert len(findings) == 13 and [f for f in findings if f.verdict == "FAILED"] == []
+    assert len(findings) == 14 and [f for f in findings if f.verdict == "FAILED"] == []
     notes = [f.check for f in findings if f.verdict == "note"]
     assert notes == (["the scripted expert gets the largest return"] if name == "TextArena" else [])
 

@@ -240,7 +240,7 @@ class TestFailures:
     def test_a_short_outage_while_many_episodes_begin_ends_no_run(self, serve, config, chat, threads):
         server = serve(*[500] * 40)
         user = {"kind": "endpoint", "base_url": server.url, "model": "m", "max_retries": 0}
-        config.env, config.env_config = "ServiceDesk", {"user": user, "max_turns": 2}
+        config.env, config.env_config = "ServiceDesk", {"user": user, "max_turns": 2, "plain_text": True}
         config.num_envs_per_env_runner, config.env_threads = 32, threads
         runner = TextEnvRunner(config=config, worker_index=0)
         runner.attach(ScriptedEngine(chat, lambda prompt, weights: "Hm."))

@@ -244,9 +244,16 @@ class TestToolTasks:
             tasks(toolset=Undocumented).reset(seed=0)
 
     def test_it_keeps_the_contract(self, tasks):
-        found = {finding.check: finding for finding in check_environment(tasks, seeds=(0, 1))}
-        assert "FAILED" not in {finding.verdict for finding in found.values()}
-        assert found["calls of tools are answered"].detail == "it offers 2 tools: name, step"
+        assert "FAILED" not in {finding.verdict for finding in check_environment(tasks, seeds=(0, 1))}
+
+    def test_an_environment_that_tells_results_as_the_users_words_is_noted(self, tasks):
+        class Mute(ToolTasks):
+            def reply(self, task, action):
+                return replace(super().reply(task, action), text="5", messages=())
+
+        for make, verdict in ((tasks, "ok"), (partial(Mute, **tasks.keywords), "note")):
+            found = {finding.check: finding.verdict for finding in check_environment(make, seeds=(0, 1))}
+            assert found["calls of tools are answered"] == verdict
 
     def test_a_subclass_has_its_own_methods_as_tools(self):
         class Adder(ToolEnv[None]):

@@ -124,6 +124,8 @@ def check(
             terminal.say(f"{finding.verdict:>7}  {finding.check}")
             if finding.detail:
                 terminal.say(f"         {finding.detail}")
+        if not failed and (tools := make().reset(seed=0)[1].get("tools")):
+            terminal.say(f"\n{name} offers the tools {', '.join(tool['function']['name'] for tool in tools)}")
         terminal.say(f"\n{name}: {'keeps the contract' if not failed else f'{failed} checks failed'}")
     if failed:
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jsonschema
+import jsonschema.exceptions
 
 from rllib_nlac.envs.base import EpisodeLost, Reply, Task, TaskId, TextEnv
 from rllib_nlac.envs.rows import Row, read_rows
@@ -90,11 +90,11 @@ def check_call(name: str, arguments: Mapping[str, Any], schemas: Mapping[str, Ma
     # As transformers writes an argument that may be None, which JSON Schema does not know.
     own = schemas[name].get("properties") or {}
     nullable = {key: {"anyOf": [value, {"type": "null"}]} for key, value in own.items() if value.get("nullable")}
-    try:
-        jsonschema.validate(arguments, {**schemas[name], "properties": {**own, **nullable}})
-    except jsonschema.ValidationError as error:
+    # Not jsonschema.validate, which holds the schema against its own each time: that takes longer than the rest of a step.
+    validator = jsonschema.Draft202012Validator({**schemas[name], "properties": {**own, **nullable}})
+    if (error := jsonschema.exceptions.best_match(validator.iter_errors(arguments))) is not None:
         where = f", at {'.'.join(map(str, error.absolute_path))}" if error.absolute_path else ""
-        raise ToolError(f"{name}: {error.message:.200}{where}") from None
+        raise ToolError(f"{name}: {error.message:.200}{where}")
 
 
 @functools.cache
