@@ -389,6 +389,15 @@ def _restrict(settings: dict[str, Any]) -> None:
     deny_system_calls()
 
 
+def confine(memory_bytes: int) -> None:
+    """For a worker that runs a library on anyone's texts: a limit of memory, and as few rights as the kernel can take away."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    with contextlib.suppress(Refused):  # a library is no stranger's program; the limit of memory remains
+        drop_rights()
+        deny_files(None, [*libraries(), sys.prefix])
+        deny_system_calls()
+
+
 def _refuse(state: TextIO, reason: str) -> NoReturn:
     state.truncate(0)
     state.write(f"the sandbox needs {reason}")
