@@ -17,10 +17,11 @@ TUNE = ["optuna>=4.5,<5"]
 SMOLLM2 = ["gguf>=0.17,<0.20"]  # reads the pretrained model where no hub can be reached
 MATH = ["math-verify>=0.9,<0.10"]
 TEXTARENA = ["textarena>=0.7.4,<0.8"]
+REASONING_GYM = ["reasoning-gym>=0.1.25,<0.2"]
 DOCS = ["sphinx>=9,<10", "myst-parser>=5,<6", "furo>=2025.9", "linkify-it-py>=2"]
 MUTANTS = ["mutmut>=3.8,<3.9"]
 LINT = ["ruff>=0.6", "mypy>=1.11", "types-PyYAML"]
-DEV = [*TEST, *SMOLLM2, *TUNE, *MATH, *TEXTARENA, *DOCS, *MUTANTS, *WEB, *LINT, "matplotlib>=3.8"]
+DEV = [*TEST, *SMOLLM2, *TUNE, *MATH, *TEXTARENA, *REASONING_GYM, *DOCS, *MUTANTS, *WEB, *LINT, "matplotlib>=3.8"]
 
 setup(
     name="rllib_nlac",
@@ -66,6 +67,7 @@ setup(
         "math": MATH,
         "smollm2": SMOLLM2,
         "textarena": TEXTARENA,
+        "reasoning-gym": REASONING_GYM,
         "test": TEST,
         "docs": DOCS,
         "web": WEB,

@@ -19,11 +19,14 @@ import pytest
 from chat_server import ChatServer
 
 from rllib_nlac.envs import contract, registry
+from rllib_nlac.envs.adapters import reasoning_gym_child
 from rllib_nlac.envs.adapters.gymnasium_text import GymnasiumText
+from rllib_nlac.envs.adapters.reasoning_gym import ReasoningGym
 from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
 from rllib_nlac.envs.adapters.tau_bench import TauBench
 from rllib_nlac.envs.adapters.text_arena import TextArena
 from rllib_nlac.envs.base import EpisodeLost
+from rllib_nlac.envs.math_reasoning import is_held_out
 from rllib_nlac.envs.spaces import TextSpace
 
 
@@ -163,6 +166,62 @@ def any_cell(observation: str) -> str:
 def polite(observation: str) -> str:
     speakers = [line.partition("]")[0].removeprefix("[") for line in observation.splitlines() if line.startswith("[Player")]
     return f"As you say, {speakers[-1] if speakers else 'nobody'}."
+
+
+@pytest.mark.process
+class TestReasoningGym:
+    def test_attempts_and_the_score_of_the_last_answer(self):
+        env = ReasoningGym("chain_sum", {"max_terms": 2, "max_digits": 1}, attempts=3)
+        question, info = env.reset(seed=4)
+        left, sign, right = question.split(": ")[1].removesuffix(" =").split()
+        truth = int(left) + int(right) * (1 if sign == "+" else -1)
+        assert env.step(f"<answer>{truth + 1}</answer>")[:4] == ("Not correct. Try again.", 0.0, False, False)
+        assert env.step(str(truth))[:4] == ("There is no <answer> in it. Try again.", 0.0, False, False)
+        near = f"{truth} or so"
+        text, reward, terminated, _, last = env.step(f"<answer>{near}</answer>")
+        assert (text, terminated, last["success"]) == ("Not correct.", True, False)
+        assert reward == pytest.approx(len(str(truth)) / len(near))
+        assert env.reset(options={"task_id": info["task_id"]})[0] == question
+        step = env.step(f"No, <answer>7000</answer>, I mean <answer>\n{truth}.0 </answer>.")
+        assert step[:3] == ("Correct.", 1.0, True) and step[4]["success"]
+
+    def test_evaluation_asks_what_was_never_trained(self):
+        config = {"max_terms": 2, "max_digits": 1}  # so few questions that indices alone would not keep them apart
+        envs = [ReasoningGym("chain_sum", config, split=split) for split in ("train", "eval")]
+        train, evaluation = ({env.reset(seed=s)[0] for s in range(60)} for env in envs)
+        assert len(train) > 20 and len(evaluation) > 3 and not train & evaluation
+        assert all(map(is_held_out, evaluation))
+
+    def test_answers_that_are_programs(self, monkeypatch):
+        """spiral_matrix evaluates answers, and pays 0.1 for a list of the right numbers."""
+        env = ReasoningGym("spiral_matrix")
+        _, info = env.reset(seed=0)
+        truth = info["privileged"]["answer"].split()
+        monkeypatch.setattr(reasoning_gym_child, "SCORE_S", 0.5)
+        rewards = []
+        for answer in ("entry['answer'].split()", "[9**9**9]"):
+            env.reset(options={"task_id": info["task_id"]})
+            rewards.append(env.step(f"<answer>{answer}</answer>")[1])
+        monkeypatch.undo()
+        for answer in (f"[{', '.join(truth)}]", " ".join(truth)):  # answered by another process
+            env.reset(options={"task_id": info["task_id"]})
+            rewards.append(env.step(f"<answer>{answer}</answer>")[1])
+        assert rewards == [0.0, 0.0, 0.1, 1.0]
+
+    def test_mistakes(self, monkeypatch):
+        with pytest.raises(ValueError, match=r"dataset 'boxnet': reasoning-gym gives no reference answer"):
+            ReasoningGym("boxnet")
+        with pytest.raises(ValueError, match=r"dataset 'chain_sun': .*not registered"):
+            ReasoningGym("chain_sun")
+        with pytest.raises(ValueError, match=r"dataset 'chain_sum': .*unexpected keyword argument 'max_term'"):
+            ReasoningGym("chain_sum", {"max_term": 3})
+        with pytest.raises(ValueError, match=r"dataset_config has 'seed'"):
+            ReasoningGym("chain_sum", {"seed": 3})
+        with pytest.raises(ValueError, match="they are called as in 'chain_sum/1234'"):
+            ReasoningGym("chain_sum").reset(options={"task_id": "gcd/1"})
+        monkeypatch.setattr("rllib_nlac.envs.adapters.reasoning_gym.find_spec", lambda name: None)
+        with pytest.raises(ValueError, match=r"pip install 'rllib_nlac\[reasoning-gym\]'"):
+            ReasoningGym()
 
 
 # τ-bench v1: tau_bench.envs.get_env, tau_bench.envs.user, tau_bench.types.Action, and an Env with reset, step, tasks,

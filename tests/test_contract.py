@@ -31,6 +31,7 @@ PLAYABLE = [
     ("TextShop", {}),
     ("TextShop", {"split": "eval"}),
     ("TextArena", {}),
+    ("ReasoningGym", {"attempts": 3}),
 ]
 
 

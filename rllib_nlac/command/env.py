@@ -18,7 +18,13 @@ from rllib_nlac.inputs.plain_yaml import mapping
 app = typer.Typer(help="List, play and check environments.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A registered name, or my_module:MyEnvironment.")]
 EnvConfig = Annotated[str, typer.Option(help="env_config as YAML or JSON.")]
-NEEDS = {"MiniWoB": "selenium", "TextArena": "textarena", "TauBench": "tau_bench", "Tau2Bench": "tau2"}
+NEEDS = {
+    "MiniWoB": "selenium",
+    "TextArena": "textarena",
+    "ReasoningGym": "reasoning_gym",
+    "TauBench": "tau_bench",
+    "Tau2Bench": "tau2",
+}
 
 
 @app.command("list")

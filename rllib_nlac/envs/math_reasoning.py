@@ -98,11 +98,10 @@ class MathReasoning(TextEnv[Problem]):
         return _task(spec, generate(int(match[1]), int(match[2])))
 
     def _draw(self, level: int) -> TaskId[Problem]:
-        # By its text, not its seed: many seeds have the same problem.
         for _ in range(MAX_DRAWS):
             seed = int(self.np_random.integers(PROBLEMS_PER_LEVEL))
             problem = generate(level, seed)
-            if _is_held_out(problem) == (self.split == "eval"):
+            if is_held_out(problem.text) == (self.split == "eval"):
                 return _task(f"level-{level}-{seed}", problem)
         raise ValueError(f"none of {MAX_DRAWS} problems of level {level} was of the split {self.split!r}: choose another level")
 
@@ -147,7 +146,7 @@ def load_problems(
             raise ValueError(f"{row.place}: the id {name!r} was there before")
         problems[name] = problem
     if held_out is None:
-        kept = {name for name, problem in problems.items() if _is_held_out(problem)}
+        kept = {name for name, problem in problems.items() if is_held_out(problem.text)}
     else:
         kept = set(Path(held_out).expanduser().read_text("utf-8").split("\n") if isinstance(held_out, str) else held_out) - {""}
         for name in sorted(kept - set(problems)):
@@ -201,8 +200,9 @@ def _level(row: Row) -> int:
     raise ValueError(f"{row.place}: level must be a number or as in 'Level 5', and it is {value!r:.80}")
 
 
-def _is_held_out(problem: Problem) -> bool:
-    return int(_digest(problem.text), 16) % 1000 < 1000 * EVAL_SHARE
+def is_held_out(text: str) -> bool:
+    """Whether a generated problem is kept for evaluation. By its text and not its seed: many seeds have the same problem."""
+    return int(_digest(text), 16) % 1000 < 1000 * EVAL_SHARE
 
 
 def _digest(text: str) -> str:
