@@ -58,6 +58,7 @@ setup(
         "jsonschema>=4",
         "typer>=0.12",
         "psutil>=5.9",
+        "websockets>=14",
     ],
     # Exactly one of cpu and gpu: both packages bring the module vllm.
     extras_require={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rllib_nlac.envs import registry
 from rllib_nlac.envs.adapters.gymnasium_text import GymnasiumText
+from rllib_nlac.envs.adapters.open_env import OpenEnv
 from rllib_nlac.envs.adapters.reasoning_gym import ReasoningGym
 from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
 from rllib_nlac.envs.adapters.tau_bench import TauBench
@@ -31,6 +32,7 @@ CLASSES = (
     ToolTasks,
     TextArena,
     ReasoningGym,
+    OpenEnv,
     TauBench,
     Tau2Bench,
     GymnasiumText,
