@@ -78,6 +78,7 @@ NAMES = (
     _env("an environment by its module", "unknown key 'os:system'", "os:system"),
     _env("a module that is imported by its name", "unknown key 'antigravity:x'", "antigravity:x"),
     _env("a gymnasium id that imports", f"{NOT_CHOSEN} GymnasiumText", "GymnasiumText", id="antigravity:Any-v0"),
+    _env("a command", f"{NOT_CHOSEN} Harness", "Harness", command=["sh", "-c", "touch pwned"]),
     _env("a task set within a task set", f"{NOT_CHOSEN} TaskSet", "TaskSet", train_files="hostile.jsonl"),
     _env("a task set that trusts itself", f"{NOT_CHOSEN} TaskSet", "TaskSet", train_files="hostile.jsonl", trusted=True),
     _env("a user simulator that is paid for", f"{NOT_CHOSEN} TauBench", "TauBench", user_model="gpt-4o"),
