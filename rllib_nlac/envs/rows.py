@@ -163,3 +163,21 @@ def id_field(row: Row, *names: str) -> str | None:
                 raise ValueError(f"{row.place}: {name!r} must be a number or a short text, and it is {value!r:.80}")
             return str(value)
     return None
+
+
+def prompt_of(row: Row, key: str) -> tuple[str, str]:
+    """System prompt, which may be empty, and prompt of a row.
+
+    Raises:
+        ValueError: The column holds neither a text nor at most one system message and one of the user's.
+    """
+    value = row.fields.get(key)
+    if not isinstance(value, list):
+        return "", text_field(row, key)
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
+    if roles not in (["user"], ["system", "user"]):
+        raise ValueError(
+            f"{row.place}: {key!r} must be a text, or one user message after at most one system message; it has {roles!s:.80}"
+        )
+    texts = [text_field(Row(row.place, message), "content") for message in value]
+    return ("", texts[0]) if len(texts) == 1 else (texts[0], texts[1])

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from rllib_nlac.envs.base import Reply, TaskId, TextEnv
+from rllib_nlac.envs.base import Reply, TaskId
+from rllib_nlac.envs.mcp_server import McpServer
 from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, GymTask, check_row, parse_env_str, row_env
-from rllib_nlac.envs.rows import Row, read_rows, text_field
+from rllib_nlac.envs.rows import Row, prompt_of, read_rows, text_field
+from rllib_nlac.envs.tools import ToolEnv
 from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.names import unknown_key
 from rllib_nlac.rewards.math_verify_worker import UnreadableTruth
@@ -45,17 +47,18 @@ class TaskRow:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class TaskSet(TextEnv[TaskRow]):
+class TaskSet(ToolEnv[TaskRow]):
     """Tasks from files, with a reward style each or an environment of their own.
 
-    Draws a row and plays it: one answer to a prompt, or a whole episode of the environment that the row names.
+    Draws a row and plays it: an answer to a prompt, before which ``tools`` may be called, or a whole episode of the environment
+    that the row names.
 
     A row has a column ``env_str`` (``agent_env``), or ``prompt`` (a text or a list of messages) with ``reward_model``: a dict
     of ``style`` and ``ground_truth``. Where the style is none of ``STYLES``, as "rule" and "model" in files for verl, the row's
     ``data_source`` decides, by ``data_sources`` and then ``SOURCES``.
 
     A row is data, whoever wrote it: it may choose among registered environments and set the plain values that they declare in
-    ``row_schema``. What names files, addresses, keys or code comes from this configuration: ``environments`` and
+    ``row_schema``. What names files, addresses, keys or code comes from this configuration: ``environments``, ``tools`` and
     ``reward_config``. Everything else that a row holds is an error with its file and line.
 
     Args:
@@ -72,9 +75,10 @@ class TaskSet(TextEnv[TaskRow]):
         environments: Settings of the rows' environments by their names, which rows may add to, such as
             ``{TwentyQuestions: {oracle: {kind: endpoint, base_url: ..., model: ...}}}``. One that has no ``row_schema`` must
             be named here before a row may choose it.
+        tools: ``{mcp: {...}}``, with the keys of ``McpServer``: its tools are those of all rows with a reward style.
         trusted: Whether the files are your own and may do all that this configuration may. Whoever writes a row of them can
             then run code, read files and send secrets wherever they like.
-        max_turns: The most turns of an ``agent_env`` row.
+        max_turns: The most turns of a row with an environment or tools.
         split: "train" or "eval"; also of the rows' environments that have splits, unless a row or ``environments`` sets it.
 
     Raises:
@@ -90,6 +94,7 @@ class TaskSet(TextEnv[TaskRow]):
         reward_style: str | None = None,
         reward_config: Mapping[str, Any] | None = None,
         environments: Mapping[str, Mapping[str, Any]] | None = None,
+        tools: Mapping[str, Any] | None = None,
         trusted: bool = False,
         max_turns: int = 30,
         split: str = "train",
@@ -114,6 +119,7 @@ class TaskSet(TextEnv[TaskRow]):
         may = May(trusted, tuple(self._environments), tuple(self._verifiers))
         self._rows = load_tasks(names, prompt_key, env_key, reward_style, may, tuple((data_sources or {}).items()))
         self._inner: BaseEnvironment | None = None
+        self._server = McpServer.of(tools) if tools is not None else None
 
     def _info(self) -> dict[str, Any]:
         """Also the environment that a row plays, whose prompts are the right ones, and its sub-goals."""
@@ -132,7 +138,13 @@ class TaskSet(TextEnv[TaskRow]):
 
     @property
     def tools(self) -> list[dict[str, Any]]:
+        if self._inner is None:
+            return self._server.tools if self._server is not None else []
         return self._inner.info.get("tools") or [] if isinstance(self._inner, GymTask) else []
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        assert self._server is not None
+        return self._server.call(name, arguments)
 
     def sample_task(self, spec: str | None) -> TaskId[TaskRow]:
         index = int(self.np_random.integers(len(self._rows))) if spec is None else int(spec) if str(spec).isdigit() else -1
@@ -143,8 +155,12 @@ class TaskSet(TextEnv[TaskRow]):
         return TaskId(str(index), row, {"ground_truth": row.truth, "env_str": row.env_str})
 
     def begin(self, task: TaskRow) -> str:
-        self.close()
+        self._close_inner()
         if task.style != AGENT_ENV:
+            if self._server is not None:
+                if self._server.per_episode:
+                    self._server.stop()
+                self._server.start()
             return task.prompt
         try:
             self._inner = row_env(task.env_str, self._environments, self._seed, self._trusted, self.split)
@@ -157,11 +173,7 @@ class TaskSet(TextEnv[TaskRow]):
 
     def reply(self, task: TaskRow, action: str) -> Reply:
         if self._inner is None:
-            try:
-                value = reward(task.style, action, task.truth, **{"prompt": task.prompt, **self._settings_of(task)})
-            except UnreadableTruth as error:
-                raise ValueError(f"{task.place}: {error}") from None
-            return Reply("", value, success=value >= 1.0)
+            return super().reply(task, action) if self._server is not None else self.answer(task, action)
         before = self._inner.reward
         _, output = self._inner.step(action)
         value = self._inner.reward - before
@@ -172,7 +184,20 @@ class TaskSet(TextEnv[TaskRow]):
             return Reply(output, value, self._inner.success)
         return Reply(output, value, self._inner.success, self._inner.truncated, self._inner.info.get("stop_reason"))
 
+    def answer(self, task: TaskRow, action: str) -> Reply:
+        try:
+            value = reward(task.style, action, task.truth, **{"prompt": task.prompt, **self._settings_of(task)})
+        except UnreadableTruth as error:
+            raise ValueError(f"{task.place}: {error}") from None
+        return Reply("", value, success=value >= 1.0)
+
     def close(self) -> None:
+        self._close_inner()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _close_inner(self) -> None:
         inner, self._inner = self._inner, None
         if inner is not None:
             inner.close()
@@ -294,21 +319,3 @@ def _style(row: Row, model: Mapping[str, Any], default: str | None, data_sources
         )
     problem = unknown_key(str(style), STYLES) if style else "no reward style: set reward_model.style or reward_style"
     raise ValueError(f"{row.place}: {problem}")
-
-
-def prompt_of(row: Row, key: str) -> tuple[str, str]:
-    """System prompt, which may be empty, and prompt of a row.
-
-    Raises:
-        ValueError: The column holds neither a text nor at most one system message and one of the user's.
-    """
-    value = row.fields.get(key)
-    if not isinstance(value, list):
-        return "", text_field(row, key)
-    roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
-    if roles not in (["user"], ["system", "user"]):
-        raise ValueError(
-            f"{row.place}: {key!r} must be a text, or one user message after at most one system message; it has {roles!s:.80}"
-        )
-    texts = [text_field(Row(row.place, message), "content") for message in value]
-    return ("", texts[0]) if len(texts) == 1 else (texts[0], texts[1])

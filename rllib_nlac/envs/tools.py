@@ -9,19 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jsonschema.exceptions
+import referencing
 
 from rllib_nlac.envs.base import EpisodeLost, Reply, Task, TaskId, TextEnv
-from rllib_nlac.envs.rows import Row, read_rows
-from rllib_nlac.envs.task_set import prompt_of
+from rllib_nlac.envs.rows import Row, prompt_of, read_rows
 from rllib_nlac.inputs.endpoint import EndpointError
-from rllib_nlac.inputs.tool_calls import Call, read_calls
+from rllib_nlac.inputs.tool_calls import Call, ToolError, read_calls
 from rllib_nlac.names import attribute_of
 
 NO_TOOLS = ("reset", "get_reward")  # of a class whose other public methods are tools
-
-
-class ToolError(ValueError):
-    """A call that cannot be made; the text goes back to the agent."""
 
 
 class ToolEnv(TextEnv[Task]):
@@ -88,10 +84,12 @@ def check_call(name: str, arguments: Mapping[str, Any], schemas: Mapping[str, Ma
     if name not in schemas:
         raise ToolError(f"there is no tool {name!r:.80}; tools are {', '.join(schemas)}")
     # As transformers writes an argument that may be None, which JSON Schema does not know.
-    own = schemas[name].get("properties") or {}
-    nullable = {key: {"anyOf": [value, {"type": "null"}]} for key, value in own.items() if value.get("nullable")}
+    own: Mapping[str, Any] = schemas[name].get("properties") or {}
+    may_be_none = [key for key, value in own.items() if isinstance(value, Mapping) and value.get("nullable")]
+    schema = {**schemas[name], "properties": {**own, **{key: {"anyOf": [own[key], {"type": "null"}]} for key in may_be_none}}}
     # Not jsonschema.validate, which holds the schema against its own each time: that takes longer than the rest of a step.
-    validator = jsonschema.Draft202012Validator({**schemas[name], "properties": {**own, **nullable}})
+    # With a registry of its own, for the default one fetches what a "$ref" names.
+    validator = jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
     if (error := jsonschema.exceptions.best_match(validator.iter_errors(arguments))) is not None:
         where = f", at {'.'.join(map(str, error.absolute_path))}" if error.absolute_path else ""
         raise ToolError(f"{name}: {error.message:.200}{where}")

@@ -21,6 +21,10 @@ _FENCED = re.compile(r"```(?:json)?\s(.*)```", re.DOTALL)
 _BARE = re.compile(r'[\[\s]*\{\s*"(?:name|type|function)"\s*:')
 
 
+class ToolError(ValueError):
+    """A call that cannot be made, or failed; the text goes back to the agent."""
+
+
 class Call(NamedTuple):
     """A call of a tool."""
 
@@ -52,17 +56,18 @@ def read_calls(text: str) -> tuple[str, list[Call | str]]:
         value = plain_json.loads(bare)
     except ValueError as error:
         return "", [f"a tool call must be one JSON object and nothing else: {error}"]
-    return "", [_call(each) for each in (value if isinstance(value, list) else [value])]
+    return "", [call_of(each) for each in (value if isinstance(value, list) else [value])]
 
 
 def _read(body: str) -> Call | str:
     try:
-        return _call(plain_json.loads(body))
+        return call_of(plain_json.loads(body))
     except ValueError as error:
         return f"a tool call must be one JSON object: {error}"
 
 
-def _call(value: Any) -> Call | str:
+def call_of(value: Any) -> Call | str:
+    """The call in a JSON object, be it OpenAI's with ``function``, or why it is none."""
     value = value.get("function", value) if isinstance(value, Mapping) else None
     name = value.get("name") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(name, str):
