@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rllib_nlac.algorithm.manners import SHIPPED_MODELS
+from rllib_nlac.algorithm.model_defaults import SHIPPED_MODELS
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.inputs import plain_yaml
 from rllib_nlac.names import nearest
@@ -177,8 +177,8 @@ def _example(path: Path) -> dict[str, Any]:
 def spoken_to_as(shipped: str, run: str) -> dict[str, Any]:
     """The keys by which an algorithm speaks to a model as to the shipped one in whose place it is: a folder has none."""
     config = {**OURS, **STOCK_ON_TEXT}[run].get_default_config()
-    manners = asdict(SHIPPED_MODELS[shipped])
-    return {key: value for key, value in manners.items() if key != "folder" and hasattr(config, key)}
+    defaults = asdict(SHIPPED_MODELS[shipped])
+    return {key: value for key, value in defaults.items() if key != "folder" and hasattr(config, key)}
 
 
 def asked_for(worlds: Sequence[str], methods: Sequence[str]) -> str:

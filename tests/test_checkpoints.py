@@ -121,12 +121,12 @@ def test_a_state_that_was_set_reaches_the_engines(algorithm, monkeypatch):
     state, pushed = algorithm.get_state(), []
     expected = {which: {n: t.clone() for n, t in of.items()} for which, of in export_weights(algorithm.learner_group).items()}
     algorithm.train()
-    algorithm.settle()
+    algorithm.flush_pending_sync()
     monkeypatch.setattr(algorithm, "sync_weights", lambda: pushed.append(algorithm.weight_version))
-    algorithm.settle()
+    algorithm.flush_pending_sync()
     assert not pushed
     algorithm.set_state(state)
-    algorithm.settle()
+    algorithm.flush_pending_sync()
     assert pushed == [state["nlac"]["weight_version"]]
     for which, found in export_weights(algorithm.learner_group).items():
         assert all(torch.equal(found[name], tensor) for name, tensor in expected[which].items()), which

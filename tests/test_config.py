@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import ABLATIONS, FreshActions, Hindsight
-from rllib_nlac.algorithm.manners import Manners
+from rllib_nlac.algorithm.model_defaults import ModelDefaults
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.baselines.erl import ERL
 from rllib_nlac.baselines.grpo import GRPO
@@ -241,10 +241,12 @@ def test_what_is_said_of_evaluations_is_not_said_within_evaluation_config(key, v
 def test_what_a_configuration_leaves_open_its_model_brings():
     config = NLACConfig().environment("TwentyQuestions")
     config.validate()
-    assert config.manners == Manners("compact", 12, 24, 32, False, "model")
-    assert config.language(prompts="default", max_action_tokens=7).manners == Manners("default", 7, 24, 32, False, "model")
+    assert config.model_defaults == ModelDefaults("compact", 12, 24, 32, False, "model")
+    assert config.language(prompts="default", max_action_tokens=7).model_defaults == ModelDefaults(
+        "default", 7, 24, 32, False, "model"
+    )
     other = NLACConfig().language(language_model="Qwen/Qwen2.5-7B-Instruct")
-    assert other.manners == Manners("default", 128, 192, 192) and other.stage_settings.critique.max_tokens == 192
+    assert other.model_defaults == ModelDefaults("default", 128, 192, 192) and other.stage_settings.critique.max_tokens == 192
 
 
 def test_a_preset_comes_first_and_everything_else_over_it():

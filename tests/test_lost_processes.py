@@ -26,7 +26,7 @@ from rllib_nlac.engine.protocol import EngineError
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.episode import step_outputs, task_of
 from rllib_nlac.learner.group import LearnerLost
-from rllib_nlac.sampling.collector import MAX_LOSSES, Answer, CollectionError, Collector, Round, check_age
+from rllib_nlac.sampling.collector import MAX_LOSSES, Answer, CollectionError, CollectionRound, Collector, check_age
 from rllib_nlac.sampling.env_runner import NEXT_EPISODE, TextEnvRunner
 from rllib_nlac.types import Generation, Weights
 
@@ -267,7 +267,7 @@ def test_what_is_collected_is_not_too_old_either():
 def test_what_is_delivered_is_in_the_order_of_the_requests():
     """Fails where the faster runner's episodes come first, so that a run depends on who was faster."""
     tags = ["000000000001", "000000000002"]
-    found = Round([], delivered={tag: Answer(tag, [tag], {"of": tag}, {}, 0, 1) for tag in reversed(tags)})
+    found = CollectionRound([], delivered={tag: Answer(tag, [tag], {"of": tag}, {}, 0, 1) for tag in reversed(tags)})
     assert found.results() == tags and [metrics["of"] for metrics in found.metrics()] == tags
 
 

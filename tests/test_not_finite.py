@@ -128,14 +128,14 @@ class TestStoppedSteps:
         stopped = StoppedSteps()
         for norms, expected in (((NAN, 1.0, INF), 1), ((NAN, 2.0), 0), ((1.0, NAN), 1), ((INF, INF, 1.0), 3)):
             assert not stopped.too_many
-            stopped.heed(numbered(len(norms)), table(*norms))
+            stopped.note(numbered(len(norms)), table(*norms))
             assert stopped.in_a_row == expected
         assert stopped.too_many and stopped.last.minibatch == 1
 
     def test_a_person_hears_of_every_batch_with_one_and_of_no_other(self):
         stopped = StoppedSteps()
         for norms, said in (((NAN, 1.0, 1.0), "minibatch 0"), ((1.0, 2.0), None), ((1.0, INF, 1.0), "minibatch 1")):
-            stopped.heed(numbered(len(norms)), table(*norms))
+            stopped.note(numbered(len(norms)), table(*norms))
             assert said in stopped.notice if said else stopped.notice is None
 
     def test_what_was_in_it_is_in_the_log_by_name_role_and_minibatch(self, caplog):
@@ -145,7 +145,7 @@ class TestStoppedSteps:
             for i, role in enumerate((CRITIC, POLICY, CRITIC))
         ]
         with caplog.at_level(logging.WARNING):
-            stopped.heed(sequences, np.array([[0, CRITIC, 4, 1.0, NAN], [1, POLICY, 4, NAN, NAN], [2, CRITIC, 4, 1.0, NAN]]))
+            stopped.note(sequences, np.array([[0, CRITIC, 4, 1.0, NAN], [1, POLICY, 4, NAN, NAN], [2, CRITIC, 4, 1.0, NAN]]))
         assert "minibatch 4 has a gradient of norm nan, and losses that are not finite: transition 8 (policy), loss nan; " in (
             caplog.text
         )

@@ -104,7 +104,7 @@ class TestNotices:
         notices = Notices()
         with caplog.at_level(logging.WARNING):
             for text in ("a fails", "a fails", None, None, "a fails again"):
-                notices.heed("a", text)
+                notices.update("a", text)
         assert notices.take() == ["a fails", "a fails again"] and notices.take() == []
         assert caplog.text.count("a fails") == 2
 
@@ -121,8 +121,8 @@ class TestParsing:
     """What is said of answers that do not parse, by how many failed, of how many, and how many of them were cut off."""
 
     def told(self, *calls: tuple[int, int, int]) -> list[str]:
-        manners = SimpleNamespace(max_future_tokens=24, prompts="compact")
-        a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(manners=manners, language_model="tiny"))
+        defaults = SimpleNamespace(max_future_tokens=24, prompts="compact")
+        a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(model_defaults=defaults, language_model="tiny"))
         for failed, asked, cut_off in calls:
             Watch(a).check_parsing("the futures", failed, asked, cut_off, "hm", "max_future_tokens")
         return a.notices.take()
@@ -139,8 +139,8 @@ class TestParsing:
     @pytest.mark.parametrize(("structured", "asks"), [(False, True), (True, False)])
     def test_a_form_that_is_not_enforced_comes_before_any_limit(self, structured, asks):
         """Fails where a model that rambles is given more room to ramble."""
-        manners = SimpleNamespace(max_future_tokens=24, prompts="small", structured_answers=structured)
-        a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(manners=manners, language_model="some/model"))
+        defaults = SimpleNamespace(max_future_tokens=24, prompts="small", structured_answers=structured)
+        a = SimpleNamespace(notices=Notices(), config=SimpleNamespace(model_defaults=defaults, language_model="some/model"))
         Watch(a).check_parsing("the futures", 4, 4, 4, "hm", "max_future_tokens", has_form=True)
         (text,) = a.notices.take()
         assert ("set structured_answers: true" in text) is asks and ("raise max_future_tokens" in text) is not asks

@@ -236,7 +236,7 @@ class TestEpisodes:
         write_dialogues(tmp_path / "log.jsonl", played)
         read = [parse_dialogue(Row("", json.loads(line))) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
         for original, dialogue in zip(played, read, strict=True):
-            episode = to_episode(dialogue, original.id_, chat, compact, "plain", config.manners.max_action_tokens)
+            episode = to_episode(dialogue, original.id_, chat, compact, "plain", config.model_defaults.max_action_tokens)
             for t in range(len(original)):
                 a, b = transition_at("E", original, t), transition_at("E", episode, t)
                 assert (a.state, a.action, a.observation, a.reward) == (b.state, b.action, b.observation, b.reward)

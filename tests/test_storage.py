@@ -315,7 +315,7 @@ class TestCannotBeWritten:
     def test_a_full_disk_loses_the_record_and_says_so_once(self, disk):
         mounted = disk("size=32k")
         notices = Notices()
-        record = Record(mounted, RecordSettings(), lambda text: notices.heed("record", text))
+        record = Record(mounted, RecordSettings(), lambda text: notices.update("record", text))
         record.write("iteration", 1, [{"text": "x" * 1000}])
         for iteration in range(2, 10):
             record.write("iteration", iteration, [{"text": "x" * 40_000}])

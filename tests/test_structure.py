@@ -16,7 +16,7 @@ from scripted_roles import SETTINGS, script, transition
 import rllib_nlac.inputs.endpoint
 from rllib_nlac import NLACConfig
 from rllib_nlac.activity import activity
-from rllib_nlac.algorithm.manners import manners_that_suit
+from rllib_nlac.algorithm.model_defaults import defaults_for
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
@@ -114,19 +114,19 @@ class TestConfiguration:
         assert config.action_sampling.structured
 
     def test_a_small_model_gets_small_prompts_and_a_large_one_the_default(self, model_path):
-        own = manners_that_suit(model_path)
+        own = defaults_for(model_path)
         assert own.prompts == "small"
         assert re.fullmatch(r"prompt set small: the model has \d+ million parameters, less than 3 billion", own.why)
         for name, prompts in (("Qwen/Qwen2.5-7B-Instruct", "default"), ("Qwen/Qwen2.5-1.5B-Instruct", "small")):
-            assert NLACConfig().language(language_model=name).manners.prompts == prompts
-        unknown = manners_that_suit("nobody/knows")
+            assert NLACConfig().language(language_model=name).model_defaults.prompts == prompts
+        unknown = defaults_for("nobody/knows")
         assert (unknown.prompts, unknown.why) == ("default", "prompt set default: nothing here says how large the model is")
-        assert NLACConfig().manners.prompts == "compact"
+        assert NLACConfig().model_defaults.prompts == "compact"
 
     def test_why_is_said_of_a_choice_alone(self, model_path):
         config = NLACConfig().language(language_model=model_path)
-        assert config.manners.why.startswith("prompt set small: ")
-        assert config.language(prompts="default").manners.why == "" and NLACConfig().manners.why == ""
+        assert config.model_defaults.why.startswith("prompt set small: ")
+        assert config.language(prompts="default").model_defaults.why == "" and NLACConfig().model_defaults.why == ""
 
     def test_a_run_says_which_prompts_were_chosen(self, model_path, monkeypatch):
         said: list[str] = []

@@ -21,7 +21,7 @@ from research.compare_tables import COLUMNS, evaluations, picture, read_rows, su
 from research.critic import named, next_progress, told_by_words
 from research.rows import generated_tokens
 from research.tiny.worlds import TWENTY_QUESTIONS
-from rllib_nlac.algorithm.manners import SHIPPED_MODELS
+from rllib_nlac.algorithm.model_defaults import SHIPPED_MODELS
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.diagnostics.calibration import auc
@@ -53,7 +53,7 @@ def test_a_model_that_a_world_builds_is_spoken_to_as_the_shipped_one(plan):
             shipped = SHIPPED_MODELS["tiny"]
             for name in ("prompts", "max_action_tokens", "max_future_tokens", "max_critique_tokens"):
                 if hasattr(config, name):
-                    assert getattr(config.manners, name) == getattr(shipped, name), (cell.name, name)
+                    assert getattr(config.model_defaults, name) == getattr(shipped, name), (cell.name, name)
             assert config.model_path == str(plan.models / world)
 
 

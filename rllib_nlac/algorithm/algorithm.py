@@ -105,10 +105,10 @@ class LanguageAlgorithm(CheckedCheckpoints):
         self.chat = self.config.make_chat()
         if obstacle := self.chat.template.obstacle:
             text = f"each later turn's prompt is encoded from its text, which costs time and breaks nothing: {obstacle}"
-            self.notices.heed("template", text)
+            self.notices.update("template", text)
         if header := self.chat.template.header:
             text = f"its chat template ends a prompt without the header of an answer, so {header!r} is added, as in a dialogue"
-            self.notices.heed("header", text)
+            self.notices.update("header", text)
         self.prompts_for = functools.cache(self.config.prompts_for)
         activity.turn_to(f"starting the engine; an answer ends with {self.chat.ends}")
         self.engine = make_engine(self.config.engine_spec, self.chat)
@@ -146,7 +146,7 @@ class LanguageAlgorithm(CheckedCheckpoints):
     def check_lessons(self, sequences: Sequence[object]) -> None:
         """Tells a person where an iteration has nothing to train on."""
         text = None if sequences else f"nothing was learned in iteration {self.iteration + 1}: {self.nothing_to_learn}"
-        self.notices.heed("nothing to learn", text)
+        self.notices.update("nothing to learn", text)
 
     def training_sequences(self, episodes: list[SingleAgentEpisode]) -> list[TrainingSequence]:
         """What the learner trains on after these episodes."""
@@ -228,8 +228,8 @@ class LanguageAlgorithm(CheckedCheckpoints):
             )
         tables = [np.asarray(t) for result in results for t in result[DEFAULT_MODULE_ID].pop(SEQUENCE_LOSSES).peek()]
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        self.stopped.heed(sequences, np.concatenate(tables))
-        self.notices.heed("stopped", self.stopped.notice)
+        self.stopped.note(sequences, np.concatenate(tables))
+        self.notices.update("stopped", self.stopped.notice)
         if self.stopped.too_many:
             raise NotFiniteError(
                 f"{self.stopped.in_a_row} updates in a row were stopped, the last because "
@@ -258,14 +258,14 @@ class LanguageAlgorithm(CheckedCheckpoints):
     def step(self) -> dict[str, Any]:
         self._is_stepping, stopwatch = True, Stopwatch(self.engine)
         try:
-            self.settle()
+            self.flush_pending_sync()
             results = self.watch.step(super().step)
         finally:
             self._is_stepping = False
         results[IDLE] = stopwatch.shares(results.get(SECONDS, {}))
         return {**results, **self.token_usage.since_last()}
 
-    def settle(self) -> None:
+    def flush_pending_sync(self) -> None:
         """Makes good what an iteration left undone that was interrupted, as by Ctrl-C: engines get what was learned."""
         if self._owes_sync:
             self.sync_weights()
@@ -308,7 +308,7 @@ class LanguageAlgorithm(CheckedCheckpoints):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """RLlib's, which reads the learners' weights before it begins."""
         if not self._is_stepping:
-            self.settle()
+            self.flush_pending_sync()
 
         def evaluate() -> dict[str, Any]:
             with watched(self.learner_group):
@@ -410,7 +410,7 @@ class LanguageAlgorithm(CheckedCheckpoints):
     @override(CheckedCheckpoints)
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         """As RLlib's; see ``CheckedCheckpoints``."""
-        self.settle()
+        self.flush_pending_sync()
 
         def save() -> str:
             with watched(self.learner_group):

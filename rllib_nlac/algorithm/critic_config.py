@@ -104,13 +104,13 @@ class CriticConfig(LanguageAlgorithmConfig):
     @property
     def stage_settings(self) -> StageSettings:
         """What the language stages need to know."""
-        temperatures, structured = JudgeTemperatures(**self.judge_temperatures), self.manners.structured_answers
+        temperatures, structured = JudgeTemperatures(**self.judge_temperatures), self.model_defaults.structured_answers
         roles = {
             "action": self.action_sampling,
-            "future": Sampling(self.manners.max_future_tokens, structured=structured),
-            "backup": Sampling(self.manners.max_future_tokens, 0.0, structured=structured),
-            "critique": Sampling(self.manners.max_critique_tokens, temperatures.critique, structured=structured),
-            "refine": Sampling(self.manners.max_action_tokens, temperatures.refine, structured=self.structured_actions),
+            "future": Sampling(self.model_defaults.max_future_tokens, structured=structured),
+            "backup": Sampling(self.model_defaults.max_future_tokens, 0.0, structured=structured),
+            "critique": Sampling(self.model_defaults.max_critique_tokens, temperatures.critique, structured=structured),
+            "refine": Sampling(self.model_defaults.max_action_tokens, temperatures.refine, structured=self.structured_actions),
             "reasoning": Sampling(self.max_reasoning_tokens, 0.0) if self.max_reasoning_tokens else None,
             "judge_weights": Weights(self.judge_weights),
             "backup_by": self.backup,

@@ -23,7 +23,7 @@ from rllib_nlac.activity import EPISODES, activity
 from rllib_nlac.diagnostics.calibration import wilson
 from rllib_nlac.engine.protocol import Engine
 from rllib_nlac.episode import episode_success, generations_of, task_of
-from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, Round, Rounds, Share, check_age
+from rllib_nlac.sampling.collector import MAX_LOSSES, CollectionError, CollectionRound, Rounds, WorkItem, check_age
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.sampling.slot import Start
 
@@ -131,17 +131,17 @@ class _TaskRounds(Rounds):
 
     def play(self, shares: list[tuple[Any, ...]]) -> tuple[list[SingleAgentEpisode], list[Any]]:
         """The episodes, in any order, and the runners' metrics."""
-        current = Round([Share(tasks) for tasks in shares])
+        current = CollectionRound([WorkItem(tasks) for tasks in shares])
         self._rounds.append(current)
         self.finish(current)
         return current.results(), current.metrics()
 
     @override(Rounds)
-    def request(self, runner: int, share: Share) -> Callable[[Any], tuple[Any, Any, int]]:
+    def request(self, runner: int, share: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
         return partial(_play, engine=self._engine, items=share.content, work=self._work)
 
     @override(Rounds)
-    def after_loss(self, runner: int, share: Share) -> list[Share]:
+    def after_loss(self, runner: int, share: WorkItem) -> list[WorkItem]:
         """Two halves of its share, so that a task that ends its runner's process is soon found alone."""
         tasks = share.content
         if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:

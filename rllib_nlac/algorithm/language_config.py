@@ -14,7 +14,7 @@ from ray.rllib.utils.annotations import override
 
 from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.evaluation import Repeats, evaluate_tasks
-from rllib_nlac.algorithm.manners import SHIPPED_MODELS, Manners, manners_that_suit
+from rllib_nlac.algorithm.model_defaults import SHIPPED_MODELS, ModelDefaults, defaults_for
 from rllib_nlac.algorithm.placement import placed_learners
 from rllib_nlac.checkpoints.start import starting_point
 from rllib_nlac.engine.chat import Chat, check_model_path
@@ -270,17 +270,17 @@ class LanguageConfig(AlgorithmConfig):
         return Repeats(**self.evaluation_repeats)
 
     @property
-    def manners(self) -> Manners:
+    def model_defaults(self) -> ModelDefaults:
         """How the model is spoken to: what is set here, and else what it brings."""
-        names = [field.name for field in fields(Manners)]
+        names = [field.name for field in fields(ModelDefaults)]
         own: dict[str, Any] = {name: value for name in names if (value := vars(self).get(name)) is not None}
         if "prompts" in own:  # nothing was chosen
             own["why"] = ""
         return replace(self._brought, **own)
 
     @property
-    def _brought(self) -> Manners:
-        return SHIPPED_MODELS.get(self.language_model) or manners_that_suit(self.model_path)
+    def _brought(self) -> ModelDefaults:
+        return SHIPPED_MODELS.get(self.language_model) or defaults_for(self.model_path)
 
     @property
     def model_path(self) -> str:
@@ -298,12 +298,14 @@ class LanguageConfig(AlgorithmConfig):
 
     def prompts_for(self, env: str | None) -> PromptSet:
         """The prompt set of an environment, by its registered name."""
-        return load_prompts(self.manners.prompts, env)
+        return load_prompts(self.model_defaults.prompts, env)
 
     @property
     def action_sampling(self) -> Sampling:
         """How the policy samples a turn."""
-        return Sampling(self.manners.max_action_tokens, self.action_temperature, self.action_top_p, self.structured_actions)
+        return Sampling(
+            self.model_defaults.max_action_tokens, self.action_temperature, self.action_top_p, self.structured_actions
+        )
 
     @property
     def engine_spec(self) -> EngineSpec:
@@ -440,7 +442,7 @@ class LanguageConfig(AlgorithmConfig):
 
     def _check_room(self, context: int) -> None:
         for key in ("max_action_tokens", *(("max_future_tokens", "max_critique_tokens") if self.criticises_in_words else ())):
-            if (limit := getattr(self.manners, key)) >= context:
+            if (limit := getattr(self.model_defaults, key)) >= context:
                 raise ValueError(
                     f"config.{key} is {limit}, and the context, prompt and answer together, is {context} tokens: lower it, or "
                     "raise max_context if the model reads more"

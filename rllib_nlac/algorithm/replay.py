@@ -185,7 +185,7 @@ class ReplayAlgorithm(LanguageAlgorithm):
         if self.offline_data is not None:
             prompts = self.config.prompts_for(self.config.played_env)
             self.local_replay_buffer.add(self.offline_data.episodes(self.chat, prompts))
-            self.notices.heed("logs", self.offline_data.notice)
+            self.notices.update("logs", self.offline_data.notice)
             self.local_replay_buffer.logs = self.named_logs = self.offline_data.fingerprint
             self.num_logged = self.local_replay_buffer.num_added
             if gone := self.local_replay_buffer.num_evicted:

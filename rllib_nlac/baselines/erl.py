@@ -149,10 +149,10 @@ class ERL(LanguageAlgorithm):
         reflected = [(episode, note) for (episode, _), note in zip(asked, notes, strict=True) if note]
         if lost:
             self.metrics.log_value("reflected_rate", len(reflected) / len(lost), window=1)
-            self.heed_reflections(len(lost), sum(not g.finished for g in answers), len(lost) - len(asked))
+            self.check_reflections(len(lost), sum(not g.finished for g in answers), len(lost) - len(asked))
         return reflected
 
-    def heed_reflections(self, wanted: int, cut_off: int, too_long: int) -> None:
+    def check_reflections(self, wanted: int, cut_off: int, too_long: int) -> None:
         """Tells a person where most reflections of an iteration came to nothing for a reason that can be removed."""
         text = None
         if cut_off + too_long > MANY * wanted:
@@ -161,12 +161,12 @@ class ERL(LanguageAlgorithm):
                 f"(max_reflection_tokens is {self.max_reflection_tokens}), and {too_long} did not fit the context "
                 f"(max_context is {self.chat.max_context}); raise what is too small"
             )
-        self.notices.heed("reflections", text)
+        self.notices.update("reflections", text)
 
     @property
     def max_reflection_tokens(self) -> int:
         """The most tokens of a reflection."""
-        return self.config.max_reflection_tokens or self.config.manners.max_critique_tokens
+        return self.config.max_reflection_tokens or self.config.model_defaults.max_critique_tokens
 
     def attempt_again(self, notes: Sequence[tuple[SingleAgentEpisode, str]]) -> list[SingleAgentEpisode]:
         """Plays each episode's task once more, with the note in view. They count as episodes, and not in ``success_rate``."""

@@ -21,7 +21,7 @@ from rllib_nlac.algorithm import ranges
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.config import LanguageAlgorithmConfig
 from rllib_nlac.algorithm.language_config import LanguageConfig
-from rllib_nlac.algorithm.manners import Manners
+from rllib_nlac.algorithm.model_defaults import ModelDefaults
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import ENDPOINT_KEYS, EndpointChat
 from rllib_nlac.engine.make import EngineSpec
@@ -58,10 +58,10 @@ class ReActConfig(LanguageAlgorithmConfig):
 
     @property
     @override(LanguageConfig)
-    def _brought(self) -> Manners:
+    def _brought(self) -> ModelDefaults:
         """With an endpoint only the tokenizer of a shipped model is used: its prompts and limits suit no other."""
         brought = super()._brought
-        return Manners(folder=brought.folder) if self.endpoint else brought
+        return ModelDefaults(folder=brought.folder) if self.endpoint else brought
 
     @property
     @override(LanguageConfig)

@@ -86,7 +86,7 @@ class SFT(LanguageAlgorithm):
         data = self.offline_data
         assert isinstance(data, ConversationData)
         read = data.sequences(self.chat)
-        self.notices.heed("logs", data.notice)
+        self.notices.update("logs", data.notice)
         num_held_out = min(int(len(read) * self.config.held_out_fraction), len(read) - 1)
         chosen = set(np.random.default_rng([self.config.seed or 0, 1]).permutation(len(read))[:num_held_out].tolist())
         self.held_out = [sequence for place in sorted(chosen) for sequence in read[place]][:HELD_OUT_AT_MOST]

@@ -74,7 +74,7 @@ class StockConfig(LanguageConfig):
             *spaces,
             chat=chat,
             max_prompt_tokens=chat.max_context,
-            max_action_tokens=self.manners.max_action_tokens,
+            max_action_tokens=self.model_defaults.max_action_tokens,
             history_turns=self.history_turns,
         )
 

@@ -43,7 +43,7 @@ class CheckedCheckpoints(Algorithm):
     @override(Algorithm)
     def setup(self, config: Any) -> None:
         # As they are read now: a file may change while the run goes on with what it has read.
-        self._named_files, self._prompts = named_files(self.config), resolved_prompts(self.config.manners.prompts)
+        self._named_files, self._prompts = named_files(self.config), resolved_prompts(self.config.model_defaults.prompts)
         super().setup(config)
 
     @staticmethod
@@ -163,7 +163,7 @@ class CheckedCheckpoints(Algorithm):
             f"{verified.name} was written with other files than this run reads: {changed}. What it holds, such as a replay "
             f"buffer, is of the former; its prompts stand in its {checkpoint.PROMPTS}"
         )
-        self.notices.heed("named files", text if changed else None)
+        self.notices.update("named files", text if changed else None)
 
     def _restore_component(self, path: Any, component: str, filesystem: pyarrow.fs.FileSystem | None, **kwargs: Any) -> None:
         """A part of a whole checkpoint is verified with it; what stands alone, as RLlib's modules write it, cannot be."""

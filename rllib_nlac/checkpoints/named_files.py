@@ -28,7 +28,7 @@ def named_files(config: Any) -> dict[str, str]:
         for name in data_files(text) if text.endswith(DATA) else [text]:
             if os.path.isfile(path := os.path.expanduser(name)):
                 found[name] = checksum(Path(path))
-    source = config.manners.prompts
+    source = config.model_defaults.prompts
     if isinstance(source, str):
         found.pop(source, None)
     words = json.dumps(resolved_prompts(source), sort_keys=True, default=str)

@@ -15,7 +15,7 @@ class Notices:
         self._standing: set[str] = set()
         self._new: list[str] = []
 
-    def heed(self, trouble: str, text: str | None) -> None:
+    def update(self, trouble: str, text: str | None) -> None:
         """Takes note of how it stands with one trouble.
 
         Args:

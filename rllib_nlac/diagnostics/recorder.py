@@ -75,7 +75,7 @@ class Recorder:
         self._settings = algorithm.config.record_settings
         self._begun: tuple[CriticisedBatch, dict[int, Any]] | None = None
         self._summaries = Summaries(algorithm.logdir)
-        self.record = Record(_folder_of(algorithm), self._settings, partial(algorithm.notices.heed, "record"))
+        self.record = Record(_folder_of(algorithm), self._settings, partial(algorithm.notices.update, "record"))
         self.record.write_run(_facts_of(algorithm))
 
     def begin(self, batch: CriticisedBatch) -> None:

@@ -64,7 +64,7 @@ class Watch:
             CollectionError: No EnvRunner answered.
         """
         algorithm = self._algorithm
-        chosen = algorithm.config.manners.why
+        chosen = algorithm.config.model_defaults.why
         activity.turn_to(f"loading the model{', ' if chosen else ''}{chosen}", iteration=0)
         if algorithm._storage is not None:  # Tune's, whose driver reads it
             publish_to_ray(algorithm._storage.trial_dir_name)
@@ -135,7 +135,7 @@ class Watch:
         self._results = [r for r in results_so_far if BEFORE in r or EVALUATION_RESULTS in r]
         run = Run(Path(), "", with_beginning(self._results))
         for rule in DURING:
-            self._algorithm.notices.heed(rule.__name__, rule(run))
+            self._algorithm.notices.update(rule.__name__, rule(run))
 
     @property
     def evaluated_iteration(self) -> int:
@@ -149,27 +149,27 @@ class Watch:
         example = examples if isinstance(examples, str) else next(iter(examples), "")  # RLlib unpacks a list of one
         self.check_parsing("the policy's turns", failed, steps, cut_off, example, "max_action_tokens")
         episodes, guessed, invented = (figure(runners, name) for name in (NUM_EPISODES, "success_guessed", "invented_turns"))
-        heed = self._algorithm.notices.heed
+        update = self._algorithm.notices.update
         if episodes > 0:  # not NaN, as where nothing was played
             text = (
                 f"{guessed:.0f} of {episodes:.0f} episodes ended without info['success'], so that a return above 0 counts as "
                 "success, also where a lost game pays something. What to do: put it into the info of the last step"
             )
-            heed("success guessed", text if guessed > 0 else None)
+            update("success guessed", text if guessed > 0 else None)
             text = (
                 f"{invented:.0f} of {steps} turns hold special tokens of another role: the model goes on with what others say. "
                 "What to do: see that its chat template is its own and that it is instruction-tuned"
             )
-            heed("invented turns", text if invented > MANY_INVENTED * steps else None)
+            update("invented turns", text if invented > MANY_INVENTED * steps else None)
         if figure(runners, "episodes_with_tools") > 0:
             obstacle = self._algorithm.chat.template.tools_obstacle
             text = f"tools are described in the system prompt and their results told as user messages, for {obstacle}"
-            heed("tools in plain text", text if obstacle else None)
+            update("tools in plain text", text if obstacle else None)
             text = (
                 "tools were offered, and no turn called one. What to do: look at a turn; a model that writes calls in a form "
                 "of its own needs tool_template, and one that writes none a warm-up (run: SFT)"
             )
-            heed("no tool called", text if not figure(runners, "tool_calls") > 0 else None)
+            update("no tool called", text if not figure(runners, "tool_calls") > 0 else None)
 
     def _check_prefix_cache(self, runners: dict[str, Any]) -> None:
         """Warns where episodes of several turns found nothing in the prefix cache; only vLLM here says what it found."""
@@ -188,13 +188,13 @@ class Watch:
             else "set engine_config: {enable_prefix_caching: true}"
         )
         text = f"prefix_cache_hit_rate is 0, so each turn computes its whole dialogue again. What to do: {advice}"
-        self._algorithm.notices.heed("prefix cache", None if rate else text)
+        self._algorithm.notices.update("prefix cache", None if rate else text)
 
     def check_stages(self, report: StageReport) -> None:
         """Tells a person where most answers of one of the critic's roles do not parse, or most of its prompts are too long."""
         lost = [f"{n} of {of} of {role}" for role, of in report.prompts.items() if (n := report.too_long[role]) > MANY * of]
         text = f"prompts that exceed the context were not asked: {', '.join(lost)}. What to do: {TOO_LONG}" if lost else None
-        self._algorithm.notices.heed("long prompts", text)
+        self._algorithm.notices.update("long prompts", text)
         for role, (name, limit) in ROLES.items():
             failed, asked, cut_off = report.unparsed[role], report.answered[role], report.cut_off[role]
             example, has_form = report.examples.get(role, ""), role in WITH_FORM
@@ -216,17 +216,17 @@ class Watch:
         """
         if failed <= MANY * asked:
             if asked:
-                self._algorithm.notices.heed(role, None)
+                self._algorithm.notices.update(role, None)
             return
-        manners = self._algorithm.config.manners
-        if has_form and not manners.structured_answers:
+        defaults = self._algorithm.config.model_defaults
+        if has_form and not defaults.structured_answers:
             advice = f"set structured_answers: true, so that the engine enforces the form; or {self._suitable()}"
         elif 2 * cut_off > failed:
-            advice = f"raise {limit}, which is {getattr(manners, limit)}"
+            advice = f"raise {limit}, which is {getattr(defaults, limit)}"
         else:
             advice = self._suitable()
         cut = f", {cut_off} of them cut off by {limit}" if cut_off else ""
-        self._algorithm.notices.heed(
+        self._algorithm.notices.update(
             role,
             f"{failed} of {asked} of {role} ({failed / asked:.0%}) do not parse{cut}. One of them: {shown(example)}. "
             f"What to do: {advice}",
@@ -234,7 +234,7 @@ class Watch:
 
     def _suitable(self) -> str:
         config = self._algorithm.config
-        prompts = config.manners.prompts if isinstance(config.manners.prompts, str) else "a mapping of your own"
+        prompts = config.model_defaults.prompts if isinstance(config.model_defaults.prompts, str) else "a mapping of your own"
         return (
             f"see that language_model ({config.language_model}) is instruction-tuned and that prompts ({prompts}) are written "
             "for it: 'default' suits large models, 'small' those below 3B"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rllib_nlac.envs import registry
 from rllib_nlac.envs.adapters.gymnasium_text import GymnasiumText
+from rllib_nlac.envs.adapters.harness import Harness
 from rllib_nlac.envs.adapters.open_env import OpenEnv
 from rllib_nlac.envs.adapters.reasoning_gym import ReasoningGym
-from rllib_nlac.envs.adapters.harness import Harness
 from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
 from rllib_nlac.envs.adapters.tau_bench import TauBench
 from rllib_nlac.envs.adapters.text_arena import TextArena

@@ -62,7 +62,7 @@ class StoppedSteps:
         """What to say to a person; None where all steps of the latest batch were made."""
         return f"an update was stopped: {str(self.last)[:300]} (the log has it all)" if self.num_in_batch else None
 
-    def heed(self, sequences: Sequence[TrainingSequence], table: np.ndarray) -> None:
+    def note(self, sequences: Sequence[TrainingSequence], table: np.ndarray) -> None:
         """Takes the steps of one batch and logs those that were stopped; ends early where there are too many.
 
         Args:

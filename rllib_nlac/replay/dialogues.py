@@ -271,7 +271,7 @@ class DialogueData(OfflineData):
                     chat,
                     own,
                     self.config.action_format,
-                    self.config.manners.max_action_tokens,
+                    self.config.model_defaults.max_action_tokens,
                     self.config.history_turns,
                 )
                 episodes.append(episode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rllib_nlac.algorithm.manners import SHIPPED_MODELS
+from rllib_nlac.algorithm.model_defaults import SHIPPED_MODELS
 from rllib_nlac.diagnostics.results import ROLES, WITH_FORM, Run, figure
 from rllib_nlac.diagnostics.rules import CRITIC, critic_figures
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rllib_nlac.algorithm.manners import SHIPPED_MODELS
+from rllib_nlac.algorithm.model_defaults import SHIPPED_MODELS
 from rllib_nlac.diagnostics.results import Run, figure, lookup
 from rllib_nlac.reporting.words import EVALUATION
 

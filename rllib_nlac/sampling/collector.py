@@ -84,7 +84,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkItem:
     """What one runner is asked for.
 
     Attributes:
@@ -97,7 +97,7 @@ class Share:
 
 
 @dataclass
-class Round:
+class CollectionRound:
     """What is asked of all runners for one iteration.
 
     Attributes:
@@ -106,8 +106,8 @@ class Round:
         delivered: By tag, the answers.
     """
 
-    unasked: list[Share]
-    owed: dict[str, tuple[int, Share]] = field(default_factory=dict)
+    unasked: list[WorkItem]
+    owed: dict[str, tuple[int, WorkItem]] = field(default_factory=dict)
     delivered: dict[str, Answer] = field(default_factory=dict)
 
     def results(self) -> list[SingleAgentEpisode]:
@@ -134,15 +134,15 @@ class Rounds:
         self._restore = restore
         self._timeout_s = timeout_s
         self._timeout_key = timeout_key
-        self._rounds: deque[Round] = deque()
+        self._rounds: deque[CollectionRound] = deque()
         self._pids: dict[int, int] = {}
         self.num_lost_shares = 0
 
-    def request(self, runner: int, share: Share) -> Callable[[Any], tuple[Any, Any, int]]:
+    def request(self, runner: int, share: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
         """What a runner is asked to do: to be called with it, it returns a result, metrics, and its first episode's number."""
         raise NotImplementedError
 
-    def after_loss(self, runner: int, share: Share) -> list[Share]:
+    def after_loss(self, runner: int, share: WorkItem) -> list[WorkItem]:
         """What is asked instead of a share that was lost.
 
         Raises:
@@ -154,7 +154,7 @@ class Rounds:
         """Whether an answer is taken."""
         return True
 
-    def finish(self, current: Round) -> None:
+    def finish(self, current: CollectionRound) -> None:
         """Completes a round.
 
         Raises:
@@ -268,7 +268,7 @@ class Collector(Rounds):
             CollectionError: As ``finish``.
         """
         while len(self._rounds) <= self.max_staleness:
-            self._rounds.append(Round([Share(count) for count in self._shares]))
+            self._rounds.append(CollectionRound([WorkItem(count) for count in self._shares]))
         current = self._rounds[0]
         self.finish(current)
         self._rounds.popleft()
@@ -285,10 +285,10 @@ class Collector(Rounds):
             self.runner_states = dict(states)
             self._era += 1
 
-    def request(self, runner: int, share: Share) -> Callable[[Any], tuple[Any, Any, int]]:
+    def request(self, runner: int, share: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
         return partial(_sample, engine=self._engine, state=self._state(runner), era=self._era, count=share.content)
 
-    def after_loss(self, runner: int, share: Share) -> list[Share]:
+    def after_loss(self, runner: int, share: WorkItem) -> list[WorkItem]:
         """Asks for as many other episodes. The lost ones are not repeated: one of them may have ended the process."""
         state = self._state(runner)
         self.runner_states[runner] = {**state, NEXT_EPISODE: state[NEXT_EPISODE] + (share.content or LEAP)}

@@ -82,7 +82,7 @@ class TextPlayer:
         metrics: MetricsLogger,
     ) -> None:
         self._config, self._chat, self._prompts_for = config, chat, functools.cache(config.prompts_for)
-        self._max_tokens = config.manners.max_action_tokens
+        self._max_tokens = config.model_defaults.max_action_tokens
         self.make_env, self._call_back, self._metrics = make_env, call_back, metrics
         self.slots: list[Slot] = []
         self.speaker: Engine | RefiningPolicy | None = None
@@ -126,7 +126,7 @@ class TextPlayer:
             self._replace_env(slot, "reset", error)
             outcome = self._call(slot.reset, start)
         observation, info = self._received(outcome)
-        if self._heed_discard(slot, observation, info):
+        if self._check_discard(slot, observation, info):
             return False
         slot.episode = SingleAgentEpisode(
             id_=start.name,
@@ -251,7 +251,7 @@ class TextPlayer:
             return None
         observation, info = self._received(outcome)
         terminated, truncated = outcome.terminated, outcome.truncated
-        if self._heed_discard(slot, observation, info):
+        if self._check_discard(slot, observation, info):
             return None
         self._failures_in_a_row = 0
         state = slot.messages
@@ -349,7 +349,7 @@ class TextPlayer:
         self._close(slot)
         slot.env = self.make_env(self.slots.index(slot))
 
-    def _heed_discard(self, slot: Slot, observation: str, info: dict[str, Any]) -> bool:
+    def _check_discard(self, slot: Slot, observation: str, info: dict[str, Any]) -> bool:
         """Drops the episode where its environment says so, and whether it does."""
         if info.get("discard"):
             self._discard(slot, info.get("stop_reason") or "unknown", observation)

@@ -338,7 +338,9 @@ def not_played(config: Any, engine: Engine, texts: Sequence[str]) -> list[str]:
         else:
             failed.discard(number)
     # An opening that exceeds the context costs its episode; the run went on.
-    lost = {2 * i for i, text in enumerate(texts) if not _fits(chat, readable(text)[0], config.manners.max_action_tokens)}
+    lost = {
+        2 * i for i, text in enumerate(texts) if not _fits(chat, readable(text)[0], config.model_defaults.max_action_tokens)
+    }
     return [texts[number // 2] for number in sorted(failed - lost)]
 
 

@@ -12,7 +12,7 @@ SMALL = 3_000_000_000  # parameters, below which a model gets the prompt set "sm
 
 
 @dataclass(frozen=True)
-class Manners:
+class ModelDefaults:
     """Prompts and token limits that suit a model. They fill the keys that a configuration leaves at None.
 
     Attributes:
@@ -36,19 +36,19 @@ class Manners:
 
 # They were taught their forms, so that nothing needs to be enforced.
 SHIPPED_MODELS = {
-    "tiny": Manners("compact", 12, 24, 32, False, "model"),
-    "tiny_house": Manners("compact", 12, 48, 40, False, "house_model"),
+    "tiny": ModelDefaults("compact", 12, 24, 32, False, "model"),
+    "tiny_house": ModelDefaults("compact", 12, 48, 40, False, "house_model"),
 }
 
 
 @functools.lru_cache(maxsize=64)
-def manners_that_suit(model: str) -> Manners:
+def defaults_for(model: str) -> ModelDefaults:
     """How a pretrained model, by its folder or its name on the hub, is spoken to: the fewer parameters, the shorter."""
     try:
         size = shape_of(model).parameters
     except (UnknownShape, OSError, ValueError):
-        return Manners("default", why="prompt set default: nothing here says how large the model is")
+        return ModelDefaults("default", why="prompt set default: nothing here says how large the model is")
     name, than = ("small", "less") if size < SMALL else ("default", "not less")
-    return Manners(
+    return ModelDefaults(
         name, why=f"prompt set {name}: the model has {size / 1e6:,.0f} million parameters, {than} than {SMALL // 10**9} billion"
     )
