@@ -217,8 +217,10 @@ class TestReasoningGym:
             ReasoningGym("chain_sum", {"max_term": 3})
         with pytest.raises(ValueError, match=r"dataset_config has 'seed'"):
             ReasoningGym("chain_sum", {"seed": 3})
-        with pytest.raises(ValueError, match="they are called as in 'chain_sum/1234'"):
+        with pytest.raises(ValueError, match="they are chain_sum/0 to chain_sum/19999"):
             ReasoningGym("chain_sum").reset(options={"task_id": "gcd/1"})
+        with pytest.raises(ValueError, match="no task is called 'chain_sum/20000'"):
+            ReasoningGym("chain_sum").reset(options={"task_id": "chain_sum/20000"})
         monkeypatch.setattr("rllib_nlac.envs.adapters.reasoning_gym.find_spec", lambda name: None)
         with pytest.raises(ValueError, match=r"pip install 'rllib_nlac\[reasoning-gym\]'"):
             ReasoningGym()

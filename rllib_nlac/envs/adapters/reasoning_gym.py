@@ -88,9 +88,9 @@ class ReasoningGym(TextEnv[Question]):
 
     def sample_task(self, spec: str | None) -> TaskId[Question]:
         if spec is not None:
-            match = re.fullmatch(rf"{re.escape(self.dataset)}/(\d{{1,6}})", spec)
-            if not match:
-                raise ValueError(f"no task is called {spec!r:.80}; they are called as in '{self.dataset}/1234'")
+            match = re.fullmatch(rf"{re.escape(self.dataset)}/(\d{{1,9}})", spec)
+            if not match or int(match[1]) >= child.NUM_QUESTIONS:
+                raise ValueError(f"no task is called {spec!r:.80}; they are {self.dataset}/0 to {self.dataset}/19999")
             return self._task(_questions(self.dataset, self._settings).question(int(match[1])))
         for _ in range(MAX_DRAWS):
             index = int(self.np_random.integers(child.NUM_QUESTIONS))
