@@ -24,7 +24,7 @@ def answer_of(observation: str, info: Mapping[str, Any]) -> tuple[Message, ...]:
 
     Args:
         observation: The text.
-        info: Of the same step, as ``info_of`` has checked it.
+        info: Info of the same step, as ``info_of`` has checked it.
     """
     told = info.get(ANSWER) or [{"role": "user", "content": observation}]
     return tuple(Message(*(said.get(key) or "" for key in Message._fields)) for said in told)

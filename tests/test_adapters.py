@@ -465,8 +465,8 @@ class TestTau2Bench:
         for action in ('<tool_call>{"name": "look"}</tool_call>', 'Let me look.\n```json\n{"name": "look"}\n```'):
             env.step(action)
         assert env._inner.actions == ['{"name": "look", "arguments": {}}'] * 2
-        assert env.step('{"name": "look", "requestor": "user"}')[0].startswith("Error: a tool call must look like")
-        assert len(env._inner.actions) == 2
+        env.step('{"name": "look", "requestor": "user"}')  # what is not a call's own is left out
+        assert env._inner.actions == ['{"name": "look", "arguments": {}}'] * 3
 
     def test_without_user_or_judge_an_episode_is_lost_and_the_next_one_is_played(self, tau2, monkeypatch):
         env = Tau2Bench()

@@ -373,7 +373,7 @@ while True: talk += [ask(talk)["message"], user("more")]
 
     @pytest.mark.parametrize("way", ["close", "reset", "forget"])
     def test_nothing_is_left(self, play, tmp_path, way, monkeypatch):
-        """Of a child that takes no SIGTERM, and has a child of its own that holds its pipes."""
+        """A child that takes no SIGTERM, and has a child of its own that holds its pipes."""
         monkeypatch.setattr(harness_process, "GRACE_S", 0.05)
         (tmp_path / "child.py").write_text(
             PRELUDE

@@ -180,6 +180,7 @@ class TestIterations:
         a = LanguageAlgorithm.__new__(LanguageAlgorithm)
         a.notices, a.watch, a.config, a._iteration = Notices(), Watch(a), config or RFTConfig(), iteration
         a.token_usage, a.metrics = SimpleNamespace(since_last=dict), root
+        a.engine = SimpleNamespace(seconds_rested=lambda: None)
         a.chat = SimpleNamespace(template=SimpleNamespace(tools_obstacle="it knows none"))
         a._with_learners, a.learner_group = lambda work: work(), SimpleNamespace(is_remote=False, is_local=True)
 

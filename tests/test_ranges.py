@@ -63,7 +63,7 @@ def config(request):
 def test_every_number_and_flag_of_our_own_has_a_range(config):
     """Whatever a class adds to RLlib's configuration and is a number, a flag, or None by default."""
     theirs, known = vars(RLLIBS.get(type(config), AlgorithmConfig)()), ranges_of(type(config))
-    texts_or_none = {"preset", "prompts", "lora"}
+    texts_or_none = {"preset", "prompts", "lora", "tool_template"}
     for key, value in vars(type(config)()).items():
         if not key.startswith("_") and key not in theirs and (value is None or isinstance(value, (bool, int, float))):
             assert key in known or key in texts_or_none, f"{key} is checked nowhere"

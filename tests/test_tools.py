@@ -243,9 +243,11 @@ class TestToolTasks:
         with pytest.raises(ValueError, match=r"Undocumented\.bare is a public method and so a tool"):
             tasks(toolset=Undocumented).reset(seed=0)
 
+    @pytest.mark.process
     def test_it_keeps_the_contract(self, tasks):
         assert "FAILED" not in {finding.verdict for finding in check_environment(tasks, seeds=(0, 1))}
 
+    @pytest.mark.process
     def test_an_environment_that_tells_results_as_the_users_words_is_noted(self, tasks):
         class Mute(ToolTasks):
             def reply(self, task, action):

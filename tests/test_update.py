@@ -334,7 +334,7 @@ class TestReplay:
         algorithm, added = make(prompts="compact"), []
         algorithm.chat = "chat"
         algorithm.local_replay_buffer = SimpleNamespace(add=added.append, num_evicted=0, num_added=0)
-        data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name), fingerprint="these")
+        data = SimpleNamespace(episodes=lambda chat, prompts: (chat, prompts.name), fingerprint="these", notice=None)
         algorithm.offline_data = data if logged else None
         ReplayAlgorithm.setup(algorithm, {})
         assert added == ([("chat", "compact")] if logged else [])
@@ -378,7 +378,7 @@ class TestReplay:
         algorithm = make(replay_buffer_config={"in_checkpoints": False})
         algorithm.chat = algorithm.learner_group = None
         logged, played = numbered_episode(0), numbered_episode(1)
-        algorithm.offline_data = SimpleNamespace(episodes=lambda chat, prompts: [logged], fingerprint="these")
+        algorithm.offline_data = SimpleNamespace(episodes=lambda chat, prompts: [logged], fingerprint="these", notice=None)
         algorithm.local_replay_buffer = algorithm._create_local_replay_buffer_if_necessary(algorithm.config)
         algorithm._keep_logs()
         algorithm.local_replay_buffer.add([played])
@@ -398,7 +398,7 @@ class TestReplay:
             algorithm.chat = algorithm.learner_group = algorithm.offline_data = None
             if logs:
                 algorithm.offline_data = SimpleNamespace(
-                    episodes=lambda chat, prompts: [numbered_episode(len(logs))], fingerprint=logs
+                    episodes=lambda chat, prompts: [numbered_episode(len(logs))], fingerprint=logs, notice=None
                 )
             algorithm.local_replay_buffer = algorithm._create_local_replay_buffer_if_necessary(algorithm.config)
             algorithm._keep_logs()

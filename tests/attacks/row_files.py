@@ -132,7 +132,7 @@ SIZES = (
     ),
     HostileRow(
         "a style of a megabyte",
-        "unknown key 'rule-xxx",
+        "unknown data_source 'xxx",
         {"prompt": "x", "data_source": "x" * 10**6, "reward_model": {"style": "rule", "ground_truth": "1"}},
     ),
 )
@@ -226,7 +226,7 @@ OTHERS = (
     ),
     HostileRow(
         "a content that is an object",
-        "message 0 must have a role",
+        "message 0 must have a content",
         {"messages": [{"role": "user", "content": {"text": "x"}}], "reward": 1},
         DIALOGUES,
     ),

@@ -178,6 +178,8 @@ def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
     calls = read_calls(action)[1]
     if not calls and (start := _LATER.search(action)):
         calls = read_calls(action[start.start() :])[1]
+    if not calls and action.strip().startswith("{"):
+        raise ToolError("a tool call must be one JSON object and nothing else")
     if not calls:
         return None
     if len(calls) > 1 or isinstance(calls[0], str):
