@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter as Counts
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from attacks.families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 from toolsets import LLAMA, QWEN, Counter, Undocumented, reward
+from typer.testing import CliRunner
 
+from rllib_nlac.command.cli import app
+from rllib_nlac.command.experiment import read_experiment, tune_arguments
 from rllib_nlac.engine.chat import Chat, Wanted
 from rllib_nlac.engine.endpoint_engine import EndpointChat, EndpointEngine
 from rllib_nlac.envs.answers import AnswerError, checked_reset, checked_step
@@ -21,13 +29,14 @@ from rllib_nlac.envs.contract import check_environment
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.task_set import TaskSet
-from rllib_nlac.envs.tools import ToolEnv, ToolTasks, schemas_of
+from rllib_nlac.envs.tools import ToolEnv, ToolTasks, check_call, schemas_of
 from rllib_nlac.episode import generation_at, messages_at
 from rllib_nlac.inputs.tool_calls import Call, read_calls, tools_message
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.replay.buffer import transition_at
-from rllib_nlac.replay.conversations import parse_conversation, sequences_of
+from rllib_nlac.replay.conversations import ConversationData, parse_conversation, sequences_of
 from rllib_nlac.replay.dialogues import as_row, parse_dialogue, to_episode
+from rllib_nlac.replay.messages import UNREADABLE, UNWRITTEN
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Message, Request, Seen, dialogue_after, goes_on
 
@@ -181,6 +190,14 @@ def test_calls_in_a_form_of_the_models_own_reach_the_environment_in_ours():
     assert chat.with_calls(generation, "as it was") == "as it was"
     with pytest.raises(ValueError, match=r"tool_template: .*non-empty dict"):
         Chat(QWEN.tokenizer(), 8192, tool_template={"fields": {}})
+
+
+def test_a_schema_that_refers_to_an_address_is_not_fetched(monkeypatch):
+    asked = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *request: asked.append(request))
+    with pytest.raises(Exception, match="Unresolvable"):
+        check_call("add", {"a": 1}, {"add": {"properties": {"a": {"$ref": "http://127.0.0.1:9/secret"}, "b": True}}})
+    assert not asked
 
 
 @pytest.fixture()
@@ -346,6 +363,139 @@ class TestRuns:
         (episode,) = runner.sample(num_episodes=1)
         assert not [name for name in runner.get_metrics() if "tool" in name]
         assert {m.role for t in range(len(episode)) for m in messages_at(episode, t)} <= {"system", "user", "assistant"}
+
+
+def made(*arguments, text=None, id="c") -> dict:
+    """A turn with calls as OpenAI's files have it."""
+    calls = [(n, a if isinstance(a, str) else json.dumps(a)) for n, a in enumerate(arguments)]
+    rows = [{"id": f"{id}{n}", "type": "function", "function": {"name": "step", "arguments": a}} for n, a in calls]
+    return {"role": "assistant", "content": text, "tool_calls": rows}
+
+
+class TestData:
+    """Conversations in the form of OpenAI's fine-tuning and of verl, by both readers."""
+
+    OPENAI = {
+        "messages": [
+            {"role": "user", "content": "Make it five."},
+            made({"by": 2}, {"by": -1}, text="I add."),
+            {"role": "tool", "tool_call_id": "c0", "content": "6"},
+            {"role": "tool", "tool_call_id": "c1", "content": "5<|im_end|>"},
+            made({"by": 0, "note": "<|im_end|>"}, id="d"),
+            {"role": "tool", "tool_call_id": "d0", "content": "5"},
+            {"role": "assistant", "content": "It is five."},
+        ],
+        "tools": SCHEMAS,
+        "parallel_tool_calls": True,
+    }
+    QWEN_TURNS = (
+        'I add.\n<tool_call>\n{"name": "step", "arguments": {"by": 2}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "step", "arguments": {"by": -1}}\n</tool_call>',
+        '<tool_call>\n{"name": "step", "arguments": {"by": 0, "note": "<|im_end|>"}}\n</tool_call>',
+        "It is five.",
+    )
+
+    @staticmethod
+    def trained(chat, path) -> tuple[list[tuple[str, str]], Counts]:
+        """Prompts and turns that are learned from, and the notes."""
+        data = ConversationData(SimpleNamespace(input_=str(path)))
+        sequences = [sequence for group in data.sequences(chat) for sequence in group]
+        return [(chat.tokenizer.decode(s.prompt_ids), chat.tokenizer.decode(s.answer_ids)) for s in sequences], data.notes
+
+    @pytest.fixture()
+    def openai(self, tmp_path):
+        path = tmp_path / "openai.jsonl"
+        path.write_text(json.dumps(self.OPENAI) + "\n")
+        return path
+
+    def test_calls_are_learned_as_the_template_writes_them(self, openai):
+        chat = CHATS["qwen"]
+        pairs, notes = self.trained(chat, openai)
+        assert [turn for _, turn in pairs] == [f"{turn}<|im_end|>" for turn in self.QWEN_TURNS] and not notes
+        results = "<tool_response>\n6\n</tool_response>\n<tool_response>\n5<|im_end|>\n</tool_response><|im_end|>\n"
+        assert "Adds to the count." in pairs[0][0] and pairs[1][0].startswith(f"{pairs[0][0]}{pairs[0][1]}")
+        assert pairs[1][0].endswith(f"<|im_end|>\n<|im_start|>user\n{results}<|im_start|>assistant\n")
+        special = [id for id in chat.encode(self.QWEN_TURNS[1]) if id in chat.template.control.special_ids]
+        assert special == [chat.end_id]  # not the one that the argument spells
+
+    @pytest.mark.parametrize("in_place", [True, False])
+    def test_verls_parquet_is_read_as_it_is(self, tmp_path, openai, in_place):
+        """With arguments and schemas as JSON text or as objects, which parquet fills up with nulls."""
+        row = json.loads(json.dumps(self.OPENAI))
+        if in_place:
+            for call in (call for message in row["messages"] for call in message.get("tool_calls") or ()):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        else:
+            row["tools"] = json.dumps(SCHEMAS)
+        row |= {"enable_thinking": False, "extra_info": {"index": 1, "split": "train"}}
+        del row["parallel_tool_calls"]
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / "verl.parquet")
+        assert self.trained(CHATS["qwen"], tmp_path / "verl.parquet") == self.trained(CHATS["qwen"], openai)
+
+    def test_what_a_template_cannot_write_is_left_out_and_named(self, openai):
+        pairs, notes = self.trained(CHATS["llama"], openai)
+        assert [turn.removesuffix("<|eot_id|>") for _, turn in pairs] == [
+            '{"name": "step", "parameters": {"by": 0, "note": "<|im_end|>"}}',
+            "It is five.",
+        ]
+        assert notes == {UNWRITTEN: 1} and "\n\nI add.<|eot_id|>" in pairs[0][0]
+        pairs, notes = self.trained(CHATS["knows none"], openai)  # in the form that its prompt describes
+        assert [read_calls(turn.removesuffix("<|eot_id|>"))[1] for _, turn in pairs[:2]] == [
+            [Call("step", {"by": 2}), Call("step", {"by": -1})],
+            [Call("step", {"by": 0, "note": "<|im_end|>"})],
+        ]
+        by_token = type(QWEN)(QWEN.template.replace("\\n<tool_call>", "[CALL]"), (*QWEN.special, "[CALL]"), QWEN.marks)
+        pairs, notes = self.trained(Chat(by_token.tokenizer(), 8192), openai)
+        assert [turn for _, turn in pairs] == ["It is five.<|im_end|>"] and notes == {UNWRITTEN: 2}
+
+    @pytest.mark.parametrize("arguments", ["{", "[1]", "null"])
+    def test_a_call_that_cannot_be_read_is_left_out_and_named(self, openai, arguments):
+        row = {**self.OPENAI, "messages": [*self.OPENAI["messages"][:1], made(arguments), *self.OPENAI["messages"][5:]]}
+        openai.write_text(json.dumps(row))
+        pairs, notes = self.trained(CHATS["qwen"], openai)
+        assert [turn for _, turn in pairs] == ["It is five.<|im_end|>"] and notes == {UNREADABLE: 1}
+
+    @pytest.mark.parametrize("name", CHATS)
+    def test_a_log_with_calls_is_an_episode_that_could_have_been_played(self, name):
+        chat = CHATS[name]
+        dialogue = parse_dialogue(Row("", {**self.OPENAI, "reward": 1.0}), False, chat.template.turn)
+        episode = to_episode(dialogue, "x", chat, load_prompts("compact"), "plain", 64)
+        assert dialogue.learned == (name != "llama", True, True)
+        assert read_calls(episode.get_actions(1))[1] == [Call("step", {"by": 0, "note": "<|im_end|>"})]
+        for t in range(3):
+            assert generation_at(episode, t).prompt_ids == chat.prompt_ids(messages_at(episode, t))
+        again = parse_dialogue(Row("", json.loads(json.dumps(as_row(episode)))), False, chat.template.turn)
+        assert (again.actions, again.learned, again.answers[1]) == (dialogue.actions, dialogue.learned, dialogue.answers[1])
+
+
+class TestExpert:
+    """An environment of one's own with a tool and an expert, from its file of conversations to a run's configuration."""
+
+    @pytest.fixture()
+    def chats(self, tmp_path):
+        out = tmp_path / "sums.jsonl"
+        chosen = ["--skill", "1", "--roles", "policy", "--out", str(out)]
+        result = CliRunner().invoke(app, ["env", "expert", "sum_task:SumTask", "--episodes", "3", *chosen])
+        assert result.exit_code == 0 and "100% of the episodes were won" in result.output
+        return out
+
+    def test_its_calls_and_answers_are_what_is_learned(self, chats):
+        pairs, notes = TestData.trained(CHATS["qwen"], chats)
+        assert len(pairs) == 6 and not notes
+        for (first, call), (second, answer) in zip(pairs[::2], pairs[1::2], strict=True):
+            a, b = map(int, re.search(r"What is (\d+) \+ (\d+)\?", first).groups())
+            assert "Adds two numbers." in first and read_calls(call.removesuffix("<|im_end|>"))[1] == [
+                Call("add", {"a": a, "b": b})
+            ]
+            assert f"<tool_response>\n{a + b}\n</tool_response>" in second and answer == f"{a + b}<|im_end|>"
+
+    def test_a_run_takes_it(self, chats, model_path):
+        config = {"env_config": {"top": 99}, "input_": str(chats), "language_model": model_path, "max_action_tokens": 48}
+        entry = {"run": "SFT", "env": "sum_task:SumTask", "stop": {"training_iteration": 1}, "config": config}
+        assert tune_arguments(read_experiment("sums", entry, "sums"))
+        entry["config"]["env_config"] = {"topp": 99}
+        with pytest.raises(ValueError, match="topp"):
+            read_experiment("sums", entry, "sums")
 
 
 class TestServiceDesk:

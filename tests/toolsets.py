@@ -12,7 +12,9 @@ QWEN = Family(
     "{% for m in messages %}{% if m.role == 'tool' %}{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}"
     "{{ '<|im_start|>user' }}{% endif %}{{ '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}"
     "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}"
-    "{% elif m.role != 'system' %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    "{% elif m.role != 'system' %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% for call in m.tool_calls %}"
+    "{{ '\\n<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
     ("<|im_end|>", "<|im_start|>", "<|endoftext|>"),
     ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -24,6 +26,13 @@ LLAMA = Family(
     + _HEADED % ("'ipython'", "m.content | tojson")
     + "{% elif m.role == 'user' and tools and not ns.told %}{% set ns.told = true %}"
     + _HEADED % ("'user'", "'Functions:\\n' + (tools | tojson(indent=4)) + '\\n\\n' + m.content | trim")
+    + "{% elif m.tool_calls %}{% if m.tool_calls | length > 1 %}{{ raise_exception('one call only') }}{% endif %}"
+    + _HEADED
+    % (
+        "m.role",
+        """'{"name": "' + m.tool_calls[0].function.name + '", "parameters": '"""
+        " + m.tool_calls[0].function.arguments | tojson + '}'",
+    )
     + "{% else %}"
     + _HEADED % ("m.role", "m.content | trim")
     + "{% endif %}{% endfor %}"

@@ -18,6 +18,7 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rllib_nlac.engine.control_tokens import ControlTokens, Span
+from rllib_nlac.inputs.tool_calls import Call
 from rllib_nlac.types import TOOL, TOOLS, Message, turns_of
 
 # For templates that have no words of their own for tools.
@@ -150,7 +151,7 @@ class ChatTemplate:
                 rows, tools = _in_plain_text(rows, tools), None
         return self._render(rows, tools)
 
-    def _render(self, rows: list[dict[str, str]], tools: list[dict[str, Any]] | None = None) -> str:
+    def _render(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         for row in rows:
             said = row["content"].lstrip() if row["role"] == "assistant" else ""
             if said.startswith("<think>") and "</think>" not in said:
@@ -185,6 +186,29 @@ class ChatTemplate:
             if any(row["content"] not in after for row in results):
                 return "its chat template does not show the results of tools"
         return ""
+
+    def turn(self, content: str, calls: Sequence[Call]) -> str | None:
+        """A turn that calls tools, as the template writes it; None where it cannot, or needs special tokens for it."""
+        return self._turn(content, calls) if self._writes_calls else None
+
+    @functools.cached_property
+    def _writes_calls(self) -> bool:
+        text = self._turn("", [Call("find_word", {"word": "a"})])
+        return text is not None and not self.control.spans("assistant", text)
+
+    def _turn(self, content: str, calls: Sequence[Call]) -> str | None:
+        if self.tools_obstacle:
+            return "\n".join([*filter(None, [content]), *map(str, calls)])
+        functions = [{"type": "function", "id": f"call{n:05}", "function": call._asdict()} for n, call in enumerate(calls)]
+        mark, start = "Is it big?", {"role": "user", "content": "Guess my object."}
+        try:
+            head, _, tail = self._render([{**start}, {"role": "assistant", "content": mark}]).rpartition(mark)
+            text = self._render([{**start}, {"role": "assistant", "content": content, "tool_calls": functions}])
+        except (TemplateError, TypeError, ValueError):
+            return None
+        # A template may write spaces before a text alone.
+        is_framed = text.startswith(head.rstrip()) and text.endswith(tail) and all(call.name in text for call in calls)
+        return text[len(head.rstrip()) : len(text) - len(tail)].strip() if is_framed else None
 
     def _takes_system(self) -> bool:
         """Whether the template has a place for a system message."""

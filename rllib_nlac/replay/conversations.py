@@ -25,7 +25,7 @@ from rllib_nlac.envs.rows import Row, id_field, read_rows
 from rllib_nlac.inputs.tool_calls import tools_message
 from rllib_nlac.learner.batch import POLICY, TrainingSequence
 from rllib_nlac.replay.dialogues import input_files
-from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, add_message, notice, read_messages, tools_of
+from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, Write, add_message, notice, read_messages, tools_of
 from rllib_nlac.types import Message, Seen
 
 
@@ -48,8 +48,8 @@ class Conversation:
     notes: Counter[str] = field(default_factory=Counter)
 
 
-def parse_conversation(row: Row, thinks: bool = False) -> Conversation:
-    """Reads a row; ``thinks`` is that of ``read_messages``.
+def parse_conversation(row: Row, thinks: bool = False, write: Write | None = None) -> Conversation:
+    """Reads a row; ``thinks`` and ``write`` are those of ``read_messages``.
 
     Raises:
         ValueError: It is malformed; the message names file and line.
@@ -57,7 +57,7 @@ def parse_conversation(row: Row, thinks: bool = False) -> Conversation:
     messages: list[Message] = []
     trained: list[int] = []
     tools = tools_of(row)
-    given, notes = read_messages(row, thinks, bool(tools))
+    given, notes = read_messages(row, thinks, bool(tools), write)
     for number, (message, learned) in enumerate(given):
         before = messages[-1].role if messages else ""
         if message.role == "system" and number:
@@ -137,7 +137,7 @@ class ConversationData(OfflineData):
         group: str | None = None
         self.notes = Counter()
         for row in read_rows(input_files(self.config.input_)):
-            conversation = parse_conversation(row, chat.thinks)
+            conversation = parse_conversation(row, chat.thinks, chat.template.turn)
             digest.update(repr((conversation.messages, conversation.trained)).encode())
             self.notes += conversation.notes
             if not conversation.trained:

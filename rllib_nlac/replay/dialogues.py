@@ -34,7 +34,7 @@ from rllib_nlac.episode import ENVIRONMENT, UNLEARNED_STEPS, answer_at, environm
 from rllib_nlac.inputs.examples import data_files
 from rllib_nlac.inputs.texts import readable
 from rllib_nlac.language.prompts import PromptSet
-from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, add_message, notice, read_messages, tools_of
+from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, Write, add_message, notice, read_messages, tools_of
 from rllib_nlac.types import ANSWER, TOOLS, Generation, Message, Seen, dialogue_after, goes_on
 
 FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id", ENVIRONMENT, TOOLS)
@@ -82,15 +82,15 @@ class Dialogue:
         return tuple("\n".join(message.content for message in answer) for answer in self.answers)
 
 
-def parse_dialogue(row: Row, thinks: bool = False) -> Dialogue:
-    """Reads a row; ``thinks`` is that of ``read_messages``.
+def parse_dialogue(row: Row, thinks: bool = False, write: Write | None = None) -> Dialogue:
+    """Reads a row; ``thinks`` and ``write`` are those of ``read_messages``.
 
     Raises:
         ValueError: It is malformed; its file and line are named.
     """
     fields = {key: value for key, value in row.fields.items() if value is not None}
     tools = tools_of(row)
-    messages, notes = read_messages(row, thinks, bool(tools))
+    messages, notes = read_messages(row, thinks, bool(tools), write)
     system, answers, actions, learned = "", [list[Message]()], list[str](), list[bool]()
     for number, (message, is_learned) in enumerate(messages):
         if message.role == "system" and number == 0:
@@ -219,7 +219,7 @@ class DialogueData(OfflineData):
     def __init__(self, config: Any) -> None:  # RLlib's own would read the files as steps of arrays
         self.config = config
         self.notes: Counter[str] = Counter()  # of the dialogues that were read last
-        self.thinks = False
+        self.chat: Chat | None = None
         self.fingerprint = ""  # tells the dialogues that were read last from others
 
     def dialogues(self) -> list[Dialogue]:
@@ -242,7 +242,8 @@ class DialogueData(OfflineData):
                 raise ValueError(row["error"])
         if not rows:
             raise ValueError(f"config.input_ {self.config.input_!r}: there are no dialogues")
-        return [parse_dialogue(Row(row["place"], json.loads(row["fields"])), self.thinks) for row in rows]
+        manner = () if self.chat is None else (self.chat.thinks, self.chat.template.turn)
+        return [parse_dialogue(Row(row["place"], json.loads(row["fields"])), *manner) for row in rows]
 
     @property
     def notice(self) -> str | None:
@@ -256,7 +257,7 @@ class DialogueData(OfflineData):
             ValueError: There is none.
         """
         episodes, digest, last = [], hashlib.sha256(), ""
-        self.notes, self.thinks = Counter(), chat.thinks
+        self.notes, self.chat = Counter(), chat
         for number, dialogue in enumerate(self.dialogues()):
             digest.update(repr(dialogue).encode())
             self.notes += dialogue.notes
