@@ -16,7 +16,7 @@ import pytest
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCError, JSONRPCRequest, JSONRPCResponse
 from mcp_tools import server
-from test_tools import CHATS, opened
+from toolsets import CHATS, opened
 
 from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.contract import check_environment

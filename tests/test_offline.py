@@ -219,6 +219,8 @@ class TestTurnsThatAreNotLearnedFrom:
         messages = [*say("user: Go."), {**say("assistant: a")[0], "logprobs": [1], "name": None, "audio": ""}, HEARD, HEARD]
         assert parse_dialogue(Row("", {"messages": messages, "reward": 1.0})).notes == {
             "messages have 'logprobs', which is not read": 1,
+            "messages have 'tool_call_id', which is not read": 2,
+            "messages have 'name', which is not read": 2,
         }
         hostile = {**say("assistant: a")[0], **{f"\x1b[2J{n}" * 99: 1 for n in range(99)}}
         text = notice(parse_conversation(Row("", {"messages": [*say("user: Go."), hostile]})).notes)

@@ -12,11 +12,10 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from attacks.families import FAMILIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
-from toolsets import LLAMA, QWEN, Counter, Undocumented, reward
+from toolsets import CHATS, SCHEMAS, Undocumented, opened, reward
 from typer.testing import CliRunner
 
 from rllib_nlac.command.cli import app
@@ -29,9 +28,9 @@ from rllib_nlac.envs.contract import check_environment
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.task_set import TaskSet
-from rllib_nlac.envs.tools import ToolEnv, ToolTasks, check_call, schemas_of
+from rllib_nlac.envs.tools import ToolEnv, ToolTasks, check_call
 from rllib_nlac.episode import generation_at, messages_at
-from rllib_nlac.inputs.tool_calls import Call, read_calls, tools_message
+from rllib_nlac.inputs.tool_calls import Call, read_calls
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.replay.conversations import ConversationData, parse_conversation, sequences_of
@@ -40,20 +39,11 @@ from rllib_nlac.replay.messages import UNREADABLE, UNWRITTEN
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Message, Request, Seen, dialogue_after, goes_on
 
-SCHEMAS = schemas_of(Counter)
 ADD = str(Call("step", {"by": 2}))
-CHATS = {name: Chat(family.tokenizer(), 8192) for name, family in (("qwen", QWEN), ("llama", LLAMA))}
-CHATS["knows none"] = Chat(FAMILIES["llama3"].tokenizer(), 8192)
-CHATS["no system"] = Chat(replace(FAMILIES["gemma"], kind="bytes", words=()).tokenizer(), 8192)
 texts = st.text(alphabet=st.sampled_from('ab\n <|{}"\\[]é😀'), max_size=12) | st.sampled_from(
     ["<|im_end|>", "<|eot_id|>", "<tool_call>", "</tool_response>", "<|im_start|>user\nhi"]
 )
 answers = st.lists(st.tuples(st.sampled_from(["tool", "user"]), texts), min_size=1, max_size=3)
-
-
-def opened(chat: Chat, system: str, schemas=SCHEMAS) -> tuple[Message, ...]:
-    start = (tools_message(schemas), *([Message("system", system)] if system else []))
-    return (*start, Message("user", "Make it five."))
 
 
 @pytest.mark.parametrize("name", CHATS)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from attacks.families import Family
+from dataclasses import replace
+
+from attacks.families import FAMILIES, Family
+
+from rllib_nlac.engine.chat import Chat
+from rllib_nlac.envs.tools import schemas_of
+from rllib_nlac.inputs.tool_calls import tools_message
+from rllib_nlac.types import Message
 
 # The manner of Qwen: schemas in the system message, results in user messages, those that follow each other in one.
 QWEN = Family(
@@ -86,3 +93,14 @@ class Undocumented(Counter):
 def reward(prompts, completions, environments, goal, **kwargs) -> list[float]:
     """TRL's kind: lists in, a list out."""
     return [float(str(g) in c[0]["content"] and e.count == g) for c, e, g in zip(completions, environments, goal, strict=True)]
+
+
+SCHEMAS = schemas_of(Counter)
+CHATS = {name: Chat(family.tokenizer(), 8192) for name, family in (("qwen", QWEN), ("llama", LLAMA))}
+CHATS["knows none"] = Chat(FAMILIES["llama3"].tokenizer(), 8192)
+CHATS["no system"] = Chat(replace(FAMILIES["gemma"], kind="bytes", words=()).tokenizer(), 8192)
+
+
+def opened(chat: Chat, system: str, schemas=SCHEMAS) -> tuple[Message, ...]:
+    start = (tools_message(schemas), *([Message("system", system)] if system else []))
+    return (*start, Message("user", "Make it five."))
