@@ -25,6 +25,7 @@ from rllib_nlac.envs.adapters.reasoning_gym import ReasoningGym
 from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
 from rllib_nlac.envs.adapters.tau_bench import TauBench
 from rllib_nlac.envs.adapters.text_arena import TextArena
+from rllib_nlac.envs.answers import checked_reset
 from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.math_reasoning import is_held_out
 from rllib_nlac.envs.spaces import TextSpace
@@ -307,14 +308,15 @@ class TestTauBench:
         assert not tau[0].asked  # a run that is only looked at costs nothing
         assert tau[0].settings == {"env_name": "retail", "user_model": "u", "task_split": "train", "task_index": 0}
         observation, info = env.reset(seed=0, options={"task_id": "1"})
-        assert (
-            observation == "Hello, second. Go on."
-            and "Be kind." in info["system_prompt"]
-            and '"cancel"' in info["system_prompt"]
-        )
-        assert env.step('{"name": "cancel", "arguments": {"id": 1}}')[0] == "cancelled"
-        assert env.step("Done.")[:4] == ("Go on.", 0.0, False, False)
-        assert env.step("{broken")[0].startswith("Error: a tool call must be")
+        assert observation == "Hello, second. Go on." and "Be kind." in info["system_prompt"]
+        assert info["tools"] == TauStandIn.tools_info and "cancel" not in info["system_prompt"]
+        info = env.step('{"name": "cancel", "arguments": {"id": 1}}')[4]
+        assert info["new_messages"] == [{"role": "tool", "name": "cancel", "content": "cancelled"}]
+        *step, info = env.step("Done.")
+        assert step == ["Go on.", 0.0, False, False] and "new_messages" not in info
+        observation, *_, info = env.step('<tool_call>{"name": "cancel"')
+        assert observation.startswith("Error: a tool call must be")
+        assert info["new_messages"] == [{"role": "tool", "content": observation, "error": True}]
         for mute in ('{"name": "respond"}', " "):
             assert env.step(mute)[0] == "Error: respond needs a text under 'content'"
         assert env.step("Bye.")[1:4] == (1.0, True, False)
@@ -324,6 +326,17 @@ class TestTauBench:
         for unknown in ("2", "-1", "x"):
             with pytest.raises(ValueError, match="has 0 to 1"):
                 env.reset(options={"task_id": unknown})
+
+    @pytest.mark.parametrize("name", ["cancel", "cancel it"])  # the other is a name that no info["tools"] may have
+    def test_in_plain_text_the_prompt_lists_the_tools_and_a_result_is_the_users_text(self, tau, monkeypatch, name):
+        tool = {"type": "function", "function": {"name": name, "description": "Cancels.", "parameters": {}}}
+        monkeypatch.setattr(TauStandIn, "tools_info", [tool])
+        env = TauBench("retail", plain_text=name == "cancel")
+        info = checked_reset(env.reset(seed=0))[1]
+        assert info["tools"] == [] and info["system_prompt"].count(f'"name": "{name}"') == 1
+        assert "A tool call is one JSON object" in info["system_prompt"]
+        observation, *_, info = env.step(json.dumps({"name": "cancel"}))
+        assert observation == "cancelled" and "new_messages" not in info
 
     def test_without_its_user_an_episode_is_lost_and_the_next_one_is_played(self, tau):
         env = TauBench("retail", user_model="u")
@@ -415,7 +428,8 @@ class Tau2StandIn:
             return "", 0.0, True, False, {"simulation_run": "{}"}
         ending = {"Bye.": "user_stop", "Err.": "too_many_errors", "Long.": "max_steps"}.get(action)
         info = {"simulation_run": json.dumps({"termination_reason": ending} if ending else {})}
-        return "user: and?", float(action == "Bye."), ending is not None, False, info
+        said = "tool: a door" if action.startswith("{") else "user: and?"
+        return said, float(action == "Bye."), ending is not None, False, info
 
 
 @pytest.fixture()
@@ -448,11 +462,10 @@ class TestTau2Bench:
     def test_contract_with_its_signatures(self, tau2):
         env = Tau2Bench("retail", user_llm="m", max_turns=7)
         observation, info = env.reset(seed=0, options={"task_id": "train-2"})
-        assert observation == "user: I am train-2" and [tool["function"]["name"] for tool in info["tools"]] == ["look"]
-        for told in ("Be brief.", '{"name": "look"', "A tool call is one JSON object"):
-            assert told in info["system_prompt"]
+        assert observation == "I am train-2" and [tool["function"]["name"] for tool in info["tools"]] == ["look"]
+        assert "Be brief." in info["system_prompt"] and "look" not in info["system_prompt"]
         assert (env._inner.max_steps, env._inner.user_llm) == (28, "m")
-        assert env.step("hm")[:4] == ("user: and?", 0.0, False, False)
+        assert env.step("hm")[:4] == ("and?", 0.0, False, False)
         assert env.step("Bye.")[1:4] == (1.0, True, False)
         with pytest.raises(ValueError, match="no tasks for domain 'moon'"):
             Tau2Bench("moon")
@@ -462,11 +475,17 @@ class TestTau2Bench:
     def test_a_call_is_made_however_it_is_written(self, tau2):
         env = Tau2Bench()
         env.reset(seed=0)
-        for action in ('<tool_call>{"name": "look"}</tool_call>', 'Let me look.\n```json\n{"name": "look"}\n```'):
-            env.step(action)
-        assert env._inner.actions == ['{"name": "look", "arguments": {}}'] * 2
-        env.step('{"name": "look", "requestor": "user"}')  # what is not a call's own is left out
+        as_user = '{"name": "look", "requestor": "user"}'  # which τ²-bench would let act for the user
+        for action in ('<tool_call>{"name": "look"}</tool_call>', 'Let me look.\n```json\n{"name": "look"}\n```', as_user):
+            assert env.step(action)[4]["new_messages"] == [{"role": "tool", "name": "look", "content": "a door"}]
         assert env._inner.actions == ['{"name": "look", "arguments": {}}'] * 3
+        assert "one call at a time" in env.step('[{"name": "look"}, {"name": "look"}]')[4]["new_messages"][0]["content"]
+        assert len(env._inner.actions) == 3
+        env = Tau2Bench(plain_text=True)
+        observation, info = env.reset(options={"task_id": "train-2"})
+        assert (observation, info["tools"]) == ("user: I am train-2", []) and '{"name": "look"' in info["system_prompt"]
+        observation, *_, info = env.step('{"name": "look"}')
+        assert observation == "tool: a door" and "new_messages" not in info
 
     def test_without_user_or_judge_an_episode_is_lost_and_the_next_one_is_played(self, tau2, monkeypatch):
         env = Tau2Bench()
@@ -488,7 +507,7 @@ class TestTau2Bench:
         env.reset(seed=0)
         observation, _, *ends, info = env.step(action)
         assert ends == [not truncated, truncated] and (info["success"], info["stop_reason"]) == (False, reason)
-        assert observation == f"user: and?\nThe dialogue was ended: {reason.replace('_', ' ')}."
+        assert observation == f"and?\nThe dialogue was ended: {reason.replace('_', ' ')}."
 
     def test_an_episode_that_is_cut_off_leaves_no_thread(self, tau2):
         env = Tau2Bench(max_turns=1)

@@ -21,8 +21,8 @@ from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.official import BaseEnvironment, make_env, register_env, row_env
 from rllib_nlac.envs.registry import ENVIRONMENTS
 from rllib_nlac.envs.rows import read_rows
-from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
 from rllib_nlac.envs.task_set import TaskSet
+from rllib_nlac.envs.tools import ToolError, parse_tool_call
 from rllib_nlac.rewards import styles
 from rllib_nlac.rewards.grading import exact_equal, math_equal
 from rllib_nlac.rewards.math_verify_worker import MathVerify, UnreadableTruth

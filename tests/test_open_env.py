@@ -15,6 +15,7 @@ from open_env_server import OpenEnvServer, error, observation
 
 from rllib_nlac.envs.adapters import open_env
 from rllib_nlac.envs.adapters.open_env import OpenEnv
+from rllib_nlac.envs.answers import checked_reset
 from rllib_nlac.envs.base import EpisodeLost
 
 
@@ -131,12 +132,19 @@ def test_tools():
     ]
     env = OpenEnv(server.url)
     text, info = env.reset(seed=0)
-    assert text == "Add 1 and 2." and '"add"' in info["system_prompt"]
+    assert text == "Add 1 and 2." and info["system_prompt"] == "Each turn is one tool call."
     assert info["tools"][0]["function"]["parameters"] == {"type": "object"}
     assert env.step("three")[0].startswith("Error: Each turn is one tool call")
-    assert env.step('{"name": "add", "arguments": {"a": 1}}')[:2] == ("3", 1.0)
+    text, reward, *_, info = env.step('{"name": "add", "arguments": {"a": 1}}')
+    assert (text, reward, info["new_messages"]) == ("3", 1.0, [{"role": "tool", "name": "add", "content": "3"}])
     assert server.seen[-1]["data"] == {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1}}
-    assert env.step('{"name": "sub", "arguments": {}}')[0] == "Error: no tool"
+    *_, info = env.step('{"name": "sub", "arguments": {}}')
+    assert info["new_messages"] == [{"role": "tool", "content": "Error: no tool", "error": True}]
+    server.behaviours = [{"type": "observation", "data": {"observation": {"tools": [{**tool, "name": "add/two"}]}}}]
+    info = checked_reset(env.reset(seed=0))[1]  # such a name may stand in no info["tools"]
+    assert info["tools"] == [] and '"add/two"' in info["system_prompt"]
+    text, *_, info = env.step('{"name": "add/two"}')
+    assert "'tool_name': 'add/two'" in text and "new_messages" not in info
     server.stop()
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_nlac.envs.service_desk.env import ServiceDesk, expert_script, facts, gold_writes
-from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, ToolError, call_tool, make_store, parse_tool_call
+from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, call_tool, make_store
 from rllib_nlac.envs.service_desk.tasks import make_tasks
 from rllib_nlac.envs.service_desk.users import brief, states
+from rllib_nlac.envs.tools import ToolError, parse_tool_call
 
 TASKS = make_tasks()
 EVERY = [(split, name) for split in TASKS for name in TASKS[split]]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
-from toolsets import CHATS, SCHEMAS, Undocumented, opened, reward
+from toolsets import CHATS, QWEN, SCHEMAS, Undocumented, opened, reward
 from typer.testing import CliRunner
 
 from rllib_nlac.command.cli import app

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import json
+import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import jsonschema.exceptions
 import referencing
 
+from rllib_nlac.envs.answers import AnswerError, check_tools
 from rllib_nlac.envs.base import EpisodeLost, Reply, Task, TaskId, TextEnv
 from rllib_nlac.envs.rows import Row, prompt_of, read_rows
 from rllib_nlac.inputs.endpoint import EndpointError
 from rllib_nlac.inputs.tool_calls import Call, ToolError, read_calls
 from rllib_nlac.names import attribute_of
 
+logger = logging.getLogger(__name__)
+_LATER = re.compile(r'```(?:json)?\s*\{|\{\s*"(?:name|arguments)"\s*:')  # where a call begins after other text
+IN_PLAIN_TEXT = 'A tool call is one JSON object and nothing else, as in {"name": "TOOL", "arguments": {...}}.'
 NO_TOOLS = ("reset", "get_reward")  # of a class whose other public methods are tools
 
 
@@ -75,6 +83,68 @@ class ToolEnv(TextEnv[Task]):
         return {"role": "tool", **name, "content": text}
 
 
+class ForeignToolEnv(TextEnv[Task]):
+    """Base class of environments whose tools are another package's or a server's, with one call a turn at most.
+
+    Their owner says what is wrong with a call, in a text that begins with "Error: "; nothing is held against the schemas here.
+
+    Args:
+        max_turns: Actions per episode.
+        split: Which tasks are drawn.
+        plain_text: Whether the system prompt lists the tools, and results are texts of the user's.
+    """
+
+    errors: ClassVar[tuple[str, ...]] = ("Error: ",)  # what results begin with where the call failed
+    has_tools = True  # False: no turn is read as a call
+
+    def __init__(self, max_turns: int, split: str, plain_text: bool = False) -> None:
+        super().__init__(max_turns=max_turns, split=split)
+        self._plain_text = plain_text
+        self._schemas: list[dict[str, Any]] = []
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        return [] if self._plain_text else self._schemas
+
+    @abc.abstractmethod
+    def act(self, task: Task, action: str, call: Call | None) -> Reply:
+        """The answer to one action, and to the call in it.
+
+        Raises:
+            ToolError: It cannot be made.
+        """
+
+    def offer(self, schemas: list[dict[str, Any]]) -> None:
+        """Takes the schemas of the tools. If chat templates cannot show one, all are told in plain text from here on."""
+        self._schemas = schemas
+        try:
+            check_tools(schemas)
+        except AnswerError as error:
+            if not self._plain_text:
+                logger.warning("%s: its tools are told in plain text: %s", type(self).__name__, error)
+            self._plain_text = True
+
+    def with_tools(self, prompt: str) -> str:
+        """A system prompt, and in plain text also how a call is written and what can be called."""
+        if not self._plain_text:
+            return prompt
+        return "\n".join([f"{prompt} {IN_PLAIN_TEXT}\n\nTools:", *(json.dumps(tool["function"]) for tool in self._schemas)])
+
+    def reply(self, task: Task, action: str) -> Reply:
+        name = "" if self.has_tools else None  # None: the turn calls nothing
+        try:
+            call = parse_tool_call(action) if self.has_tools else None
+            name = call.name if call is not None else None
+            answer = self.act(task, action, call)
+        except ToolError as error:
+            answer = Reply(f"Error: {error!s:.1000}")
+        if name is None or self._plain_text:
+            return answer
+        known = {"name": name} if any(tool["function"]["name"] == name for tool in self._schemas) else {}
+        failed = {"error": True} if answer.text.startswith(self.errors) else {}
+        return replace(answer, text="", messages=[{"role": "tool", **known, "content": answer.text, **failed}])
+
+
 def check_call(name: str, arguments: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> None:
     """Holds a call against the schemas of the tools.
 
@@ -93,6 +163,26 @@ def check_call(name: str, arguments: Mapping[str, Any], schemas: Mapping[str, Ma
     if (error := jsonschema.exceptions.best_match(validator.iter_errors(arguments))) is not None:
         where = f", at {'.'.join(map(str, error.absolute_path))}" if error.absolute_path else ""
         raise ToolError(f"{name}: {error.message:.200}{where}")
+
+
+def parse_tool_call(action: str) -> Call | None:
+    """The call in an action, or None where the action is text for the user.
+
+    Text may stand before a call. A tool without arguments needs no ``arguments``.
+
+    Raises:
+        ToolError: It looks like a call and is none, or there are several.
+    """
+    calls = read_calls(action)[1]
+    if not calls and (start := _LATER.search(action)):
+        calls = read_calls(action[start.start() :])[1]
+    if not calls and action.strip().startswith("{"):
+        raise ToolError("a tool call must be one JSON object and nothing else")
+    if not calls:
+        return None
+    if len(calls) > 1 or isinstance(calls[0], str):
+        raise ToolError(calls[0] if isinstance(calls[0], str) else "one call at a time")
+    return calls[0]
 
 
 @functools.cache

@@ -12,25 +12,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from rllib_nlac.envs.answers import AnswerError, reward_of, truth_of
-from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv, check_number
-from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
+from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, check_number
 from rllib_nlac.envs.spaces import MAX_TEXT_LENGTH
+from rllib_nlac.envs.tools import ForeignToolEnv, ToolError
 from rllib_nlac.inputs import plain_json
+from rllib_nlac.inputs.tool_calls import Call
 
 MAX_FRAME = 8 << 20  # bytes
 MAX_SCHEMA = 20_000  # characters of tools or of an action's schema in the system prompt
 FAILED, FULL = "openenv_failed", "openenv_full"
 AGENTS_OWN = ("VALIDATION_ERROR", "EXECUTION_ERROR", "INVALID_JSON")  # what an action may have caused
-CALL = 'Each turn is one tool call: a JSON object and nothing else, as in {"name": "TOOL", "arguments": {...}}.'
+CALL = "Each turn is one tool call."
 
 
-class OpenEnv(TextEnv[dict[str, Any]]):
+class OpenEnv(ForeignToolEnv[dict[str, Any]]):
     """An environment behind a server of OpenEnv.
 
     An action with one required field is the turn's text. Any other action is a JSON object, and the system prompt shows its
-    schema.
-    Where the server offers MCP tools, the system prompt shows them and an action is a call. A server that lists tasks is asked
-    for those of ``split``; otherwise a seed makes the task.
+    schema. Where the server offers MCP tools, an action is a call of one. A server that lists tasks is asked for those of
+    ``split``; otherwise a seed makes the task.
 
     What the server refuses of an action is answered in words and costs a turn. Where the server fails, is full or closes the
     connection, the episode is left out and counted (``stop_reason_openenv_failed``, ``stop_reason_openenv_full``), and the next
@@ -81,22 +81,17 @@ class OpenEnv(TextEnv[dict[str, Any]]):
         if not isinstance(self._schema, dict) or not isinstance(self._schema.get("properties", {}), dict):
             raise ValueError(f"env_config.url: {self.url}/schema has no schema of an action: is it a server of OpenEnv?")
         fields = self._schema.get("properties", {})
-        self._has_tools = "tool_name" in fields
+        self.has_tools = "tool_name" in fields
         required = self._schema.get("required")
         self._field = required[0] if isinstance(required, list) and len(required) == 1 and required[0] in fields else None
         self._is_text = self._field is not None and (fields[self._field] or {}).get("type") == "string"
         self._num_tasks = self._count_tasks()
-        self._tools: list[dict[str, Any]] = []
         self._prompt = system_prompt
 
     @property
-    def tools(self) -> list[dict[str, Any]]:
-        return self._tools
-
-    @property
     def system_prompt(self) -> str:
-        if self._has_tools:
-            acting = CALL + "\n\nTools:\n" + "\n".join(json.dumps(tool["function"]) for tool in self._tools)[:MAX_SCHEMA]
+        if self.has_tools:
+            acting = self.with_tools(CALL)[:MAX_SCHEMA]
         elif self._field is not None:
             acting = ""
         else:
@@ -150,27 +145,23 @@ class OpenEnv(TextEnv[dict[str, Any]]):
         self._return = 0.0
         if self._socket is None:
             self._connect()
-        if self._has_tools:
-            self._tools = _read_tools(self._observation("step", {"type": "list_tools"})[0].get("tools"))
+        if self.has_tools:
+            self.offer(_read_tools(self._observation("step", {"type": "list_tools"})[0].get("tools")))
         observation, _, done = self._observation("reset", {**self._reset_args, **task})
         if done:
             raise EpisodeLost(FAILED, f"{self.url}: the episode was over before the first action")
         return self._text(observation)
 
-    def reply(self, task: dict[str, Any], action: str) -> Reply:
-        try:
-            observation, reward, done = self._observation("step", self._action(action))
-        except ToolError as error:
-            return Reply(f"Error: {error!s:.1000}")
+    def act(self, task: dict[str, Any], action: str, call: Call | None) -> Reply:
+        observation, reward, done = self._observation("step", self._action(action, call))
         self._return += reward
         return Reply(self._text(observation), reward, success=self._return >= self._success_return if done else None)
 
-    def _action(self, text: str) -> dict[str, Any]:
-        if self._has_tools:
-            call = parse_tool_call(text)
-            if call is None:
-                raise ToolError(CALL)
-            return {"type": "call_tool", "tool_name": call[0], "arguments": call[1]}
+    def _action(self, text: str, call: Call | None) -> dict[str, Any]:
+        if call is not None:
+            return {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
+        if self.has_tools:
+            raise ToolError(CALL)
         if self._field is not None and self._is_text:
             return {self._field: text}
         try:
@@ -249,7 +240,7 @@ class OpenEnv(TextEnv[dict[str, Any]]):
             if self._key not in observation:
                 raise self._lost(f"the observation has no {self._key!r} (observation_key), but {sorted(observation)!s:.200}")
             shown: Any = observation[self._key]
-        elif self._has_tools and "result" in observation:
+        elif self.has_tools and "result" in observation:
             error = observation.get("error")
             shown = f"Error: {error.get('message')}" if isinstance(error, dict) else _result(observation["result"])
         else:

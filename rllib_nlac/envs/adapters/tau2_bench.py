@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from rllib_nlac.envs.adapters.tau_bench import HOW_TO_ACT
-from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv
-from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
+from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId
+from rllib_nlac.envs.tools import ForeignToolEnv
+from rllib_nlac.inputs.tool_calls import Call
 
 # From a clone, because its tasks are in no package.
 INSTALL = "git clone https://github.com/sierra-research/tau2-bench; pip install -e ./tau2-bench (Python 3.12 or 3.13)"
 DECIDED = ("user_stop", "agent_stop")  # ends of a dialogue that τ²-bench grades
 
 
-class Tau2Bench(TextEnv[str]):
+class Tau2Bench(ForeignToolEnv[str]):
     """A task of τ²-bench, through its own gymnasium interface.
 
     A language model plays the user. 40 of the 114 retail tasks are also graded by one, which τ²-bench fixes:
@@ -29,6 +31,8 @@ class Tau2Bench(TextEnv[str]):
         user_llm: The model that plays the user, as litellm knows it; None takes τ²-bench's default.
         user_llm_args: Its arguments, such as ``{temperature: 0.0, api_base: http://localhost:8000/v1}``.
         max_turns: Messages and tool calls per episode.
+        plain_text: Whether the system prompt lists the tools and observations are as τ²-bench's gymnasium interface words them,
+            for comparison; else tools and results go into the places that the model's chat template has for them.
 
     Raises:
         ValueError: τ²-bench is not installed, or knows no such domain or split.
@@ -41,8 +45,9 @@ class Tau2Bench(TextEnv[str]):
         user_llm: str | None = None,
         user_llm_args: Mapping[str, Any] | None = None,
         max_turns: int = 50,
+        plain_text: bool = False,
     ) -> None:
-        super().__init__(max_turns=max_turns, split=task_split)
+        super().__init__(max_turns=max_turns, split=task_split, plain_text=plain_text)
         try:
             from loguru import logger
 
@@ -70,16 +75,11 @@ class Tau2Bench(TextEnv[str]):
         self._make = AgentGymEnv
         self._inner: Any = None
         self._farewell = AssistantMessage(role="assistant", content="###STOP###")
-        self._prompt, self._fault = "", ""
-        self._tools: list[dict[str, Any]] = []
+        self._policy, self._fault = "", ""
 
     @property
     def system_prompt(self) -> str:
-        return self._prompt
-
-    @property
-    def tools(self) -> list[dict[str, Any]]:
-        return self._tools
+        return self.with_tools(f"{self._policy}\n\n{HOW_TO_ACT}")
 
     def sample_task(self, spec: str | None) -> TaskId[str]:
         name = self._names[int(self.np_random.integers(len(self._names)))] if spec is None else str(spec)
@@ -96,32 +96,32 @@ class Tau2Bench(TextEnv[str]):
         observation, info = self._inner.reset()
         if not observation:
             raise self._lost("it ended before the agent's first turn")
-        self._tools = [tool.openai_schema for tool in info["tools"]]
-        tools = "\n".join(json.dumps(tool["function"]) for tool in self._tools)
-        self._prompt = f"{info['policy']}\n\n{HOW_TO_ACT}\n\nTools:\n{tools}"
-        return str(observation)
+        self._policy = info["policy"]
+        self.offer([tool.openai_schema for tool in info["tools"]])
+        return self._said(observation)
 
-    def reply(self, task: str, action: str) -> Reply:
-        try:
-            call = parse_tool_call(action)
-        except ToolError as error:
-            return Reply(f"Error: {error}")
+    def act(self, task: str, action: str, call: Call | None) -> Reply:
         if call is not None:
-            action = json.dumps({"name": call[0], "arguments": call[1]})
+            action = json.dumps(call._asdict())
         try:
             observation, reward, terminated, _, info = self._inner.step(action)
         except Exception as error:  # whatever the judge's answer leads to
             raise self._lost(f"the episode could not be graded: {type(error).__name__}: {error}") from None
+        said = self._said(observation)
         if not terminated:
-            return Reply(str(observation))
+            return Reply(said)
         run = json.loads(info["simulation_run"])
         if not run:
             raise self._lost("the simulation failed")
         ending = run["termination_reason"]
         if ending in DECIDED:
-            return Reply(str(observation), float(reward), success=float(reward) >= 1.0)
-        text = f"{observation}\nThe dialogue was ended: {ending.replace('_', ' ')}."
+            return Reply(said, float(reward), success=float(reward) >= 1.0)
+        text = f"{said}\nThe dialogue was ended: {ending.replace('_', ' ')}."
         return Reply(text, success=False, truncated=ending == "max_steps", stop_reason=ending)
+
+    def _said(self, observation: Any) -> str:
+        """An observation, which names its speaker; outside plain text the role of its message does."""
+        return str(observation) if self._plain_text else re.sub(r"\A(?:user|tool): ", "", str(observation))
 
     def _note(self, message: str, level: str = "INFO") -> None:
         """Takes the place of τ²-bench's log, where alone it says why a simulation failed."""

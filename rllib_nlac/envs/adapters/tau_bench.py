@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv
-from rllib_nlac.envs.service_desk.store import ToolError, parse_tool_call
+from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId
+from rllib_nlac.envs.tools import ForeignToolEnv
+from rllib_nlac.inputs.tool_calls import Call
 
 # Without its dependencies, which downgrade protobuf below what TensorBoard needs.
 INSTALL = "pip install litellm tenacity termcolor; pip install --no-deps 'tau_bench @ git+https://github.com/sierra-research/tau-bench'"
@@ -16,13 +16,10 @@ SPLITS = {"retail": ("train", "dev", "test"), "airline": ("test",)}
 HUMAN, REACT = "human", "react"
 STOP = "###STOP###"
 RESPOND = "respond"  # τ-bench's name of the action that speaks to the user
-HOW_TO_ACT = (
-    "Each turn you either write to the user, in plain text, or call a tool. A tool call is one JSON object and nothing else, "
-    'as in {"name": "TOOL", "arguments": {...}}.'
-)
+HOW_TO_ACT = "Each turn you either write to the user, in plain text, or call a tool."
 
 
-class TauBench(TextEnv[int]):
+class TauBench(ForeignToolEnv[int]):
     """A task of τ-bench: its tools, its policy, its simulated user, its reward.
 
     The user is a language model behind litellm, as τ-bench has it; the policy in training never plays it. Where it gives no
@@ -36,10 +33,14 @@ class TauBench(TextEnv[int]):
         user_provider: Its provider, as litellm knows it; "openai" with OPENAI_API_BASE set reaches any compatible endpoint.
         user_strategy: As in τ-bench: "llm", "react", "verify", "reflection".
         max_turns: Messages and tool calls per episode.
+        plain_text: Whether the system prompt lists the tools and results are texts of the user's, for comparison; else both go
+            into the places that the model's chat template has for them.
 
     Raises:
         ValueError: τ-bench is not installed, or knows no such domain, split or strategy.
     """
+
+    errors: ClassVar[tuple[str, ...]] = ("Error: ", "Unknown action ")
 
     def __init__(
         self,
@@ -49,8 +50,9 @@ class TauBench(TextEnv[int]):
         user_provider: str = "openai",
         user_strategy: str = "llm",
         max_turns: int = 30,
+        plain_text: bool = False,
     ) -> None:
-        super().__init__(max_turns=max_turns, split=task_split)
+        super().__init__(max_turns=max_turns, split=task_split, plain_text=plain_text)
         if task_split not in SPLITS.get(domain, ()):
             known = "; ".join(f"{name}: {', '.join(splits)}" for name, splits in SPLITS.items())
             raise ValueError(f"env_config has domain {domain!r} and task_split {task_split!r}; τ-bench has {known}")
@@ -68,18 +70,14 @@ class TauBench(TextEnv[int]):
         # The first task is fixed, or τ-bench would draw one from the global random state. A model that plays the user is asked
         # for words as soon as it is made, so it takes the human's place, and is made at the first reset.
         self._inner = get_env(domain, user_strategy=HUMAN, user_model=user_model, task_split=task_split, task_index=0)
+        self.offer(self._inner.tools_info)
         self._inner.user = _User(
             partial(load_user, user_strategy, user_model, user_provider), BadRequestError, user_strategy == REACT
         )
 
     @property
     def system_prompt(self) -> str:
-        tools = "\n".join(json.dumps(tool["function"]) for tool in self._inner.tools_info)
-        return f"{self._inner.wiki}\n\n{HOW_TO_ACT}\n\nTools:\n{tools}"
-
-    @property
-    def tools(self) -> list[dict[str, Any]]:
-        return self._inner.tools_info
+        return self.with_tools(f"{self._inner.wiki}\n\n{HOW_TO_ACT}")
 
     def sample_task(self, spec: str | None) -> TaskId[int]:
         count = len(self._inner.tasks)
@@ -91,11 +89,7 @@ class TauBench(TextEnv[int]):
     def begin(self, task: int) -> str:
         return str(self._inner.reset(task_index=task).observation)
 
-    def reply(self, task: int, action: str) -> Reply:
-        try:
-            call = parse_tool_call(action)
-        except ToolError as error:
-            return Reply(f"Error: {error}")
+    def act(self, task: int, action: str, call: Call | None) -> Reply:
         name, arguments = call if call is not None else (RESPOND, {"content": action})
         if name == RESPOND and not (isinstance(arguments.get("content"), str) and arguments["content"].strip()):
             return Reply(f"Error: {RESPOND} needs a text under 'content'")

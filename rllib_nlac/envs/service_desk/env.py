@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId
-from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, Store, call_tool, make_store, parse_tool_call
+from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, Store, call_tool, make_store
 from rllib_nlac.envs.service_desk.tasks import DeskTask, Request, make_tasks
 from rllib_nlac.envs.service_desk.users import EndpointUser, ScriptedUser, User, names, refuses, states
-from rllib_nlac.envs.tools import ToolEnv, ToolError
+from rllib_nlac.envs.tools import ToolEnv, ToolError, parse_tool_call
 from rllib_nlac.inputs.endpoint import endpoint_from
 from rllib_nlac.inputs.tool_calls import read_calls
 

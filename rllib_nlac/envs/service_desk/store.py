@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from rllib_nlac.envs.tools import ToolError, check_call
-from rllib_nlac.inputs.tool_calls import read_calls
 
 FIRST_NAMES = ("Ada", "Bruno", "Clara", "Dario", "Edith", "Farid", "Greta", "Hugo", "Ines", "Jonas")
 LAST_NAMES = ("Abel", "Brandt", "Costa", "Dupont", "Evans", "Fischer", "Garcia", "Haas", "Ito", "Jensen")
@@ -162,29 +160,6 @@ def call_tool(store: Store, name: str, arguments: dict[str, Any]) -> dict[str, A
     check_call(name, arguments, SCHEMAS)
     tool: Callable[..., dict[str, Any]] = getattr(store, name)
     return tool(**arguments)
-
-
-_LATER = re.compile(r'```(?:json)?\s*\{|\{\s*"(?:name|arguments)"\s*:')  # where a call begins after other text
-
-
-def parse_tool_call(action: str) -> tuple[str, dict[str, Any]] | None:
-    """The call in an action, or None where the action is text for the user.
-
-    Text may stand before a call. A tool without arguments needs no ``arguments``.
-
-    Raises:
-        ToolError: It looks like a call and is none, or there are several.
-    """
-    calls = read_calls(action)[1]
-    if not calls and (start := _LATER.search(action)):
-        calls = read_calls(action[start.start() :])[1]
-    if not calls and action.strip().startswith("{"):
-        raise ToolError("a tool call must be one JSON object and nothing else")
-    if not calls:
-        return None
-    if len(calls) > 1 or isinstance(calls[0], str):
-        raise ToolError(calls[0] if isinstance(calls[0], str) else "one call at a time")
-    return calls[0].name, calls[0].arguments
 
 
 def total(items: list[dict[str, Any]]) -> float:
