@@ -143,7 +143,7 @@ def test_a_text_that_kills_or_stops_the_process_is_named(reply, complaint, monke
     monkeypatch.setattr(contract, "HANGS_S", 0.5 if reply is hangs else 60.0)
     findings = list(contract.check_environment(type("Fatal", (Good,), {"reply": reply}), seeds=range(2)))
     (failed,) = [f for f in findings if f.verdict == "FAILED"]
-    assert failed.check == "no text crashes it" and re.match(complaint, failed.detail) and len(findings) == 13
+    assert failed.check == "no text crashes it" and re.match(complaint, failed.detail) and len(findings) == 14
     assert not multiprocessing.active_children()
 
 
