@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rllib_nlac.command.cli import app
 from rllib_nlac.envs import contract, registry
 from rllib_nlac.envs.adapters import harness_process
 from rllib_nlac.envs.adapters.harness import Harness
@@ -221,6 +223,7 @@ class TestWhatTheChildSees:
         [
             ({"command": "python agent.py"}, r"command is 'python agent.py' and must be a list"),
             ({"command": ["no_such_program"]}, "no program 'no_such_program' on the PATH"),
+            ({"command": ["bin/agent"], "cwd": "/tmp"}, "no program '/tmp/bin/agent'$"),
             ({"cwd": "/no/such"}, "there is no folder '/no/such'"),
             ({"reward": "stdout"}, "reward is 'stdout' and must be stdout_json or file"),
             ({"env": {"NO_SUCH_KEY": None}}, "NO_SUCH_KEY has no value"),
@@ -236,7 +239,8 @@ class TestWhatTheChildSees:
 
     def test_a_command_that_cannot_be_started(self, tmp_path):
         (tmp_path / "agent").write_text("no program")
-        with pytest.raises(ValueError, match=r"agent' cannot be started: .*Permission denied"):
+        (tmp_path / "agent").chmod(0o755)
+        with pytest.raises(ValueError, match=r"agent' cannot be started: .*Exec format error"):
             Harness([f"{tmp_path}/agent"]).reset(seed=0)
 
     def test_rows_choose_no_command(self, tmp_path):
@@ -349,6 +353,14 @@ class TestLostEpisodes:
         assert (reward, terminated, truncated, info["discard"], info["stop_reason"]) == (0.0, False, True, True, reason)
         assert re.search(told, observation, re.DOTALL), observation
 
+    @pytest.mark.parametrize(
+        "after", ['[user("1"), {"role": "assistant"}, user("3")]', '[user("1"), user("2"), user("3"), user("4")]']
+    )
+    def test_an_opening_of_two_messages(self, play, after):
+        env = play(f'ask([user("1"), user("2")]); ask({after})')
+        assert env.reset(seed=0)[0] == "1\n\n2"
+        assert env.step("!")[4]["stop_reason"] == "history_edited"
+
     def test_an_output_is_kept_in_part(self, play):
         """However much a child prints, also what it never reads back; the last line counts."""
         env = play('ask([user("?")]); print("x" * 3_000_000); print("y" * 300_000, file=sys.stderr); end(1)')
@@ -384,6 +396,7 @@ other = subprocess.Popen(["sleep", "60"])
 ask([user(f"{os.getpid()} {other.pid}")])
 """
         )
+        assert until(lambda: "harness" not in [thread.name for thread in threading.enumerate()])
         before = set(threading.enumerate())
         env = Harness([sys.executable, "-I", "-S", str(tmp_path / "child.py")])
         pids = [int(word) for word in env.reset(seed=0)[0].split()]
@@ -418,6 +431,14 @@ ask([user(f"{os.getpid()} {other.pid}")])
             thread.join()
         assert len({id(env._endpoint) for env in envs}) == 1
         assert rewards == [float(number % 3 == 1) for number in range(16)]
+
+
+def test_a_person_plays(tmp_path):
+    (tmp_path / "child.py").write_text(PRELUDE + GUESS)
+    config = json.dumps({"command": [sys.executable, "-I", "-S", str(tmp_path / "child.py")]})
+    result = CliRunner().invoke(app, ["env", "play", "Harness", "--config", config, "--task", "7"], input="Hm.\n\n1\n\n")
+    for text in ("Guess.", "A number below 3?", "Say a number.", "The task is solved.", "success True, return 1"):
+        assert text in result.stdout
 
 
 def test_the_contract(tmp_path):

@@ -88,8 +88,9 @@ class Harness(TextEnv[tuple[str, int]]):
         check_number("turn_timeout_s", turn_timeout_s, 0)
         self._command, self._cwd, self._rewards = list(command), os.path.abspath(cwd), reward == "file"
         self._variables = {name: _variable(name, value) for name, value in (env or {}).items()}
-        if shutil.which(command[0], path=self._variables.get("PATH")) is None and "/" not in command[0]:
-            raise ValueError(f"env_config.command: there is no program {command[0]!r} on the PATH")
+        program = os.path.join(self._cwd, command[0]) if "/" in command[0] else command[0]
+        if shutil.which(program, path=self._variables.get("PATH")) is None:
+            raise ValueError(f"env_config.command: there is no program {program!r}{'' if '/' in program else ' on the PATH'}")
         self._limits = {"start_timeout_s": start_timeout_s, "turn_timeout_s": turn_timeout_s}
         files = val_files if split == "eval" else train_files
         if not files and (train_files or val_files):

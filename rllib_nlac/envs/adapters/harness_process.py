@@ -74,7 +74,7 @@ class Episode:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self.over = True
             self._endpoint.dismiss(self)
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -179,6 +179,7 @@ class Episode:
                 return
             self.over = True
         self._endpoint.dismiss(self)
+        del self._endpoint  # which stops with the last that holds it, whoever still holds this episode
         self.answer(None)
         for sent, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
