@@ -68,6 +68,7 @@ def my_game(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MY_KEY", "none")
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "Guess."}\n')
     return tmp_path
 
 
