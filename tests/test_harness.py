@@ -354,7 +354,7 @@ class TestLostEpisodes:
         assert re.search(told, observation, re.DOTALL), observation
 
     @pytest.mark.parametrize(
-        "after", ['[user("1"), {"role": "assistant"}, user("3")]', '[user("1"), user("2"), user("3"), user("4")]']
+        "after", ['[user("1"), {"role": "assistant"}, user("3"), user("4")]', '[user("1"), user("2"), user("3"), user("4")]']
     )
     def test_an_opening_of_two_messages(self, play, after):
         env = play(f'ask([user("1"), user("2")]); ask({after})')
