@@ -177,7 +177,8 @@ end(1)
 """
         )
         env.reset(seed=0)
-        assert [env.step("x")[0] for _ in range(3)] == ["3", "Hurry.", "The task is solved."]
+        steps = [env.step("x") for _ in range(3)]
+        assert [step[0] for step in steps] == ["3", "Hurry.", "The task is solved."] and steps[1][4]["system_prompt"] == ""
 
     def test_examples_are_told_apart(self, play):
         env = play(
@@ -194,6 +195,8 @@ end(1)
         assert env.reset(seed=3) == env.reset(seed=3)
         with pytest.raises(ValueError, match="tasks are the rows 0 to 1"):
             env.reset(options={"task_id": "2"})
+        env = play('ask([user(os.environ["NLAC_SEED"])])', train_files=str(rows))
+        assert max(int(env.reset(seed=seed)[0]) for seed in range(3)) > 1  # not the number of a row
         rows = tmp_path / "large.jsonl"
         rows.write_text(json.dumps({"question": "x" * 200_000}))
         with pytest.raises(ValueError, match=r"large.jsonl, line 1: 2000\d\d bytes .* NLAC_TASK holds"):

@@ -99,19 +99,20 @@ class Harness(TextEnv[tuple[str, int]]):
         self._episode: Episode | None = None
         self._endpoint: Endpoint | None = None
         self._ends: Any = None  # ends the episode, once, also where nobody calls close()
+        self._system = ""
         self._asked: dict[str, Any] = {}
         self._names: dict[str, str] = {}  # of the tools called, by the ids of the calls
 
     @property
     def system_prompt(self) -> str:
-        return "\n\n".join(said["content"] for said in self._asked["messages"] if said["role"] == "system")
+        return self._system
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         return self._asked.get("tools") or []
 
     def sample_task(self, spec: str | None) -> TaskId[tuple[str, int]]:
-        number, seed = (int(self.np_random.integers(len(self._rows) or 2**31)) for _ in range(2))
+        number, seed = (int(self.np_random.integers(high)) for high in (len(self._rows) or 2**31, 2**31))
         if spec is not None:
             number = int(spec) if str(spec).isdecimal() else -1
         if not 0 <= number < (len(self._rows) or 2**31):
@@ -134,6 +135,7 @@ class Harness(TextEnv[tuple[str, int]]):
             self._end()
             raise
         self._asked = asked
+        self._system = "\n\n".join(said["content"] for said in asked["messages"] if said["role"] == "system")
         opening = [said for said in asked["messages"] if said["role"] != "system"]
         if all(said["role"] == "user" for said in opening):
             return "\n\n".join(said["content"] for said in opening)
