@@ -54,9 +54,9 @@ def picture() -> list:
 
 
 @server.tool()
-async def slow() -> str:
+async def slow(seconds: float) -> str:
     """Takes long."""
-    await asyncio.sleep(60)
+    await asyncio.sleep(seconds)
     return "late"
 
 
