@@ -15,7 +15,7 @@ TASK_SEED = "task_seed"  # key of the custom data: what the environment was rese
 TASK = "task"  # another: the number of its task in an evaluation
 UNLEARNED_STEPS = "unlearned_steps"  # another, of a logged dialogue: numbers of steps that are history only
 ENVIRONMENT = "rllib_nlac/environment"  # key of the first info, which no environment of a user has by chance
-KEPT = frozenset({"success", "stop_reason", "subgoals", "task_id", ANSWER})  # of each info of a whole episode
+KEPT = frozenset({"success", "stop_reason", "subgoals", "partner", "task_id", ANSWER})  # of each info of a whole episode
 KEPT_FIRST = KEPT | {"system_prompt", TOOLS, ENVIRONMENT}  # of the first
 
 

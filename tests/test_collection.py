@@ -65,6 +65,20 @@ def test_subgoals_are_shares_of_episodes(make):
     assert reached == pytest.approx(sum(length >= 2 for length in lengths) / 20)
 
 
+def test_success_is_told_by_the_partner_of_the_episode(make):
+    class Met(Countdown):
+        def step(self, action):
+            *answer, info = super().step(action)
+            return *answer, {**info, "partner": "first" if self.length < 3 else "second"}
+
+    runner = make(env=Met)
+    lengths = [len(episode) for episode in runner.sample(num_episodes=20)]
+    found = {name: float(value) for name, value in runner.get_metrics()["success_by_partner"].items()}
+    for name, met in (("first", [n for n in lengths if n < 3]), ("second", [n for n in lengths if n >= 3])):
+        assert found.pop(name) == pytest.approx(sum(n % 2 == 0 for n in met) / len(met))
+    assert not found
+
+
 def test_subgoals_after_64_are_counted_together(make):
     """Fails where an environment that names each task's own makes a metric of each."""
 

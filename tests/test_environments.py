@@ -172,6 +172,38 @@ def test_text_space_contains_any_string_up_to_its_length():
     assert all(sample in space for sample in (space.sample() for _ in range(20)))
 
 
+SEVERAL = [{"kind": "endpoint", "base_url": "http://127.0.0.1:9/v1", "model": "org/large"}, {"kind": "table", "name": "facts"}]
+
+
+def test_each_episode_draws_one_of_several_oracles_by_its_seed():
+    """And no other task than with one oracle."""
+    one, several = TwentyQuestions(**SMALL), TwentyQuestions(**SMALL, oracle=SEVERAL)
+    drawn = []
+    for seed in range(20):
+        first = several.reset(seed=seed)[1]
+        assert first["partner"] == several.reset(seed=seed)[1]["partner"]
+        assert first["task_id"] == one.reset(seed=seed)[1]["task_id"]
+        drawn.append(first["partner"])
+    assert set(drawn) == {"large", "facts"}
+    assert "partner" not in one.reset(seed=0)[1]
+    several.reset(seed=drawn.index("facts"))
+    assert several.step(several.expert_action())[0] in (YES, NO)
+
+
+@pytest.mark.parametrize(
+    ("oracle", "complaint"),
+    [
+        ([], "env_config.oracle is an empty list"),
+        (["table"], "env_config.oracle must be a mapping, or a list of mappings, and it has 'table'"),
+        ([{"kind": "table"}, {"kind": "table"}], "two that are called 'table': give each a name"),
+        ([{"kind": "table", "name": "a/b"}], "has the name 'a/b', which becomes a metric's"),
+    ],
+)
+def test_a_list_of_oracles_that_cannot_be(oracle, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        TwentyQuestions(oracle=oracle)
+
+
 class TestBadInput:
     def test_turn_limit_of_zero(self):
         with pytest.raises(ValueError, match="max_turns is 0"):

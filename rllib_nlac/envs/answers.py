@@ -107,6 +107,8 @@ def info_of(value: Any) -> dict[str, Any]:
     _check_type(value, ANSWER, (list, tuple), "a list of messages")
     _check_type(value, "privileged", dict, "a dict of what no prompt may show")
     _check_type(value, "subgoals", dict, "a dict of names and what is reached of each")
+    if value.get("partner") is not None:
+        _check_name(value["partner"], "info['partner']")
     if value.get("stop_reason") is not None:
         _check_name(value["stop_reason"], "info['stop_reason']")
     subgoals = value.get("subgoals") or {}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import gymnasium as gym
 
+from rllib_nlac.envs.partners import Partners
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.inputs.endpoint import EndpointError
 from rllib_nlac.types import ANSWER
@@ -114,6 +115,7 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
     # What a row of a task file may set, each key with its JSON schema: plain values with bounds, and never what names a file,
     # an address, a key or code. None keeps the environment out of rows that are not trusted.
     row_schema: ClassVar[dict[str, Any] | None] = None
+    partners: Partners[Any] | None = None  # who else takes part, where a configuration can say
 
     def __init__(self, max_turns: int, split: str = "train") -> None:
         check_number("max_turns", max_turns, 1, whole=True)
@@ -173,6 +175,8 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
         if unknown:
             raise ValueError(f"unknown reset option {sorted(unknown)[0]!r}; known is 'task_id'")
         self._current = self.sample_task(options.get("task_id"))
+        if self.partners is not None:
+            self.partners.draw(self.np_random)
         self._turn, self._success, self._stop_reason, self.dialogue = 0, None, None, []
         try:
             return self.begin(self._current.task), self._info()
@@ -216,4 +220,5 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
             "success": self._success,
             "stop_reason": self._stop_reason,
             "privileged": dict(self._current.privileged),
+            **({"partner": self.partners.name} if self.partners is not None and self.partners.name else {}),
         }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
+from rllib_nlac.envs.partners import Partners
 from rllib_nlac.inputs.endpoint import Endpoint, endpoint_from
 
 YES, NO, UNKNOWN, CORRECT = "Yes.", "No.", "I do not know.", "Correct!"
@@ -207,7 +208,7 @@ class TwentyQuestions(TextEnv[int]):
         words: Objects of one's own, a list or a text file with one a line; nobody knows their attributes, so ``oracle`` must
             be an endpoint.
         oracle: None answers from the table; ``{kind: endpoint, base_url: ..., model: ...}`` asks a language model. What names
-            the object, as in "Is it a dog?", is judged by its words in either case.
+            the object, as in "Is it a dog?", is judged by its words in either case. Of a list each episode draws one.
         split: Recorded in ``info``; both splits draw from the same objects.
 
     Raises:
@@ -224,6 +225,8 @@ class TwentyQuestions(TextEnv[int]):
         "split": SPLIT,
     }
 
+    partners: Partners[Endpoint | None]
+
     def __init__(
         self,
         num_objects: int | None = None,
@@ -232,17 +235,17 @@ class TwentyQuestions(TextEnv[int]):
         reward: str = "success",
         table: str | None = None,
         words: str | Sequence[str] | None = None,
-        oracle: Mapping[str, Any] | None = None,
+        oracle: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         split: str = "train",
     ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         if reward not in ("success", "per_question"):
             raise ValueError(f"reward is {reward!r}; TwentyQuestions knows 'success' and 'per_question'")
         self.reward = reward
-        self._model = make_oracle(oracle)
+        self.partners = Partners(oracle, make_oracle, "oracle")
         if words is None:
             self.table = load_table(table, num_objects, num_attributes)
-        elif self._model is None:
+        elif None in self.partners.everybody:
             raise ValueError(
                 "env_config.words needs an oracle that knows them: oracle: {kind: endpoint, base_url: ..., model: ...}"
             )
@@ -250,6 +253,11 @@ class TwentyQuestions(TextEnv[int]):
             self.table = ObjectTable((), read_words(words), ())
         self._tasks = {name: index for index, name in enumerate(self.table.objects)}
         self._tasks |= {f"object-{index}": index for index in range(len(self.table.objects))}
+
+    @property
+    def _model(self) -> Endpoint | None:
+        """Oracle of the episode; None is the table."""
+        return self.partners.current
 
     @cached_property
     def _system_prompt(self) -> str:

@@ -80,7 +80,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._callbacks = [callbacks() for callbacks in force_list(self.config.callbacks_class)]
         self._next_episode = 0
         self._era: int | None = None
-        self._subgoals = MetricNames()
+        self._subgoals, self._partners = MetricNames(), MetricNames()
         self.player = TextPlayer(self.config, self.chat, self._create_env, self._call_back, self.metrics)
         self.make_env()
 
@@ -275,6 +275,9 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             self.player.count(f"stop_reason_{self.player.stop_reason(info.get('stop_reason') or 'unknown')}", 1)
             for name, reached in (info.get("subgoals") or {}).items():
                 self.metrics.log_value(("subgoals", self._subgoals(name)), float(reached), reduce="mean")
+            if partner := info.get("partner"):
+                won = float(episode_success(episode))
+                self.metrics.log_value(("success_by_partner", self._partners(partner)), won, reduce="mean")
         steps = sum(len(episode) for episode in episodes)
         self.num_env_steps_sampled_lifetime += steps
         for key, value in ((NUM_ENV_STEPS_SAMPLED, steps), (NUM_EPISODES, len(episodes)), ("num_generated_tokens", generated)):

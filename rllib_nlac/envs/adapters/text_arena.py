@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, EpisodeLost, Reply, TaskId, TextEnv
+from rllib_nlac.envs.partners import Partners
 from rllib_nlac.inputs.endpoint import endpoint_from
 from rllib_nlac.names import attribute_of
 
@@ -51,12 +52,14 @@ class TextArena(TextEnv[int]):
         "split": SPLIT,
     }
 
+    partners: Partners[Callable[[str], str]]
+
     def __init__(
         self,
         game: str = "GuessTheNumber-v0",
         num_players: int = 1,
         player: int = 0,
-        opponents: Mapping[str, Any] | None = None,
+        opponents: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         max_turns: int = 50,
         split: str = "train",
         game_config: Mapping[str, Any] | None = None,
@@ -71,7 +74,7 @@ class TextArena(TextEnv[int]):
         if num_players > 1 and opponents is None:
             raise ValueError(f"{game} is played by {num_players}: set env_config.opponents")
         self.game_id, self.num_players, self.player = game, num_players, player
-        self._opponent = make_opponent(opponents)
+        self.partners = Partners(opponents, make_opponent, "opponents")
         self._states = (random.Random(0).getstate(), np.random.RandomState(0).get_state())
         # Without the wrappers that repeat old messages, and with those that put a move into its form.
         raw = game.removesuffix("-train").removesuffix("-raw") + "-raw"
@@ -142,10 +145,11 @@ class TextArena(TextEnv[int]):
 
     def _answer_to(self, observation: str) -> str:
         """What an opponent says. Nobody waits for one behind an endpoint but this game; others may draw random numbers."""
-        if isinstance(self._opponent, _EndpointOpponent):
-            return self._opponent(observation)
+        opponent = self.partners.current
+        if isinstance(opponent, _EndpointOpponent):
+            return opponent(observation)
         with self._own_random_states():
-            return self._opponent(observation)
+            return opponent(observation)
 
     def _new_messages(self) -> list[str]:
         """What the player whose turn it is has not been shown yet, with the name of each speaker where several play.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId
+from rllib_nlac.envs.partners import Partners
 from rllib_nlac.envs.service_desk.store import TOOLS, WRITES, Store, call_tool, make_store
 from rllib_nlac.envs.service_desk.tasks import DeskTask, Request, make_tasks
 from rllib_nlac.envs.service_desk.users import EndpointUser, ScriptedUser, User, names, refuses, states
@@ -51,6 +52,7 @@ class ServiceDesk(ToolEnv[DeskTask]):
         split: "train" (30 tasks) or "eval" (15 others).
         world_seed: Makes another shop with other customers.
         user: None is the scripted customer; ``{kind: endpoint, base_url: ..., model: ...}`` lets a language model play it.
+            Of a list each episode draws one.
         plain_text: Whether tools are described in the system prompt and their results are texts of the user's, for models that
             were trained so; else both go into the places that the model's chat template has for them.
 
@@ -65,12 +67,14 @@ class ServiceDesk(ToolEnv[DeskTask]):
         "plain_text": {"type": "boolean"},
     }
 
+    partners: Partners[User]
+
     def __init__(
         self,
         max_turns: int = 30,
         split: str = "train",
         world_seed: int = 0,
-        user: Mapping[str, Any] | None = None,
+        user: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         plain_text: bool = False,
     ) -> None:
         super().__init__(max_turns=max_turns, split=split)
@@ -78,7 +82,7 @@ class ServiceDesk(ToolEnv[DeskTask]):
             raise ValueError(f"split is {split!r}; ServiceDesk knows 'train' and 'eval'")
         self._world = make_store(world_seed)
         self._tasks = make_tasks(world_seed)[split]
-        self._user = make_user(user)
+        self.partners = Partners(user, make_user, "user")
         self._plain_text = plain_text
         self._store = Store()
         self._known: str | None = None  # the id of the user that was found
@@ -88,6 +92,10 @@ class ServiceDesk(ToolEnv[DeskTask]):
         self._told: list[str] = []
         self._named: set[str] = set()  # the task's orders that one of the two has named
         self._declined: set[str] = set()  # those that the agent declined to change, or to change again
+
+    @property
+    def _user(self) -> User:
+        return self.partners.current
 
     @property
     def system_prompt(self) -> str:
