@@ -41,8 +41,8 @@ class Partners(Generic[Partner]):
             name = str(own or str(usual).rpartition("/")[2][:MAX_NAME])
             if "/" in name or len(name) > MAX_NAME or not name.isprintable():
                 raise ValueError(
-                    f"env_config.{key} has the name {name!r:.80}, which becomes a metric's: it may have {MAX_NAME} characters and "
-                    "no '/'"
+                    f"env_config.{key} has the name {name!r:.80}, which becomes a metric's: it may have "
+                    f"{MAX_NAME} characters and no '/'"
                 )
             if name in self._all:
                 raise ValueError(f"env_config.{key} has two that are called {name!r:.80}: give each a name of its own")
