@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from chat_server import ChatServer
+from chat_server import ChatServer, vllm_server
 from typer.testing import CliRunner
 
 from rllib_nlac.command.cli import app
@@ -18,6 +18,7 @@ from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.envs.text_shop import TextShop
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.inputs.endpoint import Endpoint
+from rllib_nlac.inputs.pretrained import SMOLLM2, prepare
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.replay.conversations import parse_conversation
 from rllib_nlac.sampling.expert import ROLES, Expert, Teacher
@@ -169,6 +170,24 @@ class TestTeacher:
         assert len(hindsight) == 1 and "You know" not in json.dumps(list(rows.values()))
         enforced = [each["structured_outputs"]["regex"] for each in server.asked if "structured_outputs" in each]
         assert teacher.prompts.forms.future.pattern(256) in enforced and teacher.prompts.forms.critique.pattern(256) in enforced
+
+    @pytest.mark.long
+    @pytest.mark.process
+    def test_a_real_server_of_a_pretrained_model_plays_and_writes_what_parses(self, tmp_path):
+        """smollm2 is as it comes, so its words may be wrong; their form is enforced, and what is read of it is whole."""
+        out = tmp_path / "chats.jsonl"
+        with vllm_server(str(prepare(SMOLLM2)), tmp_path / "server.log") as url:
+            teacher = json.dumps({"base_url": url, "model": "tiny"})
+            arguments = ["--episodes", "4", "--config", "{top: 10, max_turns: 4}", "--teacher", teacher, "--out", str(out)]
+            result = CliRunner().invoke(app, ["env", "expert", "GuessNumber", *arguments])
+        assert result.exit_code == 0, result.output
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        counted = {kind: sum(row["kind"] == kind for row in rows) for kind in ROLES}
+        assert counted["policy"] == 4 and counted["predict"] >= 3 and counted["evaluate"] >= 3, counted
+        forms = load_prompts("small", "GuessNumber").forms
+        for row in rows:
+            form = {"predict": forms.future, "backup": forms.future, "evaluate": forms.critique}.get(row["kind"])
+            assert form is None or form.parse(row["messages"][-1]["content"])
 
     def test_what_does_not_parse_is_left_out_and_counted(self):
         teacher, _ = self.teacher(lambda messages: "nonsense")
