@@ -206,6 +206,9 @@ class TestWhatIsMissing:
         run = changed(changed(GOOD, "evaluation/critic/auc", math.nan), "evaluation/critic/one_class", 1.0)
         assert "all turns that were drawn are of episodes that ended alike" in markdown(run)
 
+    def test_an_area_under_the_curve_that_cannot_be(self):
+        assert "## What to try next" in markdown(changed(GOOD, "evaluation/critic/auc", -1.0))
+
     @settings(max_examples=60)
     @given(st.data())
     def test_whatever_is_missing_or_of_another_kind_there_is_a_report(self, data):

@@ -116,7 +116,7 @@ def _score(run: Run, result: Mapping[str, Any]) -> float:
 
 def _auc_error(critic: Mapping[str, float]) -> float:
     """Standard error of the area under the ROC curve (Hanley and McNeil, 1982)."""
-    area, count = critic["auc"], critic["num_states"]
+    area, count = min(max(critic["auc"], 0.0), 1.0), critic["num_states"]  # results are a file, in which anything may stand
     good = critic["success"] * count
     bad = count - good
     if not good > 0 or not bad > 0:
