@@ -88,7 +88,7 @@ class TestTextArena:
             return SimpleNamespace(text="[0]")
 
         waiting.reset(seed=0)
-        monkeypatch.setattr(waiting._opponent, "_endpoint", SimpleNamespace(ask=ask))
+        monkeypatch.setattr(waiting.partners.current, "_endpoint", SimpleNamespace(ask=ask))
         thread = threading.Thread(target=waiting.step, args=("[4]",))
         thread.start()
         try:
