@@ -154,19 +154,21 @@ def algorithms(ray_session):
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 4}, marks=pytest.mark.long)])
-def test_it_learns_what_it_is_shown_resumes_bit_for_bit_and_is_where_others_start(algorithms, chats, tmp_path, lora, request):
-    """The loss falls to what is left to chance: each of two answers is given half of the time."""
+@pytest.mark.parametrize(
+    ("lora", "lr", "left"), [(None, 2e-3, 0.5), pytest.param({"rank": 4}, 2e-2, 1.0, marks=pytest.mark.long)]
+)
+def test_it_learns_resumes_bit_for_bit_and_is_where_others_start(algorithms, chats, tmp_path, lora, lr, left, request):
+    """The loss falls towards what is left to chance: each of two answers is given half of the time. An adapter is slower."""
     if lora is None:  # one engine serves all; it has no adapters
         request.getfixturevalue("lent_engine")
     rows = [{"messages": [USER, {"role": "assistant", "content": answer}]} for answer in ("Is it big?", "Is it red?") * 8]
     path = chats(*rows)
-    algorithm = algorithms(config_of(path, lora=lora, num_epochs=4, held_out_fraction=0.25))
+    algorithm = algorithms(config_of(path, lora=lora, lr=lr, num_epochs=4, held_out_fraction=0.25))
     losses = [algorithm.train()["sft"]["held_out_loss"] for _ in range(4)]
-    assert losses[-1] < losses[0] and losses[-1] < 0.5
+    assert losses[-1] < losses[0] / 2 and losses[-1] < left
     saved = algorithm.save_to_path(str(tmp_path / "saved"))
     after = [algorithm.train()["sft"] for _ in range(2)]
-    again = algorithms(config_of(path, lora=lora, num_epochs=4, held_out_fraction=0.25))
+    again = algorithms(config_of(path, lora=lora, lr=lr, num_epochs=4, held_out_fraction=0.25))
     again.restore_from_path(saved)
     assert [again.train()["sft"] for _ in range(2)] == after
     start = starting_point(saved)
@@ -174,7 +176,7 @@ def test_it_learns_what_it_is_shown_resumes_bit_for_bit_and_is_where_others_star
     other = algorithms(config_of(path, language_model=saved, held_out_fraction=0.25))
     assert other.config.language_model == start and other.held_out_loss() < losses[0]
     chats(*rows[:-1])
-    changed = algorithms(config_of(path, lora=lora, num_epochs=4, held_out_fraction=0.25))
+    changed = algorithms(config_of(path, lora=lora, lr=lr, num_epochs=4, held_out_fraction=0.25))
     changed.restore_from_path(saved)
     with pytest.raises(CheckpointError, match=r"config.input_ names other conversations"):
         changed.training_step()
