@@ -47,6 +47,31 @@ def read_rows(files: str | Sequence[str]) -> Iterator[Row]:
             yield from _read_parquet(path) if path.endswith(".parquet") else _read_jsonl(path)
 
 
+def files_of(split: str, train_files: str | Sequence[str], val_files: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of the files that a split is read from.
+
+    Raises:
+        ValueError: The split has none.
+    """
+    files, key = (val_files, "val_files") if split == "eval" else (train_files, "train_files")
+    if not files:
+        raise ValueError(f"env_config.{key} is empty, and the split is {split!r}: name a JSONL or parquet file")
+    return (files,) if isinstance(files, str) else tuple(files)
+
+
+def all_rows(files: Sequence[str]) -> list[Row]:
+    """All rows of files.
+
+    Raises:
+        FileNotFoundError: As ``read_rows``.
+        ValueError: As ``read_rows``; or there is no row.
+    """
+    rows = list(read_rows(files))
+    if not rows:
+        raise ValueError(f"{', '.join(files)}: no rows")
+    return rows
+
+
 def _check_size(path: str, size: int) -> None:
     if size > MAX_FILE_BYTES:
         raise ValueError(f"{path}: {size / 2**30:.1f} GiB, and rows of at most {MAX_FILE_BYTES >> 30} GiB are read: split it")

@@ -10,7 +10,7 @@ from typing import Any
 from rllib_nlac.envs.base import Reply, TaskId
 from rllib_nlac.envs.mcp_server import McpServer
 from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, GymTask, check_row, parse_env_str, row_env
-from rllib_nlac.envs.rows import Row, prompt_of, read_rows, text_field
+from rllib_nlac.envs.rows import Row, all_rows, files_of, prompt_of, text_field
 from rllib_nlac.envs.tools import ToolEnv
 from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.names import unknown_key
@@ -103,11 +103,7 @@ class TaskSet(ToolEnv[TaskRow]):
         super().__init__(max_turns=max_turns, split=split)
         if split not in ("train", "eval"):
             raise ValueError(f"split is {split!r}; TaskSet knows 'train' and 'eval'")
-        files = train_files if split == "train" else val_files
-        key = "train_files" if split == "train" else "val_files"
-        if not files:
-            raise ValueError(f"env_config.{key} is empty, and the split is {split!r}")
-        names = (files,) if isinstance(files, str) else tuple(files)
+        names = files_of(split, train_files, val_files)
         self._settings = dict(reward_config or {})
         self._verifiers = dict(self._settings.pop("verifiers", None) or {})
         _check_reward_config(self._settings, self._verifiers)
@@ -246,10 +242,7 @@ def load_tasks(
     Raises:
         ValueError: A row is malformed, or there is none.
     """
-    rows = tuple(parse_task(row, prompt_key, env_key, reward_style, may, dict(data_sources)) for row in read_rows(files))
-    if not rows:
-        raise ValueError(f"{', '.join(files)}: no rows")
-    return rows
+    return tuple(parse_task(row, prompt_key, env_key, reward_style, may, dict(data_sources)) for row in all_rows(files))
 
 
 def parse_task(

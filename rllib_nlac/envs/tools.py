@@ -17,7 +17,7 @@ import referencing
 
 from rllib_nlac.envs.answers import AnswerError, check_tools
 from rllib_nlac.envs.base import EpisodeLost, Reply, Task, TaskId, TextEnv
-from rllib_nlac.envs.rows import Row, prompt_of, read_rows
+from rllib_nlac.envs.rows import Row, all_rows, files_of, prompt_of
 from rllib_nlac.inputs.endpoint import EndpointError
 from rllib_nlac.inputs.tool_calls import Call, ToolError, read_calls
 from rllib_nlac.names import attribute_of
@@ -214,10 +214,7 @@ def schemas_of(kind: type) -> list[dict[str, Any]]:
 @functools.lru_cache(maxsize=8)
 def _load(files: tuple[str, ...]) -> list[tuple[Row, str, str]]:
     """All rows with their system prompts and prompts; the slots of an EnvRunner share them."""
-    rows = [(row, *prompt_of(row, "prompt")) for row in read_rows(files)]
-    if not rows:
-        raise ValueError(f"{', '.join(files)}: no rows")
-    return rows
+    return [(row, *prompt_of(row, "prompt")) for row in all_rows(files)]
 
 
 class ToolTasks(ToolEnv[Row]):
@@ -255,10 +252,7 @@ class ToolTasks(ToolEnv[Row]):
         self._reward = attribute_of(reward, "env_config.reward", example) if isinstance(reward, str) else reward
         if self._reward is None and not hasattr(self._toolset, "get_reward"):
             raise ValueError(f"env_config.reward is missing, and {made.__name__} has no get_reward(): name a reward function")
-        files = val_files if split == "eval" else train_files
-        if not files:
-            raise ValueError(f"env_config.{'val' if split == 'eval' else 'train'}_files is empty, and the split is {split!r}")
-        self._rows = _load((files,) if isinstance(files, str) else tuple(files))
+        self._rows = _load(files_of(split, train_files, val_files))
         self._system = self._answer = ""
 
     @property
@@ -276,7 +270,8 @@ class ToolTasks(ToolEnv[Row]):
         return TaskId(str(index), self._rows[index][0])
 
     def begin(self, task: Row) -> str:
-        _, self._system, prompt = next(each for each in self._rows if each[0] is task)
+        assert self._current is not None
+        _, self._system, prompt = self._rows[int(self._current.id)]
         self._answer = ""
         if (reset := getattr(self._toolset, "reset", None)) is None:
             return prompt

@@ -13,7 +13,7 @@ from typing import Any
 
 from rllib_nlac.envs.adapters.harness_process import OWN_VARIABLES, Endpoint, Episode, shared_endpoint
 from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv, check_number
-from rllib_nlac.envs.rows import Row, read_rows
+from rllib_nlac.envs.rows import Row, all_rows, files_of
 from rllib_nlac.inputs.tool_calls import Call, read_calls
 
 MAX_TASK = 100_000  # bytes of a row: Linux takes 128 KiB in one environment variable
@@ -22,9 +22,7 @@ MAX_TASK = 100_000  # bytes of a row: Linux takes 128 KiB in one environment var
 @lru_cache(maxsize=8)
 def _load(files: tuple[str, ...]) -> list[tuple[Row, str]]:
     """All rows, and each as JSON; the slots of an EnvRunner share them."""
-    rows = [(row, json.dumps(dict(row.fields), default=str)) for row in read_rows(files)]
-    if not rows:
-        raise ValueError(f"{', '.join(files)}: no rows")
+    rows = [(row, json.dumps(dict(row.fields), default=str)) for row in all_rows(files)]
     for row, text in rows:
         if len(text) > MAX_TASK:
             raise ValueError(f"{row.place}: {len(text)} bytes as JSON, and NLAC_TASK holds {MAX_TASK}: let the row name a file")
@@ -92,10 +90,7 @@ class Harness(TextEnv[tuple[str, int]]):
         if shutil.which(program, path=self._variables.get("PATH")) is None:
             raise ValueError(f"env_config.command: there is no program {program!r}{'' if '/' in program else ' on the PATH'}")
         self._limits = {"start_timeout_s": start_timeout_s, "turn_timeout_s": turn_timeout_s}
-        files = val_files if split == "eval" else train_files
-        if not files and (train_files or val_files):
-            raise ValueError(f"env_config.{'val' if split == 'eval' else 'train'}_files is empty, and the split is {split!r}")
-        self._rows = _load((files,) if isinstance(files, str) else tuple(files)) if files else []
+        self._rows = _load(files_of(split, train_files, val_files)) if train_files or val_files else []
         self._episode: Episode | None = None
         self._endpoint: Endpoint | None = None
         self._ends: Any = None  # ends the episode, once, also where nobody calls close()
