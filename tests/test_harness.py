@@ -226,7 +226,7 @@ class TestWhatTheChildSees:
         [
             ({"command": "python agent.py"}, r"command is 'python agent.py' and must be a list"),
             ({"command": ["no_such_program"]}, "no program 'no_such_program' on the PATH"),
-            ({"command": ["bin/agent"], "cwd": "/tmp"}, "no program '/tmp/bin/agent'$"),
+            ({"command": ["bin/agent"], "cwd": "/usr"}, "no program '/usr/bin/agent'$"),
             ({"cwd": "/no/such"}, "there is no folder '/no/such'"),
             ({"reward": "stdout"}, "reward is 'stdout' and must be stdout_json or file"),
             ({"env": {"NO_SUCH_KEY": None}}, "NO_SUCH_KEY has no value"),

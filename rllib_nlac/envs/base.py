@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import math
 import numbers
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -75,6 +76,31 @@ def check_number(key: str, value: Any, low: float, high: float = math.inf, whole
         kind = "whole number" if whole else "finite number"
         bounds = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ValueError(f"env_config.{key} is {value!r:.80} and must be a {kind} {bounds}")
+
+
+def variables_for(given: Any, where: str) -> dict[str, str]:
+    """Environment variables of a process that an environment starts, as a configuration gives them.
+
+    Args:
+        given: Values by name. None as a value takes that of this process, so that secrets stand in no file.
+        where: Place in the configuration, for the error.
+
+    Raises:
+        ValueError: It is no mapping, a value is neither a text nor a number, or this process lacks a variable.
+    """
+    if not isinstance(given or {}, Mapping):
+        raise ValueError(f"{where} must be a mapping of names to values, and it is {given!r:.80}")
+    found = {}
+    for name, value in (given or {}).items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
+            raise ValueError(f"{where}.{name} is {value!r:.40} and must be a text, a number, or null for this process's value")
+        if value is None and name not in os.environ:
+            raise ValueError(
+                f"{where}.{name} is null, and this process has no environment variable of that name. So {name} has no value: "
+                "set it"
+            )
+        found[name] = os.environ[name] if value is None else str(value)
+    return found
 
 
 class EpisodeLost(Exception):

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rllib_nlac.envs.answers import check_tools
-from rllib_nlac.envs.base import EpisodeLost, check_number
+from rllib_nlac.envs.base import EpisodeLost, check_number, variables_for
 from rllib_nlac.inputs.tool_calls import ToolError
 from rllib_nlac.names import unknown_key
 
@@ -88,14 +88,10 @@ class McpServer:
             )
         if command and shutil.which(command[0]) is None:
             raise ValueError(f"{WHERE}.command is {command[0]!r:.80}, and there is no such program")
-        if not isinstance(env or {}, Mapping):
-            raise ValueError(f"{WHERE}.env must be a mapping of names to values, and it is {env!r:.80}")
-        if missing := [name for name, value in (env or {}).items() if value is None and name not in os.environ]:
-            raise ValueError(f"{WHERE}.env.{missing[0]} is null, and this process has no environment variable of that name")
         check_number("tools.mcp.timeout_s", timeout_s, 0.001)
         check_number("tools.mcp.max_result_characters", max_result_characters, 1, whole=True)
         self._command, self._url, self.per_episode = list(command), url, per_episode
-        self._env = {name: os.environ[name] if value is None else str(value) for name, value in (env or {}).items()}
+        self._env = variables_for(env, f"{WHERE}.env")
         self._timeout_s, self._max_characters = timeout_s, max_result_characters
         self.tools: list[dict[str, Any]] = []
         self._users, self._lock = 1, threading.Lock()

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from rllib_nlac.envs.adapters.harness_process import OWN_VARIABLES, Endpoint, Episode, shared_endpoint
-from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv, check_number
+from rllib_nlac.envs.base import EpisodeLost, Reply, TaskId, TextEnv, check_number, variables_for
 from rllib_nlac.envs.rows import Row, all_rows, files_of
 from rllib_nlac.inputs.tool_calls import Call, read_calls
 
@@ -85,7 +85,9 @@ class Harness(TextEnv[tuple[str, int]]):
         check_number("start_timeout_s", start_timeout_s, 0)
         check_number("turn_timeout_s", turn_timeout_s, 0)
         self._command, self._cwd, self._rewards = list(command), os.path.abspath(cwd), reward == "file"
-        self._variables = {name: _variable(name, value) for name, value in (env or {}).items()}
+        self._variables = variables_for(env, "env_config.env")
+        if taken := [name for name in OWN_VARIABLES if name in self._variables]:
+            raise ValueError(f"env_config.env sets {taken[0]}, which this environment sets itself: leave it out")
         program = os.path.join(self._cwd, command[0]) if "/" in command[0] else command[0]
         if shutil.which(program, path=self._variables.get("PATH")) is None:
             raise ValueError(f"env_config.command: there is no program {program!r}{'' if '/' in program else ' on the PATH'}")
@@ -206,20 +208,3 @@ def _outline(messages: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
     """Roles and texts of a dialogue; a run of the agent's messages is one turn, whatever its words."""
     turns = [(said["role"], "" if said["role"] == "assistant" else said["content"]) for said in messages]
     return [turn for turn, before in zip(turns, [None, *turns], strict=False) if turn != before or turn[0] != "assistant"]
-
-
-def _variable(name: str, value: Any) -> str:
-    """The value of an environment variable of the command.
-
-    Raises:
-        ValueError: It is set here, missing or no text.
-    """
-    if name in OWN_VARIABLES:
-        raise ValueError(f"env_config.env sets {name}, which this environment sets itself")
-    if value is None and name not in os.environ:
-        raise ValueError(f"env_config.env.{name} has no value, and the trainer has no such environment variable: set it")
-    if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
-        raise ValueError(
-            f"env_config.env.{name} is {value!r:.40} and must be a text, a number, or null for the trainer's value"
-        )
-    return os.environ[name] if value is None else str(value)

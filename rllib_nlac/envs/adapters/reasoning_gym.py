@@ -90,7 +90,8 @@ class ReasoningGym(TextEnv[Question]):
         if spec is not None:
             match = re.fullmatch(rf"{re.escape(self.dataset)}/(\d{{1,9}})", spec)
             if not match or int(match[1]) >= child.NUM_QUESTIONS:
-                raise ValueError(f"no task is called {spec!r:.80}; they are {self.dataset}/0 to {self.dataset}/19999")
+                last = f"{self.dataset}/{child.NUM_QUESTIONS - 1}"
+                raise ValueError(f"no task is called {spec!r:.80}; they are {self.dataset}/0 to {last}")
             return self._task(_questions(self.dataset, self._settings).question(int(match[1])))
         for _ in range(MAX_DRAWS):
             index = int(self.np_random.integers(child.NUM_QUESTIONS))

@@ -33,7 +33,7 @@ class TextArena(TextEnv[int]):
         player: Which of them the agent is.
         opponents: Who the others are: None where there are none, ``{kind: endpoint, base_url: ..., model: ...}``, or
             ``{kind: function, function: "my_module:answer"}`` with a function from all that the opponent has been shown to its
-            action.
+            action. Of a list each episode draws one.
         max_turns: The agent's actions per episode.
         split: Recorded in ``info``; a seed makes the task, and both splits draw seeds.
         game_config: Arguments of the game, as ``{max_number: 50}``.
