@@ -104,13 +104,14 @@ class CriticConfig(LanguageAlgorithmConfig):
     @property
     def stage_settings(self) -> StageSettings:
         """What the language stages need to know."""
-        temperatures, structured = JudgeTemperatures(**self.judge_temperatures), self.model_defaults.structured_answers
+        temperatures, limits = JudgeTemperatures(**self.judge_temperatures), self.model_defaults
+        structured = limits.structured_answers
         roles = {
             "action": self.action_sampling,
-            "future": Sampling(self.model_defaults.max_future_tokens, structured=structured),
-            "backup": Sampling(self.model_defaults.max_future_tokens, 0.0, structured=structured),
-            "critique": Sampling(self.model_defaults.max_critique_tokens, temperatures.critique, structured=structured),
-            "refine": Sampling(self.model_defaults.max_action_tokens, temperatures.refine, structured=self.structured_actions),
+            "future": Sampling(limits.max_future_tokens, structured=structured),
+            "backup": Sampling(limits.max_future_tokens, 0.0, structured=structured),
+            "critique": Sampling(limits.max_critique_tokens, temperatures.critique, structured=structured),
+            "refine": Sampling(limits.max_action_tokens, temperatures.refine, structured=self.structured_actions),
             "reasoning": Sampling(self.max_reasoning_tokens, 0.0) if self.max_reasoning_tokens else None,
             "judge_weights": Weights(self.judge_weights),
             "backup_by": self.backup,

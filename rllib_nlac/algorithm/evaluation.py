@@ -137,22 +137,22 @@ class _TaskRounds(Rounds):
         return current.results(), current.metrics()
 
     @override(Rounds)
-    def request(self, runner: int, share: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
-        return partial(_play, engine=self._engine, items=share.content, work=self._work)
+    def request(self, runner: int, item: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
+        return partial(_play, engine=self._engine, items=item.content, work=self._work)
 
     @override(Rounds)
-    def after_loss(self, runner: int, share: WorkItem) -> list[WorkItem]:
+    def after_loss(self, runner: int, item: WorkItem) -> list[WorkItem]:
         """Two halves of its share, so that a task that ends its runner's process is soon found alone."""
-        tasks = share.content
-        if len(tasks) == 1 and len(share.lost_by) >= MAX_LOSSES:
+        tasks = item.content
+        if len(tasks) == 1 and len(item.lost_by) >= MAX_LOSSES:
             what = getattr(tasks[0], "name", tasks[0])
             raise CollectionError(
-                f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played task "
+                f"the processes of {', then of '.join(item.lost_by)} ended, one after the other, while they played task "
                 f"{what}. Its environment ends the process (os._exit, a crash of native code), or memory is short: "
                 "see the system's log"
             )
         half = (len(tasks) + 1) // 2
-        return [replace(share, content=part) for part in (tasks[:half], tasks[half:]) if part]
+        return [replace(item, content=part) for part in (tasks[:half], tasks[half:]) if part]
 
 
 def _play(runner: Any, engine: Engine | None, items: Sequence[Any], work: Work) -> tuple[list[SingleAgentEpisode], Any, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,8 +131,11 @@ def check(
             terminal.say(f"{finding.verdict:>7}  {finding.check}")
             if finding.detail:
                 terminal.say(f"         {finding.detail}")
-        if not failed and (tools := make().reset(seed=0)[1].get("tools")):
-            terminal.say(f"\n{name} offers the tools {', '.join(tool['function']['name'] for tool in tools)}")
+        if not failed:
+            with closing(make()) as env:
+                tools = env.reset(seed=0)[1].get("tools") or ()
+            if tools:
+                terminal.say(f"\n{name} offers the tools {', '.join(tool['function']['name'] for tool in tools)}")
         terminal.say(f"\n{name}: {'keeps the contract' if not failed else f'{failed} checks failed'}")
     if failed:
         raise typer.Exit(1)

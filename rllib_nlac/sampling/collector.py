@@ -138,11 +138,11 @@ class Rounds:
         self._pids: dict[int, int] = {}
         self.num_lost_shares = 0
 
-    def request(self, runner: int, share: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
+    def request(self, runner: int, item: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
         """What a runner is asked to do: to be called with it, it returns a result, metrics, and its first episode's number."""
         raise NotImplementedError
 
-    def after_loss(self, runner: int, share: WorkItem) -> list[WorkItem]:
+    def after_loss(self, runner: int, item: WorkItem) -> list[WorkItem]:
         """What is asked instead of a share that was lost.
 
         Raises:
@@ -169,15 +169,15 @@ class Rounds:
             failed: CollectionError | None = None
             for runner, answer in answers:
                 self._pids[runner] = answer.pid
-                _, share = current.owed.pop(answer.tag)
+                _, item = current.owed.pop(answer.tag)
                 last_progress = time.monotonic()
                 if isinstance(answer.result, Failure):
                     failed = failed or answer.result.raised(self._name(runner))
-                    current.unasked.append(share)  # who calls again asks again
+                    current.unasked.append(item)  # who calls again asks again
                 elif self.accept(runner, answer):
                     current.delivered[answer.tag] = answer
                 else:
-                    current.unasked.append(share)
+                    current.unasked.append(item)
             if failed is not None:
                 raise failed
             self.take_back()
@@ -203,13 +203,13 @@ class Rounds:
                     for runner, _ in other.owed.values():
                         load[runner] = load.get(runner, 0) + 1
                 runner = min(healthy, key=lambda candidate: load[candidate])
-                share = each.unasked.pop(0)
+                item = each.unasked.pop(0)
                 # The order of the tags is that of the shares, so a round's episodes come in the same order every time.
                 tag = f"{next(_tags):012d}"
                 self._group.foreach_env_runner_async(
-                    partial(_answer, tag=tag, request=self.request(runner, share)), tag=tag, remote_worker_ids=[runner]
+                    partial(_answer, tag=tag, request=self.request(runner, item)), tag=tag, remote_worker_ids=[runner]
                 )
-                each.owed[tag] = (runner, share)
+                each.owed[tag] = (runner, item)
 
     def take_back(self, restarted: Sequence[int] = ()) -> None:
         """Hands what lost runners owed to others; RLlib has forgotten these requests.
@@ -219,11 +219,11 @@ class Rounds:
         """
         healthy = set(self._group.healthy_env_runner_ids()) - set(restarted)
         for each in self._rounds:
-            for tag, (runner, share) in list(each.owed.items()):
+            for tag, (runner, item) in list(each.owed.items()):
                 if runner not in healthy:
                     del each.owed[tag]
                     self.num_lost_shares += 1
-                    lost = replace(share, lost_by=(*share.lost_by, self._name(runner)))
+                    lost = replace(item, lost_by=(*item.lost_by, self._name(runner)))
                     each.unasked += self.after_loss(runner, lost)
 
     def _name(self, runner: int) -> str:
@@ -285,20 +285,20 @@ class Collector(Rounds):
             self.runner_states = dict(states)
             self._era += 1
 
-    def request(self, runner: int, share: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
-        return partial(_sample, engine=self._engine, state=self._state(runner), era=self._era, count=share.content)
+    def request(self, runner: int, item: WorkItem) -> Callable[[Any], tuple[Any, Any, int]]:
+        return partial(_sample, engine=self._engine, state=self._state(runner), era=self._era, count=item.content)
 
-    def after_loss(self, runner: int, share: WorkItem) -> list[WorkItem]:
+    def after_loss(self, runner: int, item: WorkItem) -> list[WorkItem]:
         """Asks for as many other episodes. The lost ones are not repeated: one of them may have ended the process."""
         state = self._state(runner)
-        self.runner_states[runner] = {**state, NEXT_EPISODE: state[NEXT_EPISODE] + (share.content or LEAP)}
-        if len(share.lost_by) >= MAX_LOSSES:
+        self.runner_states[runner] = {**state, NEXT_EPISODE: state[NEXT_EPISODE] + (item.content or LEAP)}
+        if len(item.lost_by) >= MAX_LOSSES:
             raise CollectionError(
-                f"the processes of {', then of '.join(share.lost_by)} ended, one after the other, while they played the same "
+                f"the processes of {', then of '.join(item.lost_by)} ended, one after the other, while they played the same "
                 "share of episodes. An environment ends its process (os._exit, a crash of native code), or memory is short: "
                 "see the system's log, and the runners' logs in Ray's session folder"
             )
-        return [share]
+        return [item]
 
     def accept(self, runner: int, answer: Answer) -> bool:
         # A runner that was lost after its last answer, and asked before that was read, has played the same tasks again.
