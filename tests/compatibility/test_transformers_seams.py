@@ -1,4 +1,4 @@
-"""What ``learner/packed_attention.py`` takes from Transformers and from torch's kernel for sequences of different lengths."""
+"""What packed attention, tool templates and schemas of tools take from Transformers and torch's kernel for packed sequences."""
 
 from __future__ import annotations
 
@@ -59,3 +59,47 @@ def test_the_kernel_has_these_arguments():
         assert known["enable_gqa"].default is False
     # A window of (-1, 0) is what makes it causal, and of fewer queries than keys the last ones are aligned.
     assert "window_size == (-1, 0)" in inspect.getsource(varlen_attn)
+
+
+def test_a_response_template_is_checked_when_it_is_loaded_and_read_with_a_prefix(chat):
+    """``tool_template`` goes through both; ``prefix`` is the prompt, which may hold the beginning of the answer."""
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    with pytest.raises(ValueError, match="non-empty dict"):
+        load_response_template({"fields": {}})
+    assert "prefix" in inspect.signature(chat.tokenizer.parse_response).parameters
+
+
+def test_the_schema_of_a_method_leaves_self_out_and_names_what_is_wrong():
+    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+
+    class Tools:
+        def add(self, a: int) -> int:
+            """Adds one.
+
+            Args:
+                a: A number.
+            """
+            return a + 1
+
+        def untyped(self, a):
+            """Adds.
+
+            Args:
+                a: A number.
+            """
+
+        def undescribed(self, a: int):
+            """Adds."""
+
+    parameters = get_json_schema(Tools.add)["function"]["parameters"]
+    assert parameters == {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "description": "A number."}},
+        "required": ["a"],
+    }
+    with pytest.raises(TypeHintParsingException):
+        get_json_schema(Tools.untyped)
+    with pytest.raises(DocstringParsingException):
+        get_json_schema(Tools.undescribed)

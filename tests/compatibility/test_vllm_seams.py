@@ -37,6 +37,18 @@ def _sizes_of_model(worker):
     return {name: parameter.numel() for name, parameter in worker.model_runner.get_model().named_parameters()}
 
 
+def test_the_model_says_its_logits_by_a_method_that_can_be_replaced(engine):
+    """Ids that only pad a vocabulary are taken out there, before a sampler or a grammar sees them."""
+    assert engine._llm.collective_rpc(_calls_compute_logits) == [True]
+
+
+def _calls_compute_logits(worker):
+    runner = worker.model_runner
+    kinds = [kind for kind in type(runner).__mro__ if kind.__module__.startswith("vllm.")]
+    calls = any("self.model.compute_logits(" in inspect.getsource(kind) for kind in kinds)
+    return calls and callable(runner.get_model().compute_logits)
+
+
 def test_weights_are_reloaded_from_an_iterator(engine):
     signature = engine._llm.collective_rpc(_signature_of_reload)[0]
     assert "weights_iterator" in signature
