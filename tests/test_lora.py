@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,6 +228,17 @@ def test_adapters_and_merged_weights_say_the_same(adapters, merging, models, cha
     for one, other in zip(adapters.generate(asked), merging.generate(asked), strict=True):
         assert one.token_ids == other.token_ids
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_an_answer_keeps_its_form_under_each_set(serving, models, chat):
+    """And requests without a form, in the same batch, are answered as without such neighbours."""
+    give(serving, models)
+    free = mixed(chat, 6)
+    alone = serving.generate(free)
+    together = serving.generate([*mixed(chat, 6, pattern="(?:Yes|No), it is [a-z]{2,6}\\."), *free])
+    said = [chat.decode(answer.token_ids) for answer in together[:6]]
+    assert all(re.fullmatch(r"(?:Yes|No), it is [a-z]{2,6}\.", text) for text in said), said
+    assert [g.token_ids for g in together[6:]] == [g.token_ids for g in alone]
 
 
 def test_a_new_version_is_in_force_although_prompts_are_cached(adapters, models, model_path, chat):

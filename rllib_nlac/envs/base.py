@@ -191,8 +191,9 @@ class TextEnv(gym.Env[str, str], Generic[Task]):
 
     def expert_judgement(self, action: str) -> tuple[bool, str]:
         """What a scripted critic says of an action before it is played: whether it is the best one, and why in one sentence."""
-        best = action.strip() == self.expert_action().strip()
-        return best, "It is the best next step." if best else "Another step is better."
+        best, said = " ".join(self.expert_action().split()), " ".join(action.split())
+        # Both steps side by side, so that a small model can copy and compare.
+        return said == best, f"The best step is {best}, and {said or 'nothing'} was said."
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
