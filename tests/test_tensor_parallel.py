@@ -29,7 +29,7 @@ from rllib_nlac.engine.vllm_engine import VLLMEngine
 from rllib_nlac.engine.vllm_settings import VLLMSettings
 from rllib_nlac.learner.adapter import add_adapter
 from rllib_nlac.learner.rl_module import served_state
-from rllib_nlac.types import Request, Weights
+from rllib_nlac.types import Message, Request, Weights
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,16 @@ class TestWholeWeights:
         for which, model in models.items():
             engines.set_weights(which, version, served_state(model))
         check_logprobs(engines, models)
+
+    def test_an_actors_answers_keep_their_form_under_each_set(self, engines, folder, chat):
+        sets = (Weights.TARGET, Weights.POLICY)
+        for which in sets:
+            engines.set_weights(which, 5, served_state(random_model(AutoConfig.from_pretrained(folder), seed=5)))
+        prompt = chat.prompt_ids((Message("user", "Is it a dog?"),))
+        asked = [Request(prompt, 12, seed=i, weights=which, pattern="(?:Yes|No)\\.") for which in sets for i in range(3)]
+        said = [(g.weights, chat.decode(g.token_ids)) for g in engines.generate(asked)]
+        assert [which for which, _ in said] == [request.weights for request in asked]
+        assert {text for _, text in said} <= {"Yes.", "No."}
 
     @pytest.mark.parametrize("lost", ["mlp.down_proj.weight", "self_attn.q_proj.bias", "input_layernorm.weight"])
     def test_weights_that_did_not_reach_the_workers_are_found(self, engines, folder, lost):
