@@ -147,6 +147,7 @@ def logprobs_by(model: torch.nn.Module, answers: list[Generation]) -> list[np.nd
 def options() -> argparse.ArgumentParser:
     """Arguments of this command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
     parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
@@ -159,6 +160,7 @@ def main() -> None:
     config = (
         NLACConfig()
         .environment("TwentyQuestions", env_config={"num_objects": 16, "num_attributes": 8, "max_turns": 6})
+        .language(language_model=arguments.model)
         .env_runners(num_envs_per_env_runner=arguments.slots)
         .debugging(seed=0)
     )
