@@ -66,6 +66,12 @@ class Permuted(Variant):
         return [futures[exchanged[place]] if place in exchanged else () for place in range(len(futures))]
 
 
+class Observed(Variant):
+    """The successor model learns the next reply, as a world model does, and nothing of what comes later."""
+
+    bootstraps = False
+
+
 class Fresh(Variant):
     """The current policy's own action in s is judged and refined instead of the stored one: one more wave of generation."""
 
@@ -110,6 +116,12 @@ class Hindsight(NLAC):
         return super().get_default_config().training(n_step=1000).evaluation(evaluation_critic={"states": 0, "fixed_states": 0})
 
 
+class NextObservation(NLAC):
+    """The critic is a world model of one step: its target is the real next reply, without a bootstrap."""
+
+    variant = Observed()
+
+
 class FreshActions(NLAC):
     """Today's actions are refined instead of the stored ones."""
 
@@ -123,6 +135,7 @@ ABLATIONS: dict[str, type[NLAC]] = {
         ConstantFutures,
         PermutedFutures,
         Hindsight,
+        NextObservation,
         FreshActions,
     )
 }

@@ -15,6 +15,7 @@ from scripted_roles import SETTINGS, script, transition
 
 import rllib_nlac.inputs.endpoint
 from rllib_nlac import NLACConfig
+from rllib_nlac.ablations import NextObservation
 from rllib_nlac.activity import activity
 from rllib_nlac.algorithm.model_defaults import defaults_for
 from rllib_nlac.baselines.grpo import GRPOConfig
@@ -91,6 +92,19 @@ class TestWaves:
         assert going_on.future == form.parse(expected) and going_on.prompt_ids
         assert chat.decode(ended.generation.token_ids) == form.composed(ended.transition.observation, None, True)
         assert report.unparsed["target"] == 0
+
+    def test_without_a_bootstrap_the_target_is_what_came_next_and_nothing_later(self, chat, compact):
+        """Fails where the outcome of the whole episode, or a prediction, reaches the target of a world model."""
+        engine = ScriptedEngine(chat, script())
+        stages = LanguageStages(engine, chat, lambda env: compact, SETTINGS, variant=NextObservation.variant)
+        won = [replace(transition(number), episode_success=True) for number in (1, 2)]
+        targets, refinements, _ = stages.run([won[0], replace(won[1], terminated=True)])
+        assert {request.role for _, request in engine.requests} == {"future", "critique", "refinement"}
+        form = compact.forms.future
+        expected = [form.composed(won[0].observation, None, False), form.composed(won[1].observation, None, True)]
+        assert [chat.decode(target.generation.token_ids) for target in targets] == expected
+        assert all(target.next_action is None and target.prompt_ids for target in targets)
+        assert all(refinement.futures for refinement in refinements)  # its predictions are judged as NLAC's are
 
 
 class TestConfiguration:

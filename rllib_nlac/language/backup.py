@@ -40,6 +40,11 @@ def composed_target(transition: Transition, next_future: Future | None, form: Fu
     return None if next_future is None else form.composed(transition.observation, next_future, next_future.success)
 
 
+def observed_target(transition: Transition, form: FutureForm) -> str:
+    """The target without a bootstrap: the reply, and success only where the episode ended with it."""
+    return form.composed(transition.observation, None, transition.ended and transition.episode_success)
+
+
 def read_target(
     transition: Transition,
     answer: Answer | None,

@@ -25,6 +25,8 @@ def backup_stage(
     variant: Variant = NLAC_AS_IT_IS,
 ) -> Stage[list[BellmanTarget]]:
     """The Bellman target y of every transition. With n steps the last one's y comes first, and each earlier y uses the next."""
+    if not variant.bootstraps:
+        return _with_prompts(prompts, _observed(transitions, prompts, settings, chat), chat, report)
     chains = [(t, *t.following) for t in transitions]
     ends = [chain[-1] for chain in chains]
     next_actions, next_futures = yield from _continuation(transitions, ends, prompts, settings, chat, report, variant)
@@ -68,6 +70,17 @@ def _unasked(text: str | None, settings: StageSettings, chat: Chat) -> Answer | 
     ids = chat.encode(text)
     weights = settings.backup_weights
     return Generation((), ids, np.zeros(0, np.float32), len(ids) <= settings.backup.max_tokens, 0, weights), text
+
+
+def _observed(
+    transitions: Sequence[Transition], prompts: Sequence[PromptSet], settings: StageSettings, chat: Chat
+) -> list[BellmanTarget]:
+    """Targets without a bootstrap, for which nobody is asked."""
+    targets = []
+    for transition, form in zip(transitions, (p.forms.future for p in prompts), strict=True):
+        answer = _unasked(backup.observed_target(transition, form), settings, chat)
+        targets.append(backup.read_target(transition, answer, None, None, form))
+    return targets
 
 
 def _with_prompts(

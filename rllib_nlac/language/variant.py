@@ -47,6 +47,8 @@ class Variant:
         future_weights: Which weights predict d.
         next_future_weights: Which weights predict d'.
         predicts: Whether there is a successor model. Without one nothing is backed up, and the evaluator reads ``known``.
+        bootstraps: Whether a target rests on a prediction of what follows the next action. Otherwise it is the real reply
+            alone, with success only where the episode ended with it.
         trains_critic: Whether the successor model is trained.
         judges_new_actions: Whether other actions than the stored ones are judged.
         unrefined_because: Why no turn can be refined before it is played; empty where it can.
@@ -55,6 +57,7 @@ class Variant:
     future_weights = Weights.POLICY
     next_future_weights = Weights.TARGET
     predicts = True
+    bootstraps = True
     trains_critic = True
     judges_new_actions = False
     unrefined_because = ""
