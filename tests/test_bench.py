@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import bench, figures
+from benchmarks import bench, connections, figures
 from benchmarks.bench import BENCHMARKS, Benchmark, Outcome, main, run, table
 from benchmarks.figures import Figure, Goal, hand_over, read
 
@@ -124,3 +124,13 @@ def test_a_benchmark_in_a_process_of_its_own(capsys):
     assert run([sys.executable, "-c", ""]).failure == "it handed over no figures"
     late = run([sys.executable, "-c", "import time; print('begun'); time.sleep(60)"], limit=1.0)
     assert late.failure == "did not end within 1 s" and late.last_lines == "begun" and late.seconds < 20
+
+
+@pytest.mark.process
+def test_each_way_to_connect_an_environment_plays_all_of_its_turns(capsys):
+    """Fails where an episode is lost or ends early: its times would be those of something else."""
+    connections.main(["--turns", "3", "--repetitions", "1", "--at-once", "1", "2"])
+    rows = [line.rsplit(maxsplit=5) for line in capsys.readouterr().out.splitlines()[1:]]
+    names = ["plain text", "native tool call", "MCP tool", "OpenEnv step", "harness"]
+    assert [(name, at_once) for name, at_once, *_ in rows] == [(name, count) for name in names for count in ("1", "2")]
+    assert all(0 < float(median) <= float(late) for _, _, median, late, *_ in rows)
