@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -335,4 +336,5 @@ def _as_rows(messages: Sequence[Message], weight: int | None = None) -> Row:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    """An action in one line; a call is its JSON alone, since no field of a structured answer may begin with a tag."""
+    return " ".join(re.sub(r"</?tool_call>", " ", text).split())
