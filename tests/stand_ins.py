@@ -9,7 +9,7 @@ from pathlib import Path
 from rllib_nlac import NLACConfig
 from rllib_nlac.inputs.pretrained import MARK, SMOLLM2, converted_folder
 
-TASKS = ("guess-number", "twenty-questions")  # of the examples with smollm2
+TASKS = ("guess-number", "guess-number-tools", "twenty-questions")  # of the examples with smollm2
 CHAT = [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "7"}]
 
 

@@ -30,6 +30,7 @@ PLAYABLE = [
     ("ServiceDesk", {"split": "eval"}),
     ("TextShop", {}),
     ("TextShop", {"split": "eval"}),
+    ("GuessNumberTools", {}),
     ("TextArena", {}),
     ("ReasoningGym", {"attempts": 3}),
 ]

@@ -10,7 +10,7 @@ from chat_server import ChatServer, vllm_server
 from typer.testing import CliRunner
 
 from rllib_nlac.command.cli import app
-from rllib_nlac.envs.guess_number import GuessNumber
+from rllib_nlac.envs.guess_number import GuessNumber, GuessNumberTools
 from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.service_desk.env import ServiceDesk
@@ -26,6 +26,7 @@ from rllib_nlac.types import Message
 
 ENVS = {
     "GuessNumber": GuessNumber,
+    "GuessNumberTools": GuessNumberTools,
     "TwentyQuestions": lambda: TwentyQuestions(num_objects=16, num_attributes=8, max_turns=6),
     "TextHouse": TextHouse,
     "ServiceDesk": ServiceDesk,

@@ -103,7 +103,7 @@ def test_the_discount_drops_what_comes_after_the_first_clause():
 
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize(
-    "env", [None, "GuessNumber", "TwentyQuestions", "TextHouse", "MiniWoB", "MathReasoning", "ServiceDesk"]
+    "env", [None, "GuessNumber", "GuessNumberTools", "TwentyQuestions", "TextHouse", "MiniWoB", "MathReasoning", "ServiceDesk"]
 )
 def test_shipped_sets_show_examples_that_parse_and_never_a_placeholder_that_does(name, env):
     prompts = load_prompts(name, env)

@@ -25,6 +25,7 @@ from rllib_nlac.engine.endpoint_engine import EndpointChat, EndpointEngine
 from rllib_nlac.envs.answers import AnswerError, checked_reset, checked_step
 from rllib_nlac.envs.base import TaskId
 from rllib_nlac.envs.contract import check_environment
+from rllib_nlac.envs.guess_number import GuessNumberTools
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.task_set import TaskSet
@@ -37,6 +38,7 @@ from rllib_nlac.replay.conversations import ConversationData, parse_conversation
 from rllib_nlac.replay.dialogues import as_row, parse_dialogue, to_episode
 from rllib_nlac.replay.messages import UNREADABLE, UNWRITTEN
 from rllib_nlac.sampling.env_runner import TextEnvRunner
+from rllib_nlac.sampling.expert import Expert
 from rllib_nlac.types import Message, Request, Seen, dialogue_after, goes_on
 
 ADD = str(Call("step", {"by": 2}))
@@ -535,3 +537,64 @@ class TestEndpoints:
             [Request((1,), 64, messages=(Message("user", "x"),))]
         )
         assert "tools" not in server.asked[0] and server.asked[0]["messages"] == [{"role": "user", "content": "x"}]
+
+
+class TestGuessNumberTools:
+    def test_its_expert_finds_every_number_by_calls_within_the_turns(self):
+        for top, max_turns in ((10, 8), (20, 10)):
+            env = GuessNumberTools(top, max_turns)
+            for number in range(1, top + 1):
+                env.reset(options={"task_id": f"number-{number}"})
+                ended = False
+                while not ended:
+                    _, reward, ended, truncated, info = checked_step(env.step(env.expert_action()))
+                    assert not truncated and not any(message.get("error") for message in info["new_messages"])
+                assert info["success"] and reward == 1.0
+
+    def test_what_a_wrong_call_is_told(self):
+        env = GuessNumberTools(top=10, max_turns=9)
+        observation, _ = env.reset(options={"task_id": "number-7"})
+        assert observation == "Guess my number. It is above 0. It is below 11."
+        for turn, told in (
+            (Call("guess", {"number": "seven"}), "Error: guess: 'seven' is not of type 'integer', at number"),
+            (Call("guess", {}), "Error: guess: 'number' is a required property"),
+            (Call("midle", {}), "Error: there is no tool 'midle'; tools are guess, middle"),
+            (Call("middle", {"above": 5, "below": 6}), "Error: there is no number above 5 and below 6"),
+            ('<tool_call>{"name": "guess"', "Error: a tool call must be one JSON object"),
+            ("Is it 7?", "Call guess or middle."),
+        ):
+            text, reward, terminated, _, info = checked_step(env.step(str(turn)))
+            assert text.startswith(told) and (reward, terminated, info["success"]) == (0.0, False, None)
+        assert env.step(str(Call("guess", {"number": 3})))[0] == "It is above 3."
+
+    def test_a_turn_has_one_guess(self):
+        """Fails where many calls in a turn are many guesses: a policy would learn to try all numbers at once."""
+        env = GuessNumberTools(top=10)
+        env.reset(options={"task_id": "number-7"})
+        text, reward, *_ = env.step("\n".join(str(Call("guess", {"number": number})) for number in range(1, 11)))
+        assert reward == 0.0 and text.splitlines() == ["It is above 1.", *["Error: you have one guess each turn"] * 9]
+
+    def test_the_expert_compares_calls(self):
+        env = GuessNumberTools(top=10)
+        env.reset(options={"task_id": "number-7"})
+        middle, guess = Call("middle", {"above": 0, "below": 11}), Call("guess", {"number": 6})
+        known = "It is above 0 and below 11, so {} is best, and {} was said."
+        for said, good, reason in (
+            (middle, True, known.format("middle 0 11", "middle 0 11")),
+            (guess, True, known.format("guess 6", "guess 6")),
+            (Call("guess", {"number": 9}), False, known.format("middle 0 11", "guess 9")),
+            ("Is it 5?", False, known.format("middle 0 11", "no call")),
+        ):
+            assert env.expert_judgement(str(said)) == (good, reason)
+        env.step(str(middle))
+        assert env.expert_judgement(str(middle)) == (False, known.format("guess 5", "middle 0 11"))
+
+    def test_an_engine_can_enforce_the_critiques_of_calls(self):
+        """Fails where a fix begins with the tag of a call, which no field of an enforced answer may."""
+        prompts = load_prompts("small", "GuessNumberTools")
+        expert = Expert(GuessNumberTools(top=10, max_turns=8), "GuessNumberTools", prompts, skill=0.4)
+        texts = [expert.critique(step) for episode in expert.episodes(20) for step in episode.steps]
+        pattern = prompts.forms.critique.pattern(96)
+        assert texts and all(re.fullmatch(pattern, text) for text in texts)
+        fixes = [text.rpartition("Fix: ")[2] for text in texts if "Optimal: No" in text]
+        assert fixes and all(isinstance(read_calls(fix)[1][0], Call) for fix in fixes)

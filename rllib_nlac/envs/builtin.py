@@ -10,7 +10,7 @@ from rllib_nlac.envs.adapters.reasoning_gym import ReasoningGym
 from rllib_nlac.envs.adapters.tau2_bench import Tau2Bench
 from rllib_nlac.envs.adapters.tau_bench import TauBench
 from rllib_nlac.envs.adapters.text_arena import TextArena
-from rllib_nlac.envs.guess_number import GuessNumber
+from rllib_nlac.envs.guess_number import GuessNumber, GuessNumberTools
 from rllib_nlac.envs.logged import LoggedDialogues
 from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.miniwob.env import MiniWoB
@@ -23,6 +23,7 @@ from rllib_nlac.envs.twenty_questions import TwentyQuestions
 
 CLASSES = (
     GuessNumber,
+    GuessNumberTools,
     TwentyQuestions,
     TextHouse,
     MathReasoning,
