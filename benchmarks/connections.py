@@ -36,6 +36,7 @@ from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Generation
 
 TURN, OPENING, ANSWER = str(Call("add", {"a": 1, "b": 2})), "What is 1 + 2?", "3"
+PATIENCE_S = 600.0  # for a process to start, on a machine that has much else to do
 CONTEXT = 8192  # tokens; the small model has fewer, but only its tokenizer is used
 MCP_SERVER = """
 from mcp.server.mcpserver import MCPServer
@@ -181,8 +182,9 @@ def ways(folder: Path, turns: int) -> Iterator[list[Way]]:
     """All ways, while the server of OpenEnv runs."""
     rows = folder / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": OPENING, "reward_model": {"style": "rule-openai/gsm8k", "ground_truth": ANSWER}}))
-    mcp = {"mcp": {"command": [sys.executable, "-c", MCP_SERVER]}}
+    mcp = {"mcp": {"command": [sys.executable, "-c", MCP_SERVER], "timeout_s": PATIENCE_S}}
     agent = [sys.executable, "-I", "-S", "-c", AGENT]
+    patience = {"start_timeout_s": PATIENCE_S, "turn_timeout_s": PATIENCE_S}
     command = [sys.executable, "-c", OPEN_ENV_SERVER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None and server.stdout is not None
@@ -192,8 +194,8 @@ def ways(folder: Path, turns: int) -> Iterator[list[Way]]:
                 Way("plain text", lambda: Plain(turns), [base], waits=False),
                 Way("native tool call", lambda: WithTool(turns), [tools], waits=False),
                 Way("MCP tool", lambda: task_set.TaskSet(str(rows), tools=mcp, max_turns=turns), [mcp_server]),
-                Way("OpenEnv step", lambda: open_env.OpenEnv(url, max_turns=turns), [open_env]),
-                Way("harness", lambda: harness.Harness(agent, max_turns=turns), [harness, harness_process]),
+                Way("OpenEnv step", lambda: open_env.OpenEnv(url, timeout_s=PATIENCE_S, max_turns=turns), [open_env]),
+                Way("harness", lambda: harness.Harness(agent, **patience, max_turns=turns), [harness, harness_process]),
             ]
         finally:
             server.stdin.close()  # which ends it
