@@ -47,10 +47,10 @@ NOT_FOR_TRAINING = {"evaluation", "evaluation_critic"}  # roles of requests
 def generated_tokens(result: Mapping[str, Any]) -> float:
     """How many tokens an iteration generated for its training, evaluations left out.
 
-    As the engines counted them, whatever asked; those of play, waves and reflections where no engine counts.
+    As the engines counted them, whatever asked; those of play and waves where no engine counts.
     """
     counted = result.get(TOKENS)
     if isinstance(counted, Mapping) and counted:
         return sum(float(value) for role, value in counted.items() if role not in NOT_FOR_TRAINING)
-    names = ("env_runners/num_generated_tokens", "language_stages/num_generated_tokens", "num_reflection_tokens")
+    names = ("env_runners/num_generated_tokens", "language_stages/num_generated_tokens")
     return sum(float(lookup(result, name) or 0) for name in names)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from ray.rllib.algorithms.algorithm import Algorithm
 
 from rllib_nlac.ablations import ABLATIONS
-from rllib_nlac.baselines.erl import ERL
 from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.baselines.nlrl import NLRL
 from rllib_nlac.baselines.react import ReAct
 from rllib_nlac.baselines.rft import RFT
 from rllib_nlac.baselines.scalar_critic import ScalarCritic
-from rllib_nlac.baselines.sdpo import SDPO
 from rllib_nlac.baselines.self_distillation import SelfDistillation
 from rllib_nlac.baselines.sft import SFT
 from rllib_nlac.baselines.stock import TextAPPO, TextPPO
@@ -20,7 +18,7 @@ from rllib_nlac.names import attribute_of, names_attribute
 from rllib_nlac.nlac import NLAC
 
 OURS: dict[str, type[Algorithm]] = {
-    cls.__name__: cls for cls in (NLAC, SFT, GRPO, RFT, NLRL, SelfDistillation, SDPO, ERL, NLQL, ScalarCritic, ReAct)
+    cls.__name__: cls for cls in (NLAC, SFT, GRPO, RFT, NLRL, SelfDistillation, NLQL, ScalarCritic, ReAct)
 } | ABLATIONS
 #: RLlib's algorithms that play text, by RLlib's names.
 STOCK_ON_TEXT: dict[str, type[Algorithm]] = {"PPO": TextPPO, "APPO": TextAPPO}

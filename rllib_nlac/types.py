@@ -210,8 +210,7 @@ class Transition:
         terminated: The task was decided here.
         truncated: A limit ended the episode here.
         episode_success: Whether the episode ended in success; for replay, diagnostics and baselines. The only prompts
-            that show it are those of the evaluator that reads what really came, in self-distillation and ``NLAC_Hindsight``, of
-            SDPO's teacher, and of the reflections of ERL.
+            that show it are those of the evaluator that reads what really came, in self-distillation and ``NLAC_Hindsight``.
         returns_to_go: Undiscounted sum of rewards from this step to the end. No prompt shows it.
         next_messages: s' as it was played; None at the end of an episode, where it is s, the turn and the observation.
         following: The next steps of the same episode that an n-step backup uses, at most n - 1.

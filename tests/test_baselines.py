@@ -16,14 +16,12 @@ from scripted_engine import dialogue_of
 
 from rllib_nlac import algorithms
 from rllib_nlac.algorithm.language_config import LanguageConfig
-from rllib_nlac.baselines.erl import ERLConfig
 from rllib_nlac.baselines.grpo import GRPOConfig, group_advantages
 from rllib_nlac.baselines.nlql import NLQLConfig, choose, value_of
 from rllib_nlac.baselines.nlrl import NLRLConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
-from rllib_nlac.baselines.sdpo import SDPOConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, export_model
 from rllib_nlac.engine.chat import Chat
@@ -42,8 +40,6 @@ CONFIGS = {
     "RFT": RFTConfig,
     "NLRL": NLRLConfig,
     "SelfDistillation": SelfDistillationConfig,
-    "SDPO": SDPOConfig,
-    "ERL": ERLConfig,
     "NLQL": NLQLConfig,
     "ScalarCritic": ScalarCriticConfig,
     "ReAct": ReActConfig,

@@ -14,7 +14,6 @@ from rllib_nlac import NLACConfig
 from rllib_nlac.ablations import ABLATIONS, FreshActions, Hindsight
 from rllib_nlac.algorithm.model_defaults import ModelDefaults
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
-from rllib_nlac.baselines.erl import ERL
 from rllib_nlac.baselines.grpo import GRPO
 from rllib_nlac.baselines.nlql import NLQL
 from rllib_nlac.baselines.rft import RFT
@@ -98,7 +97,7 @@ def test_a_wrong_value_names_key_and_fix(config, key, value, complaint):
         config.validate()
 
 
-@pytest.mark.parametrize("kind", [GRPO, RFT, ERL])
+@pytest.mark.parametrize("kind", [GRPO, RFT])
 def test_keys_of_nlac_that_another_algorithm_does_not_read_are_refused(kind):
     """Fails where a tau that is left in a file costs a copy of the weights that nothing answers with."""
     config = kind.get_default_config().environment("TwentyQuestions")

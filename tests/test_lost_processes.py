@@ -202,7 +202,7 @@ def test_an_evaluation_task_that_ends_every_process_is_named(make, engine):
 
 
 def test_tasks_are_no_answer_to_who_plays_ahead(make, engine):
-    """On the runners that play ahead, as ERL's second attempts. Fails where the rounds of both number their requests alike."""
+    """On the runners that play ahead, as NLRL's rollouts. Fails where the rounds of both number their requests alike."""
     group = Group(make, 2)
     rounds = collector(group, engine, max_staleness=1)
     before = [episode.id_ for episode in rounds.collect()[0]]

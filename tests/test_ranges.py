@@ -13,14 +13,12 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from rllib_nlac import NLACConfig
 from rllib_nlac.algorithm.ranges import FLAG, Flag, Range
-from rllib_nlac.baselines.erl import ERLConfig
 from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.nlql import NLQLConfig
 from rllib_nlac.baselines.nlrl import NLRLConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
-from rllib_nlac.baselines.sdpo import SDPOConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillationConfig
 from rllib_nlac.baselines.stock import TextAPPOConfig, TextPPOConfig
 from rllib_nlac.engine.lora import LoRASettings
@@ -33,8 +31,6 @@ CONFIGS = [
     RFTConfig,
     NLRLConfig,
     SelfDistillationConfig,
-    SDPOConfig,
-    ERLConfig,
     ReActConfig,
     TextPPOConfig,
     TextAPPOConfig,

@@ -89,14 +89,13 @@ class TestWhatIsTold:
         assert "| language stages | 12.0 | 40% | 12,000 |" in markdown(GOOD)
 
     def test_where_the_engines_count_a_stage_has_its_roles_tokens(self):
-        """Runners count second attempts as episodes. Fails where theirs are taken, or another evaluation's told again."""
-        spent = {"play": 700, "second_attempts": 300, "reflection": 40, "future": 4000, "evaluation": 250}
-        seconds = {"play": 2.0, "second_attempts": 1.0, "reflection": 0.5, "waves": 4.0, "evaluation": 1.0}
+        """Runners count rollouts as episodes. Fails where theirs are taken, or another evaluation's told again."""
+        spent = {"play": 700, "branches": 300, "future": 4000, "evaluation": 250}
+        seconds = {"play": 2.0, "branches": 1.0, "waves": 4.0, "evaluation": 1.0}
         found = stages(run_of(*(result(i, 0.5, evaluation(0.5), tokens=spent, seconds=seconds) for i in (1, 2))))
         assert {each.name: each.tokens for each in found if not math.isnan(each.tokens)} == {
             "episodes": 1400,
-            "second attempts": 600,
-            "reflections": 80,
+            "rollouts from the middle": 600,
             "language stages": 8000,
             "evaluation": 500,
             "learner": 18000,

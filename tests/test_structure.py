@@ -22,7 +22,6 @@ from rllib_nlac.baselines.grpo import GRPOConfig
 from rllib_nlac.baselines.react import ReActConfig
 from rllib_nlac.baselines.rft import RFTConfig
 from rllib_nlac.baselines.scalar_critic import ScalarCriticConfig
-from rllib_nlac.baselines.sdpo import SDPOConfig
 from rllib_nlac.diagnostics.watch import Watch
 from rllib_nlac.engine.chat import Chat
 from rllib_nlac.engine.endpoint_engine import EndpointChat, EndpointEngine
@@ -115,7 +114,7 @@ class TestConfiguration:
         assert other.roles(structured_answers=False).stage_settings.future.structured is False
         assert NLACConfig().roles(structured_answers=True).stage_settings.backup.structured is True
 
-    @pytest.mark.parametrize("kind", [GRPOConfig, SDPOConfig, ScalarCriticConfig])
+    @pytest.mark.parametrize("kind", [GRPOConfig, ScalarCriticConfig])
     def test_no_action_of_a_policy_gradient_is_structured(self, kind):
         config = kind().environment("TwentyQuestions").language(structured_actions=True)
         with pytest.raises(ValueError, match=r"structured_actions is True and must be False: .* policy's own distribution"):

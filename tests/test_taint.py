@@ -17,11 +17,9 @@ from scripted_engine import ScriptedEngine, last_message
 from scripted_roles import NEXT, NO, role_of, thinking
 
 from rllib_nlac.ablations import Constant, Fresh, Permuted, WhatCame
-from rllib_nlac.baselines.erl import ERL, ERLConfig
 from rllib_nlac.baselines.nlql import BestOfStages
 from rllib_nlac.baselines.nlrl import NLRL, NLRLConfig
 from rllib_nlac.baselines.rollouts import RolloutCritic
-from rllib_nlac.baselines.sdpo import SDPO, SDPOConfig
 from rllib_nlac.baselines.self_distillation import SelfDistillation, SelfDistillationConfig
 from rllib_nlac.diagnostics.examination import Examiner, forks_of
 from rllib_nlac.diagnostics.notices import Notices
@@ -218,88 +216,24 @@ class TestRolloutCritics:
         assert not any(secret in prompt for prompt in lost + won for secret in (SECRET, *RETURNS))
 
 
-def told_that_it_was_won(prompt: str) -> str:
-    """A prompt that tells of a lost episode, as it would be of a won one."""
-    return prompt.replace("No. FAILURE", "No. SUCCESS").replace("Optimal: No", "Optimal: Yes")
+def test_hindsights_evaluator_reads_how_it_ended_and_nobody_else(own_config, chat, compact):
+    own_config.training(n_step=3)
 
+    def ask(world: int) -> list[str]:
+        runner = runner_of(own_config, chat, world)
+        buffer = TextReplayBuffer(env="TwentyQuestions", seed=0)
+        buffer.add(runner.sample(num_episodes=3))
+        settings = own_config.stage_settings
+        stages = LanguageStages(runner.engine, chat, lambda env: compact, settings, variant=WhatCame())
+        _, refinements, _ = stages.run(buffer.sample_transitions(20, 0.4, own_config.n_step).transitions)
+        assert any(r.generation for r in refinements)
+        trained = [chat.tokenizer.decode(r.transition.generation.prompt_ids) for r in refinements]
+        return prompts_of(runner.engine) + trained
 
-class TestHindsight:
-    """SDPO's teacher, the evaluator of NLAC_Hindsight and who reflects in ERL read how an episode ended, in words; the
-    policy that is trained never does."""
-
-    def algorithm(self, kind, config, chat, world: int):
-        own = config().environment("TwentyQuestions").debugging(seed=0).language(max_action_tokens=24, prompts="compact")
-        own.num_envs_per_env_runner = 2
-        runner = runner_of(own, chat, world)
-        a = kind.__new__(kind)
-        a.config, a.chat, a.engine, a.rng, a.notices = own, chat, runner.engine, np.random.default_rng(0), Notices()
-        a.metrics = SimpleNamespace(aggregate=lambda *a, **k: None, log_value=lambda *a, **k: None)
-        a.env_runner_group = SimpleNamespace(local_env_runner=runner, num_remote_env_runners=lambda: 0)
-        a.prompts_for = own.prompts_for
-        return a, runner
-
-    def trained(self, algorithm, episodes) -> list[str]:
-        made = algorithm.training_sequences(episodes)
-        assert made
-        return [algorithm.chat.tokenizer.decode(s.prompt_ids) for s in made]
-
-    def test_sdpos_student_sees_nothing_and_its_teacher_nothing_but_the_end(self, chat):
-        teachers: dict[int, list[str]] = {}
-
-        class Learner:
-            def teacher_logprobs(self, prompts, answers):
-                teachers[world_now[0]] = [chat.tokenizer.decode(ids) for ids in prompts]
-                return [np.zeros(len(answer), np.float32) for answer in answers]
-
-        def ask(world: int) -> list[str]:
-            world_now[:] = [world]
-            a, runner = self.algorithm(SDPO, SDPOConfig, chat, world)
-            a.learner_group = SimpleNamespace(is_local=True, _learner=Learner())
-            a._with_learners = lambda work: work()
-            return self.trained(a, runner.sample(num_episodes=8)) + prompts_of(runner.engine)
-
-        world_now: list[int] = []
-        students = compared(ask)
-        assert not any("SUCCESS" in s or "FAILURE" in s or "Optimal" in s for s in students)
-        lost, won = teachers[0], teachers[1]
-        assert lost != won and list(map(told_that_it_was_won, lost)) == won
-        assert not any(secret in prompt for prompt in lost + won for secret in (SECRET, *RETURNS))
-
-    def test_erls_policy_is_trained_without_the_note_and_the_end(self, chat):
-        """Everything is internalised here, also what was lost."""
-
-        def ask(world: int) -> tuple[list[str], list[str]]:
-            a, runner = self.algorithm(ERL, ERLConfig, chat, world)
-            a.weight = lambda episode, baseline: 1.0
-            return self.trained(a, runner.sample(num_episodes=8)), prompts_of(runner.engine)
-
-        (lost, asked), (won, asked_where_won) = ask(0), ask(1)
-        assert set(won) <= set(lost) and len(lost) == 2 * len(won)  # second attempts, too
-        assert not any(word in prompt for prompt in lost for word in ("Evaluate", "Refine", "Optimal", "SUCCESS", "FAILURE"))
-        reflections = [prompt for prompt in asked if last_message(prompt).startswith("Evaluate.")]
-        assert len(reflections) == 8 and all("No. FAILURE" in prompt for prompt in reflections)
-        assert not any("FAILURE" in prompt for prompt in asked if prompt not in reflections)
-        assert not any(secret in prompt for prompt in asked + lost for secret in (SECRET, *RETURNS))
-        assert set(asked_where_won) <= set(asked)
-
-    def test_hindsights_evaluator_reads_how_it_ended_and_nobody_else(self, own_config, chat, compact):
-        own_config.training(n_step=3)
-
-        def ask(world: int) -> list[str]:
-            runner = runner_of(own_config, chat, world)
-            buffer = TextReplayBuffer(env="TwentyQuestions", seed=0)
-            buffer.add(runner.sample(num_episodes=3))
-            settings = own_config.stage_settings
-            stages = LanguageStages(runner.engine, chat, lambda env: compact, settings, variant=WhatCame())
-            _, refinements, _ = stages.run(buffer.sample_transitions(20, 0.4, own_config.n_step).transitions)
-            assert any(r.generation for r in refinements)
-            trained = [chat.tokenizer.decode(r.transition.generation.prompt_ids) for r in refinements]
-            return prompts_of(runner.engine) + trained
-
-        lost, won = ask(0), ask(1)
-        differing = [(a, b) for a, b in zip(lost, won, strict=True) if a != b]
-        assert differing and all(role_of(a) == "critique" and told_that_it_was_won(a) == b for a, b in differing)
-        assert not any(secret in prompt for prompt in lost + won for secret in (SECRET, *RETURNS))
+    lost, won = ask(0), ask(1)
+    differing = [(a, b) for a, b in zip(lost, won, strict=True) if a != b]
+    assert differing and all(role_of(a) == "critique" and a.replace("No. FAILURE", "No. SUCCESS") == b for a, b in differing)
+    assert not any(secret in prompt for prompt in lost + won for secret in (SECRET, *RETURNS))
 
 
 def test_the_rest_of_a_refined_turn_is_no_way_round(own_config, chat, compact):

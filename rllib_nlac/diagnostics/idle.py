@@ -10,8 +10,8 @@ from rllib_nlac.engine.protocol import Engine
 
 IDLE = "idle"
 # Parts of ``seconds``. A sync is the work of both.
-OF_ENGINE = ("play", "waves", "branches", "second_attempts", "reflection", "evaluation", "sync")
-OF_LEARNER = ("learner", "teacher", "logprob_gap", "record", "sync")
+OF_ENGINE = ("play", "waves", "branches", "evaluation", "sync")
+OF_LEARNER = ("learner", "logprob_gap", "record", "sync")
 
 
 class Stopwatch:

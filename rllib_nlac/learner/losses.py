@@ -108,28 +108,6 @@ def clipped_policy_loss(
     return -(gain * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
 
 
-def sampled_kl_loss(logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
-    """KL(π_θ || teacher) by token, per sequence, estimated on an answer that π_θ itself has sampled.
-
-    Its value is 1/|a| Σ_i δ_i with δ_i = log π_θ(a_i | s, a_<i) - log q(a_i | ...), and its gradient
-    1/|a| Σ_i δ_i ∇ log π_θ(a_i | ...): a policy gradient whose advantage is -δ_i, how much better the teacher likes the token.
-
-    Args:
-        logprobs: log π_θ(a_i | s, a_<i), shape (B, T).
-        teacher_logprobs: log q of the same tokens, shape (B, T); no gradient flows into it.
-        answer_mask: 1 on the tokens of the answer, shape (B, T).
-
-    Returns:
-        Shape (B,); a single one may be negative, their mean over samples is not.
-
-    Source: the on-policy form of arXiv 2601.20802.
-    """
-    mask = answer_mask.to(logprobs.dtype)
-    delta = ((logprobs - teacher_logprobs) * mask).detach()
-    ratio = (logprobs - logprobs.detach()).exp()  # 1, with the gradient of log π_θ
-    return (delta * ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
-
-
 def _mean_nll(logprobs: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
     return -answer_mean(logprobs, answer_mask)
 

@@ -14,16 +14,13 @@ STAGES = {
     "play": "episodes",
     "branches": "rollouts from the middle",
     "waves": "language stages",
-    "teacher": "teacher",
-    "reflection": "reflections",
-    "second_attempts": "second attempts",
     "learner": "learner",
     "evaluation": "evaluation",
     "sync": "weights to the engines",
     "replay": "replay",
     "logprob_gap": "comparing engine and learner",
 }
-ASKED = ("play", "branches", "reflection", "second_attempts", "evaluation")  # under their own names as roles
+ASKED = ("play", "branches", "evaluation")  # under their own names as roles
 
 
 @dataclass(frozen=True)

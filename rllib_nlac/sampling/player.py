@@ -118,7 +118,7 @@ class TextPlayer:
 
     def begin(self, slot: Slot, start: Start, outcome: Outcome) -> bool:
         """Starts an episode after its reset; False where it is over before the policy has spoken, or lost."""
-        slot.sampling_seed, slot.note, slot.role = start.sampling_seed, start.note, start.role
+        slot.sampling_seed, slot.role = start.sampling_seed, start.role
         while (error := outcome.error) is not None:
             if isinstance(error, EpisodeLost):
                 self._discard(slot, error.reason, error.cause)
@@ -181,22 +181,13 @@ class TextPlayer:
 
     def _request(self, slot: Slot) -> Request:
         assert slot.episode is not None
-        prompt_ids, messages = slot.prompt_ids, slot.messages
-        if slot.note:
-            messages = self._prompts_for(environment_of(slot.episode) or self._config.env).retry_messages(messages, slot.note)
-            (noted,) = self._chat.prompts([Wanted(messages, self._max_tokens)])
-            if isinstance(noted, Prompt):
-                prompt_ids = noted.ids
-            else:  # beyond the context the note is left out
-                messages = slot.messages
-                self.count("notes_left_out", 1)
         return Request(
-            prompt_ids=prompt_ids,
+            prompt_ids=slot.prompt_ids,
             max_tokens=self._max_tokens,
             temperature=self._config.action_temperature,
             top_p=self._config.action_top_p,
             seed=hash_seed(slot.sampling_seed, len(slot.episode)),
-            messages=messages,
+            messages=slot.messages,
             role=slot.role,
             pattern=slot.form.regex if slot.form is not None else None,
             env=environment_of(slot.episode) or str(self._config.env),

@@ -24,8 +24,6 @@ class Start:
         sampling_seed: Seeds the policy.
         prefix: An episode and a number of its steps, which are played again before the policy takes over.
         turn: What is played after the prefix, in the policy's place.
-        note: A reflection on a former attempt, which the policy has in view in every turn; what is recorded as the dialogue is
-            without it.
         role: What the policy's turns are asked for, by which their tokens are counted.
     """
 
@@ -34,7 +32,6 @@ class Start:
     sampling_seed: int
     prefix: tuple[SingleAgentEpisode, int] | None = None
     turn: Generation | None = None
-    note: str = ""
     role: str = "play"
 
 
@@ -61,7 +58,6 @@ class Slot:
     prompt_ids: tuple[int, ...] = ()
     sampling_seed: int = 0
     num_tokens: int = 0  # generated in this episode
-    note: str = ""  # what the policy has in view beside the dialogue
     role: str = "play"  # what its turns are asked for
     form: ActionForm | None = None  # what the environment offers, where the engine enforces that
     turn: str = ""  # what the environment is asked to answer

@@ -1,6 +1,6 @@
 // The run as a whole: how it went, what to look at, and how it was configured.
 
-const STAGES = ["play", "branches", "replay", "waves", "teacher", "reflection", "second_attempts", "logprob_gap", "learner", "record", "sync", "evaluation"];
+const STAGES = ["play", "branches", "replay", "waves", "logprob_gap", "learner", "record", "sync", "evaluation"];
 const U = "unparsed_answer_rate", L = "learners/default_policy/", E = "evaluation/env_runners/", C = "evaluation/critic/", S = "language_stages/";
 const CURVES = [
   { title: "Success", low: 0, high: 1, lines: [[E + "success_rate", "evaluation", E + "success_low", E + "success_high"], ["env_runners/success_rate", "training"]], note: "95 % interval" },
