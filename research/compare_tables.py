@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from research.compare_plan import Plan
-from rllib_nlac.reporting.svg import Chart, Line
+from research.svg import Chart, Line
 
 COLUMNS = ("world", "method", "seed", "episodes", "success", "evaluation", "subgoals", "generated_tokens", "seconds")
 PASS = "pass_at_4"  # a column that rows from before it was kept do not have

@@ -28,6 +28,7 @@ import numpy as np
 
 from research.crossing import DOORS, ENTRANCES, Crossing, make_layout
 from research.rows import Row, read, write
+from research.svg import Chart, Line
 from research.tiny.build import build
 from research.tiny.worlds import CROSSING
 from rllib_nlac.ablations import FrozenCritic
@@ -36,7 +37,6 @@ from rllib_nlac.baselines.scalar_critic import ScalarCritic
 from rllib_nlac.nlac import NLAC
 from rllib_nlac.replay.buffer import transition_at
 from rllib_nlac.replay.dialogues import DialogueData
-from rllib_nlac.reporting.svg import Chart, Line
 
 LOGS = ("apart", "joined")
 DIALOGUES = 256  # from each entrance

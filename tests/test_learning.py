@@ -129,9 +129,6 @@ def test_the_run_is_told_on_screen_and_in_a_report(trained):
     assert "lr: 0.001   # default: 1e-06" in report and "How it ended | as it should" in report
     for title in ("Of one that was lost", "What the critic knows", "Time and tokens", "What to try next"):
         assert f"# {title}" in report, title
-    pictures = re.findall(r"!\[.*\]\((.*)\)", report)
-    assert pictures == ["report_success.svg", "report_variety.svg", "report_calibration.svg"]
-    assert all((results.parent / picture).read_text().startswith("<svg") for picture in pictures)
 
 
 def test_evaluate_plays_the_checkpoint_and_shows_dialogues(trained, rllib):

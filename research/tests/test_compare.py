@@ -20,13 +20,13 @@ from research.compare_plan import HERE, Cell, Plan
 from research.compare_tables import COLUMNS, evaluations, picture, read_rows, summary, table
 from research.critic import named, next_progress, told_by_words
 from research.rows import generated_tokens
+from research.svg import Chart, Line
 from research.tiny.worlds import TWENTY_QUESTIONS
 from rllib_nlac.algorithm.model_defaults import SHIPPED_MODELS
 from rllib_nlac.algorithms import OURS, STOCK_ON_TEXT
 from rllib_nlac.command.experiment import load_experiments
 from rllib_nlac.diagnostics.calibration import auc
 from rllib_nlac.nlac import PRESETS
-from rllib_nlac.reporting.svg import Chart, Line
 from rllib_nlac.types import Future, Generation, Message, Transition
 
 ROWS = HERE / "rows" / "compare"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from rllib_nlac.diagnostics.results import Results, Run, figure
-from rllib_nlac.reporting.pictures import CRITIC
+from rllib_nlac.diagnostics.rules import CRITIC
 from rllib_nlac.reporting.words import iteration, number
 
 
-def critic(run: Run, drawn: set[str] | frozenset[str]) -> str:
-    """The section of the report; ``drawn`` are the pictures beside it."""
+def critic(run: Run) -> str:
+    """The section of the report."""
     parts = ["## What the critic knows"]
     asked = [r for r in run.evaluated if figure(r, f"{CRITIC}/num_states") > 0]
     if not asked:
@@ -45,9 +45,6 @@ def critic(run: Run, drawn: set[str] | frozenset[str]) -> str:
             "In the last evaluation all turns that were drawn are of episodes that ended alike, so nothing can be said of how "
             "well it orders them."
         )
-    if "report_calibration.svg" in drawn:
-        parts.append("![report_calibration.svg](report_calibration.svg)")
-        parts.append("A dot on the diagonal is a chance that was right; its size tells how many turns were given it.")
     return "\n\n".join(parts)
 
 

@@ -1,7 +1,7 @@
-"""A run told to a person: a few lines for the screen, and ``report.md`` with pictures in the trial's folder.
+"""A run told to a person: a few lines for the screen, and ``report.md`` in the trial's folder.
 
 Whatever a run has is told, and what it lacks is said to be missing. Texts of environments, models, files and errors stand in
-fences or as code, so they cannot be taken for the report's own.
+fences or as code, so they cannot be taken for the report's own. ``rllib inspect`` and TensorBoard draw the curves.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rllib_nlac.diagnostics.results import Run, figure
+from rllib_nlac.diagnostics.results import Run, figure, largest_k, lookup
+from rllib_nlac.diagnostics.rules import CRITIC
 from rllib_nlac.inputs.foreign import code, fenced, visible
 from rllib_nlac.reporting.advice import Advice, advise
 from rllib_nlac.reporting.costs import roles, stages
 from rllib_nlac.reporting.critic import critic, ends
-from rllib_nlac.reporting.pictures import CRITIC, attempts, pictures
 from rllib_nlac.reporting.transitions import transitions
 from rllib_nlac.reporting.words import EVALUATION, collected, iteration, number, score, thousands, when
 
@@ -24,16 +24,13 @@ MAX_ROWS = 12  # of a table of evaluations
 
 
 def write_report(run: Run) -> Path:
-    """Writes ``report.md`` and its pictures into the run's folder.
+    """Writes ``report.md`` into the run's folder.
 
     Raises:
         OSError: The folder cannot be written.
     """
-    drawn = pictures(run)
-    for name, picture in drawn.items():
-        (run.folder / name).write_text(picture, encoding="utf-8")
     file = run.folder / REPORT
-    file.write_text(markdown(run, set(drawn)), encoding="utf-8")
+    file.write_text(markdown(run), encoding="utf-8")
     return file
 
 
@@ -56,19 +53,14 @@ def summary(run: Run) -> list[str]:
     return lines
 
 
-def markdown(run: Run, drawn: set[str] | frozenset[str] = frozenset()) -> str:
-    """The whole report.
-
-    Args:
-        run: What is told.
-        drawn: The pictures that stand beside it.
-    """
+def markdown(run: Run) -> str:
+    """The whole report."""
     parts = [
         f"# Report of {code(run.folder.name)}",
         _overview(run),
         _settings(run),
-        _success(run, drawn),
-        critic(run, drawn),
+        _success(run),
+        critic(run),
         _costs(run),
         f"## Three transitions\n\n{transitions(run.examples)}",
         _warnings(run),
@@ -113,7 +105,7 @@ def _settings(run: Run) -> str:
     return f"### Settings that are not the defaults\n\n{fenced(visible(chr(10).join(lines)), 'yaml')}"
 
 
-def _success(run: Run, drawn: set[str] | frozenset[str]) -> str:
+def _success(run: Run) -> str:
     what = "Success" if run.measures_success else "Return"
     parts = [f"## {what}"]
     if not run.results:
@@ -131,7 +123,6 @@ def _success(run: Run, drawn: set[str] | frozenset[str]) -> str:
             parts.append("In brackets 95 % intervals. Episodes of training are sampled, and each iteration's are few.")
     if not run.evaluated:
         parts.append("Nothing was evaluated, so there is no measure on fixed tasks.")
-    parts += [f"![{name}]({name})" for name in ("report_success.svg", "report_variety.svg") if name in drawn]
     if run.evaluated:
         parts.append(_evaluations(run))
     return "\n\n".join(parts)
@@ -140,7 +131,7 @@ def _success(run: Run, drawn: set[str] | frozenset[str]) -> str:
 def _evaluations(run: Run) -> str:
     """Each evaluation with what should not fall as success rises."""
     columns: dict[str, str] = {}
-    if (k := attempts(run)) is not None:
+    if (k := _attempts(run)) is not None:
         columns = {f"pass@{j}": f"evaluation/repeated/pass_at_{j}" for j in (1, k)}
     columns |= {"action entropy": f"{EVALUATION}/action_entropy", "token entropy": f"{EVALUATION}/token_entropy"}
     columns |= {"AUC": f"{CRITIC}/auc", "Brier": f"{CRITIC}/brier"}
@@ -154,6 +145,12 @@ def _evaluations(run: Run) -> str:
         lines.append(f"| {' | '.join([*cells, *(number(figure(r, path)) for path in known.values())])} |")
     note = f"\n\nOf {len(run.evaluated)} evaluations each {_ordinal(step)} is shown." if step > 1 else ""
     return "\n".join(lines) + note
+
+
+def _attempts(run: Run) -> int | None:
+    """The largest k of pass@k, of the last evaluation that has one; None where no task is attempted several times."""
+    ks = (largest_k(lookup(result, "evaluation/repeated")) for result in reversed(run.evaluated))
+    return next((k for k in ks if k is not None), None)
 
 
 def _costs(run: Run) -> str:

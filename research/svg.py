@@ -1,4 +1,4 @@
-"""Line charts as SVG, by hand: a report must not need a library for pictures. Texts in them stay texts."""
+"""Line charts as SVG, by hand, without a library for pictures. Texts in them stay texts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ class Line:
         name: In the legend.
         points: x and y; those that are not finite are left out.
         band: Low and high of each point, NaN where there is none; empty: none at all.
-        sizes: Radius of each point's dot; empty: all alike.
     """
 
     name: str
     points: Sequence[Point]
     band: Sequence[Point] = ()
-    sizes: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,6 @@ class Chart:
         x, y: What the axes show.
         lines: The curves.
         y_range: Range of the vertical axis; None: the range of the points.
-        x_range: Range of the horizontal axis, likewise.
-        diagonal: Whether a line shows where x and y are equal.
         width: Width of the picture, in pixels.
     """
 
@@ -53,13 +49,11 @@ class Chart:
     y: str
     lines: Sequence[Line]
     y_range: Point | None = None
-    x_range: Point | None = None
-    diagonal: bool = False
     width: int = WIDTH
 
     def svg(self) -> str:
         """The picture."""
-        xs = self.x_range or _range([x for line in self.lines for x, y in line.points if _finite(x, y)])
+        xs = _range([x for line in self.lines for x, y in line.points if _finite(x, y)])
         ys = self.y_range or _range(
             [y for line in self.lines for x, y in line.points if _finite(x, y)]
             + [y for line in self.lines for pair in line.band for y in pair if _finite(y)]
@@ -90,9 +84,6 @@ class Chart:
         yield f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="#555"/>'
         yield f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{_text(self.x)}</text>'
         yield f'<text transform="translate(16 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">{_text(self.y)}</text>'
-        if self.diagonal:
-            low, high = max(xs[0], ys[0]), min(xs[1], ys[1])
-            yield f'<path d="M{px(low)} {py(low)}L{px(high)} {py(high)}" stroke="#999" stroke-dasharray="2 4"/>'
         for number, line in enumerate(self.lines):
             colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
             band = [
@@ -103,13 +94,12 @@ class Chart:
                 back = [f"{px(x)} {py(low)}" for x, low, _ in reversed(band)]
                 outline = "L".join((*there, *back))
                 yield f'<path d="M{outline}Z" fill="{colour}" fill-opacity="0.15" stroke="{colour}" stroke-opacity="0.3"/>'
-            known = [(px(x), py(y), i) for i, (x, y) in enumerate(line.points) if _finite(x, y)]
+            known = [(px(x), py(y)) for x, y in line.points if _finite(x, y)]
             if len(known) > 1:
-                path = "L".join(f"{x} {y}" for x, y, _ in known)
+                path = "L".join(f"{x} {y}" for x, y in known)
                 yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
-            for x, y, i in known:
-                radius = line.sizes[i] if i < len(line.sizes) else 3
-                yield f'<circle cx="{x}" cy="{y}" r="{radius:.1f}" fill="{colour}" fill-opacity="0.8"/>'
+            for x, y in known:
+                yield f'<circle cx="{x}" cy="{y}" r="3.0" fill="{colour}" fill-opacity="0.8"/>'
             place = LEFT + 10 + number * (right - LEFT) / max(len(self.lines), 1)
             yield f'<path d="M{place:.0f} {TOP - 6}h22" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
             yield f'<text x="{place + 28:.0f}" y="{TOP - 2}" font-size="11">{_text(line.name)}</text>'
