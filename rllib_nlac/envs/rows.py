@@ -190,19 +190,19 @@ def id_field(row: Row, *names: str) -> str | None:
     return None
 
 
-def prompt_of(row: Row, key: str) -> tuple[str, str]:
+def prompt_of(row: Row) -> tuple[str, str]:
     """System prompt, which may be empty, and prompt of a row.
 
     Raises:
         ValueError: The column holds neither a text nor at most one system message and one of the user's.
     """
-    value = row.fields.get(key)
+    value = row.fields.get("prompt")
     if not isinstance(value, list):
-        return "", text_field(row, key)
+        return "", text_field(row, "prompt")
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
     if roles not in (["user"], ["system", "user"]):
         raise ValueError(
-            f"{row.place}: {key!r} must be a text, or one user message after at most one system message; it has {roles!s:.80}"
+            f"{row.place}: 'prompt' must be a text, or one user message after at most one system message; it has {roles!s:.80}"
         )
     texts = [text_field(Row(row.place, message), "content") for message in value]
     return ("", texts[0]) if len(texts) == 1 else (texts[0], texts[1])

@@ -64,9 +64,6 @@ class TaskSet(ToolEnv[TaskRow]):
     Args:
         train_files: JSONL or parquet files of the split "train"; patterns such as ``data/*.parquet`` will do.
         val_files: Those of the split "eval".
-        prompt_key: Name of the column with the prompt.
-        env_key: Name of the column with the environment's string.
-        reward_style: The style of rows that name none and whose ``data_source`` has none.
         data_sources: Styles of data sources by their names or patterns, such as ``{my/sums: rule-openai/gsm8k, "mine_*":
             verifier_service}``.
         reward_config: Settings of the styles, such as ``{url: http://localhost:9000/verify, math_verify: true}``. Under
@@ -89,9 +86,6 @@ class TaskSet(ToolEnv[TaskRow]):
         self,
         train_files: str | Sequence[str] = (),
         val_files: str | Sequence[str] = (),
-        prompt_key: str = "prompt",
-        env_key: str = "env_str",
-        reward_style: str | None = None,
         reward_config: Mapping[str, Any] | None = None,
         environments: Mapping[str, Mapping[str, Any]] | None = None,
         tools: Mapping[str, Any] | None = None,
@@ -113,7 +107,7 @@ class TaskSet(ToolEnv[TaskRow]):
         self._environments = {name: dict(settings or {}) for name, settings in (environments or {}).items()}
         self._trusted = trusted
         may = May(trusted, tuple(self._environments), tuple(self._verifiers))
-        self._rows = load_tasks(names, prompt_key, env_key, reward_style, may, tuple((data_sources or {}).items()))
+        self._rows = load_tasks(names, may, tuple((data_sources or {}).items()))
         self._inner: BaseEnvironment | None = None
         self._server = McpServer.of(tools) if tools is not None else None
 
@@ -231,25 +225,19 @@ class May:
 @lru_cache(maxsize=8)
 def load_tasks(
     files: tuple[str, ...],
-    prompt_key: str,
-    env_key: str,
-    reward_style: str | None,
     may: May,
-    data_sources: tuple[tuple[str, str], ...] = (),
+    data_sources: tuple[tuple[str, str], ...],
 ) -> tuple[TaskRow, ...]:
     """All rows of files; the slots of an EnvRunner share them.
 
     Raises:
         ValueError: A row is malformed, or there is none.
     """
-    return tuple(parse_task(row, prompt_key, env_key, reward_style, may, dict(data_sources)) for row in all_rows(files))
+    return tuple(parse_task(row, may, dict(data_sources)) for row in all_rows(files))
 
 
 def parse_task(
     row: Row,
-    prompt_key: str = "prompt",
-    env_key: str = "env_str",
-    reward_style: str | None = None,
     may: May | None = None,
     data_sources: Mapping[str, str] | None = None,
 ) -> TaskRow:
@@ -265,8 +253,8 @@ def parse_task(
                 f"{row.place}: the column {key!r} holds something, and tasks are of text alone: take out such rows, or the "
                 "column if the text alone makes a task"
             )
-    if row.fields.get(env_key):
-        env_str = text_field(row, env_key)
+    if row.fields.get("env_str"):
+        env_str = text_field(row, "env_str")
         try:
             if may.anything:
                 parse_env_str(env_str)
@@ -274,19 +262,19 @@ def parse_task(
                 check_row(env_str, dict.fromkeys(may.environments))
         except ValueError as error:
             raise ValueError(f"{row.place}: {error}") from None
-        system, prompt = prompt_of(row, prompt_key) if row.fields.get(prompt_key) else ("", "")
+        system, prompt = prompt_of(row) if row.fields.get("prompt") else ("", "")
         return TaskRow(row.place, AGENT_ENV, prompt, system, env_str=env_str)
     model = row.fields.get("reward_model") or {}
     if not isinstance(model, Mapping):
         raise ValueError(f"{row.place}: reward_model must be a dict of style and ground_truth, and it is {model!r:.80}")
-    style = _style(row, model, reward_style, data_sources or {})
+    style = _style(row, model, data_sources or {})
     if style == AGENT_ENV:
-        raise ValueError(f"{row.place}: the reward style {style!r} needs the environment's string, in the column {env_key!r}")
+        raise ValueError(f"{row.place}: the reward style {style!r} needs the environment's string, in the column 'env_str'")
     truth = model.get("ground_truth", row.fields.get("ground_truth"))
     if truth is None and style != "verifier_service":
         raise ValueError(f"{row.place}: no ground_truth in reward_model, nor in a column of its own")
     settings = {key: value for key, value in model.items() if key not in ("style", "ground_truth") and value is not None}
-    system, prompt = prompt_of(row, prompt_key)
+    system, prompt = prompt_of(row)
     try:
         check_truth(style, truth)
         if not may.anything:
@@ -296,12 +284,12 @@ def parse_task(
     return TaskRow(row.place, style, prompt, system, truth, settings=settings)
 
 
-def _style(row: Row, model: Mapping[str, Any], default: str | None, data_sources: Mapping[str, str]) -> str:
+def _style(row: Row, model: Mapping[str, Any], data_sources: Mapping[str, str]) -> str:
     named, source = model.get("style"), row.fields.get("data_source")
     is_foreign = isinstance(named, str) and (named == "model" or named.startswith("rule"))
     style = named
     if not named or (is_foreign and named not in STYLES):
-        style = (style_of(source, data_sources) if isinstance(source, str) else None) or (named or default)
+        style = (style_of(source, data_sources) if isinstance(source, str) else None) or named
     if isinstance(style, str) and style in STYLES:
         return style
     if is_foreign:
@@ -310,5 +298,5 @@ def _style(row: Row, model: Mapping[str, Any], default: str | None, data_sources
             f"{row.place}: the reward style {named!r:.80} leaves it to the data_source: {near}. Name its style, as in "
             f"env_config: {{data_sources: {{{source!s:.80}: rule-lighteval/MATH}}}}; styles are {', '.join(STYLES)}"
         )
-    problem = unknown_key(str(style), STYLES) if style else "no reward style: set reward_model.style or reward_style"
+    problem = unknown_key(str(style), STYLES) if style else "no reward style: set reward_model.style"
     raise ValueError(f"{row.place}: {problem}")

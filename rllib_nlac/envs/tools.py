@@ -214,7 +214,7 @@ def schemas_of(kind: type) -> list[dict[str, Any]]:
 @functools.lru_cache(maxsize=8)
 def _load(files: tuple[str, ...]) -> list[tuple[Row, str, str]]:
     """All rows with their system prompts and prompts; the slots of an EnvRunner share them."""
-    return [(row, *prompt_of(row, "prompt")) for row in all_rows(files)]
+    return [(row, *prompt_of(row)) for row in all_rows(files)]
 
 
 class ToolTasks(ToolEnv[Row]):

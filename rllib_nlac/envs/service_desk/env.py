@@ -50,7 +50,6 @@ class ServiceDesk(ToolEnv[DeskTask]):
     Args:
         max_turns: Messages and tool calls per episode.
         split: "train" (30 tasks) or "eval" (15 others).
-        world_seed: Makes another shop with other customers.
         user: None is the scripted customer; ``{kind: endpoint, base_url: ..., model: ...}`` lets a language model play it.
             Of a list each episode draws one.
         plain_text: Whether tools are described in the system prompt and their results are texts of the user's, for models that
@@ -63,7 +62,6 @@ class ServiceDesk(ToolEnv[DeskTask]):
     row_schema: ClassVar[dict[str, Any] | None] = {
         "max_turns": MAX_TURNS,
         "split": SPLIT,
-        "world_seed": {"type": "integer", "minimum": 0, "maximum": 2**31},
         "plain_text": {"type": "boolean"},
     }
 
@@ -73,15 +71,14 @@ class ServiceDesk(ToolEnv[DeskTask]):
         self,
         max_turns: int = 30,
         split: str = "train",
-        world_seed: int = 0,
         user: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         plain_text: bool = False,
     ) -> None:
         super().__init__(max_turns=max_turns, split=split)
         if split not in ("train", "eval"):
             raise ValueError(f"split is {split!r}; ServiceDesk knows 'train' and 'eval'")
-        self._world = make_store(world_seed)
-        self._tasks = make_tasks(world_seed)[split]
+        self._world = make_store()
+        self._tasks = make_tasks()[split]
         self.partners = Partners(user, make_user, "user")
         self._plain_text = plain_text
         self._store = Store()
