@@ -16,9 +16,8 @@ import pytest
 from attacks import row_files, rows, sandbox, sandbox_programs
 from chat_server import ChatServer
 
-from rllib_nlac.envs import official
 from rllib_nlac.envs.math_reasoning import MathReasoning
-from rllib_nlac.envs.official import BaseEnvironment, make_env, register_env, row_env
+from rllib_nlac.envs.official import row_env
 from rllib_nlac.envs.registry import ENVIRONMENTS
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.task_set import TaskSet
@@ -101,23 +100,13 @@ class TestWhatRowsMay:
         env.reset(seed=0, options={"task_id": "0"})
         assert env._inner.env.levels == (3,)  # the configuration's, which a row adds to, whoever wrote it
 
-    def test_a_class_of_ones_own_says_what_rows_may_set(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(official, "PREFIXES", {})
+    def test_an_environment_of_ones_own_says_what_rows_may_set(self, monkeypatch, tmp_path):
+        class Echo(MathReasoning):
+            row_schema = {"level": {"type": "integer", "maximum": 3}}
 
-        @register_env
-        class Echo(BaseEnvironment):
-            env_str_prefix = "Echo"
-            row_schema = {"word": {"type": "string", "maxLength": 9}}
-            finished, reward = True, 1.0
-
-            def __init__(self, word: str, path: str = "") -> None:
-                self.prompt = word
-
-            def step(self, action, timeout=None):
-                return True, ""
-
-        assert TaskSet(write(tmp_path / "t.jsonl", {"env_str": 'Echo@{"word": "hi"}'})).reset(seed=0)[0] == "hi"
-        for arguments in ('{"word": "hi", "path": "/etc/passwd"}', '{"word": "0123456789"}', '{"word": "a", "seed": 1}'):
+        monkeypatch.setitem(ENVIRONMENTS, "Echo", Echo)
+        assert TaskSet(write(tmp_path / "t.jsonl", {"env_str": 'Echo@{"level": 1}'})).reset(seed=0)[0].startswith("What is")
+        for arguments in ('{"level": 1, "split": "eval"}', '{"level": 4}', '{"level": "1"}'):
             with pytest.raises(ValueError, match="line 1"):
                 TaskSet(write(tmp_path / "u.jsonl", {"env_str": f"Echo@{arguments}"}))
 
@@ -148,7 +137,7 @@ class TestWhatRowsMay:
             reward("agent_env", "x", own)
         with pytest.raises(ValueError, match="may not set 'table'"):
             row_env(own)
-        for trusted in (lambda: make_env(own), lambda: reward("agent_env", "x", own, trusted=True)):
+        for trusted in (lambda: row_env(own, trusted=True), lambda: reward("agent_env", "x", own, trusted=True)):
             with pytest.raises((ValueError, FileNotFoundError), match="hostname"):
                 trusted()
 

@@ -1,4 +1,4 @@
-"""The official interface, task sets from files, and their reward styles in an environment."""
+"""Tasks that strings name, task sets from files, and their reward styles in an environment."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rllib_nlac.envs import official, registry
+from rllib_nlac.envs import registry
 from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.guess_number import GuessNumber
-from rllib_nlac.envs.official import BaseEnvironment, agent_env, make_env, parse_env_str, register_env
+from rllib_nlac.envs.official import GymTask, agent_env, parse_env_str, row_env
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.service_desk.tasks import make_tasks
 from rllib_nlac.envs.spaces import TextSpace
@@ -23,88 +23,36 @@ from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.rewards.sandbox import why_unavailable
 
 
-@pytest.fixture()
-def counter(monkeypatch):
-    monkeypatch.setattr(official, "PREFIXES", {})
-
-    @register_env
-    class Counter(BaseEnvironment):
-        env_str_prefix = "Counter"
-
-        def __init__(self, goal: int = 3, name: str = "") -> None:
-            self.goal, self.said, self.prompt, self.system_prompt = goal, 0, f"Count to {goal}.", "You count."
-
-        def step(self, action, timeout=None):
-            if not action.isdigit():
-                return False, "A number, please."
-            self.said += int(action) == self.said + 1
-            return True, f"{self.said}"
-
-        @property
-        def reward(self):
-            return self.said / self.goal
-
-        @property
-        def finished(self):
-            return self.said == self.goal
-
-    return Counter
+def task(env_str: str) -> GymTask:
+    """The task of a string that may set everything."""
+    return row_env(env_str, trusted=True)
 
 
 class TestOfficial:
-    def test_a_class_is_made_by_its_prefix(self, counter):
-        env = make_env('Counter@{"goal": 2, "name": "a@b"}')
-        assert isinstance(env, counter) and env.goal == 2
-        assert env.step("x") == (False, "A number, please.") and env.step("1") == (True, "1")
-        assert (env.reward, env.finished) == (0.5, False)
-        env.step("2")
-        assert (env.reward, env.finished) == (1.0, True)
-
-    def test_ours_are_served_too(self):
-        env = make_env('TwentyQuestions@{"num_objects": 16, "max_turns": 6, "task_id": "dog"}')
+    def test_an_episode_of_the_task(self):
+        env = task('TwentyQuestions@{"num_objects": 16, "max_turns": 6, "task_id": "dog"}')
         assert env.prompt == "Guess my object." and "twenty questions" in env.system_prompt
-        assert env.step("Is it alive?") == (True, "Yes.") and not env.finished
-        assert env.step("Is it a dog?") == (True, "Correct!") and env.finished and env.reward == 1.0
-        assert env.step("Is it?") == (False, "The episode is over.")
-        assert (
-            make_env('MathReasoning@{"level": 1, "seed": 5}').prompt == make_env('MathReasoning@{"level": 1, "seed": 5}').prompt
-        )
+        assert env.step("Is it alive?") == "Yes." and not env.finished
+        assert env.step("Is it a dog?") == "Correct!" and env.finished and env.success and env.reward == 1.0
+        assert task('MathReasoning@{"level": 1, "seed": 5}').prompt == task('MathReasoning@{"level": 1, "seed": 5}').prompt
 
     @pytest.mark.parametrize(
         ("env_str", "complaint"),
         [
-            ("Counter", "names no environment"),
-            ("Counter@{", r"after the '@': not valid JSON \(.* at column 2\)"),
-            ("Counter@[1]", "a JSON object must follow the '@', and it is a list"),
-            ('Counter@{"gaol": 1}', "unknown key 'gaol'; did you mean 'goal'"),
-            ("Countr@{}", "did you mean 'Counter'"),
-            ("Zzz@{}", "known are Counter, .*TwentyQuestions"),
+            ("GuessNumber", "names no environment"),
+            ("GuessNumber@{", r"after the '@': not valid JSON \(.* at column 2\)"),
+            ("GuessNumber@[1]", "a JSON object must follow the '@', and it is a list"),
+            ("GuesNumber@{}", "did you mean 'GuessNumber'"),
+            ("Zzz@{}", "known are .*TwentyQuestions"),
             ('TwentyQuestions@{"max_trns": 1}', "did you mean 'max_turns'"),
         ],
     )
-    def test_mistakes(self, counter, env_str, complaint):
+    def test_mistakes(self, env_str, complaint):
         with pytest.raises(ValueError, match=complaint):
-            make_env(env_str)
+            task(env_str)
 
     def test_the_first_at_splits(self):
         assert parse_env_str('A@{"b": "c@d"}') == ("A", {"b": "c@d"})
-
-    def test_a_prefix_is_one_classs_own(self, counter):
-        class Other(counter):
-            pass
-
-        class Nameless(counter):
-            env_str_prefix = ""
-
-        with pytest.raises(ValueError, match="belongs to Counter already"):
-            register_env(Other)
-        with pytest.raises(ValueError, match="needs an env_str_prefix"):
-            register_env(Nameless)
-        whole = {"env_str_prefix": "Alone", "step": None, "reward": 0.0, "finished": True}
-        with pytest.raises(ValueError, match=r"Alone lacks close, from_env_str, prompt, .*: inherit from"):
-            register_env(type("Alone", (), whole))
-        with pytest.raises(ValueError, match="the prefix of Counter is 'Counter', not 'X'"):
-            counter.from_env_str("X@{}")
 
 
 ROWS = [
@@ -156,29 +104,31 @@ def test_an_episode_that_a_rows_environment_loses_is_counted_by_that_environment
     assert (text, truncated, info["discard"], info["stop_reason"]) == ("the browser is gone", True, True, "browser_lost")
 
 
-def test_a_rows_own_prompt_stands_before_its_environments(counter, tmp_path):
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A task of counting."}]
-    rows = [{"env_str": "Counter@{}", "prompt": messages}, {"env_str": "Counter@{}", "prompt": "Count to 3."}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    env = TaskSet(train_files=str(tmp_path / "rows.jsonl"), trusted=True)
+def named(monkeypatch, tmp_path, first: str, *rows: dict) -> TaskSet:
+    """A task set of rows that name an environment of this first observation."""
+
+    class Named(TextHouse):
+        def begin(self, task):
+            super().begin(task)
+            return first
+
+    monkeypatch.setitem(registry.ENVIRONMENTS, "Named", Named)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"env_str": "Named@{}", **row}) + "\n" for row in rows))
+    return TaskSet(train_files=str(tmp_path / "rows.jsonl"))
+
+
+def test_a_rows_own_prompt_stands_before_its_environments(monkeypatch, tmp_path):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "A task of rooms."}]
+    env = named(monkeypatch, tmp_path, "A room.", {"prompt": messages}, {"prompt": "A room."})
     text, info = env.reset(options={"task_id": "0"})
-    assert (text, info["system_prompt"]) == ("A task of counting.\n\nCount to 3.", "Be brief.")
+    assert (text, info["system_prompt"]) == ("A task of rooms.\n\nA room.", "Be brief.")
     text, info = env.reset(options={"task_id": "1"})
-    assert (text, info["system_prompt"]) == ("Count to 3.", "You count.")  # once, where both say the same
+    assert (text, info["system_prompt"]) == ("A room.", TextHouse().system_prompt)  # once, where both say the same
 
 
-def test_a_row_whose_agent_would_read_nothing_is_refused(counter, tmp_path):
-    class Silent(counter):
-        env_str_prefix = "Silent"
-
-        def __init__(self):
-            super().__init__()
-            self.prompt = ""
-
-    register_env(Silent)
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"env_str": "Silent@{}"}) + "\n")
+def test_a_row_whose_agent_would_read_nothing_is_refused(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: neither the row nor its environment has a prompt"):
-        TaskSet(train_files=str(tmp_path / "rows.jsonl"), trusted=True).reset(seed=0)
+        named(monkeypatch, tmp_path, "", {}).reset(seed=0)
 
 
 def test_of_a_row_as_alone_a_reset_may_discard_and_a_positive_return_is_a_success(monkeypatch, tmp_path):

@@ -1,17 +1,14 @@
-"""The interface of NLAC's own environments: ``make_env("Prefix@{json}")``, ``step(action) -> (success, output)``, ``reward``.
+"""Tasks that strings name, as in ``TwentyQuestions@{"max_turns": 6, "task_id": "dog"}``: NLAC's own form for them.
 
-Classes of that kind are registered here by their prefix, and every environment of the registry is served as one, so that
-strings like ``TwentyQuestions@{"max_turns": 6, "task_id": "dog"}`` name tasks in either world.
+What stands before the ``@`` is the name of an environment of the registry.
 """
 
 from __future__ import annotations
 
-import abc
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any
 
 import gymnasium as gym
 
@@ -30,99 +27,13 @@ _OF_THE_RESET = {
 }
 
 
-class BaseEnvironment(abc.ABC):
-    """One task, from its string to its end.
-
-    Attributes:
-        env_str_prefix: What stands before the ``@``.
-        prompt: The first thing that the agent reads.
-        system_prompt: What it is told before that; may be empty.
-        row_schema: What a row of a task file may set, each key with its JSON schema: plain values with bounds. None keeps the
-            class out of rows that are not trusted.
-    """
-
-    env_str_prefix: ClassVar[str]
-    row_schema: ClassVar[Mapping[str, Any] | None] = None
-    prompt: str = ""
-    system_prompt: str = ""
-
-    @classmethod
-    def from_env_str(cls, env_str: str) -> Self:
-        """Builds the task that ``Prefix@{json}`` names; the JSON's keys are the constructor's arguments.
-
-        Raises:
-            ValueError: The prefix is another one, the JSON is no object, or a key is unknown.
-        """
-        prefix, arguments = parse_env_str(env_str)
-        if prefix != cls.env_str_prefix:
-            raise ValueError(f"{env_str!r:.80}: the prefix of {cls.__name__} is {cls.env_str_prefix!r}, not {prefix!r}")
-        known = inspect.signature(cls).parameters
-        for key in arguments:
-            if key not in known:
-                raise ValueError(f"{env_str!r:.80}: {unknown_key(key, known)}")
-        return cls(**arguments)
-
-    @abc.abstractmethod
-    def step(self, action: str, timeout: float | None = None) -> tuple[bool, str]:
-        """Acts.
-
-        Args:
-            action: The agent's text.
-            timeout: Seconds that the environment may take, where it can tell.
-
-        Returns:
-            Whether the action could be carried out, and what the agent reads next.
-        """
-
-    @property
-    @abc.abstractmethod
-    def reward(self) -> float:
-        """The reward so far."""
-
-    @property
-    @abc.abstractmethod
-    def finished(self) -> bool:
-        """Whether the episode is over."""
-
-    @property
-    def success(self) -> bool:
-        """Whether an episode that is over was a success: by default where its reward is 1 or more."""
-        return self.reward >= 1.0
-
-    def close(self) -> None:  # noqa: B027
-        """Gives back what the task holds; by default nothing."""
-
-
-Environment = TypeVar("Environment", bound=type[BaseEnvironment])
-PREFIXES: dict[str, type[BaseEnvironment]] = {}
-
-
-def register_env(cls: Environment) -> Environment:
-    """Makes a class known by its prefix; usable as a decorator.
-
-    Raises:
-        ValueError: It has no prefix, or one with an ``@``, or another class has it, or it lacks a part of the interface.
-    """
-    parts = (name for name in dir(BaseEnvironment) if not name.startswith("_"))
-    if missing := sorted(name for name in parts if not hasattr(cls, name) and name != "env_str_prefix"):
-        raise ValueError(f"{cls.__name__} lacks {', '.join(missing)}: inherit from rllib_nlac.envs.official.BaseEnvironment")
-    prefix = getattr(cls, "env_str_prefix", "")
-    if not prefix or "@" in prefix:
-        raise ValueError(f"{cls.__name__} needs an env_str_prefix without '@', and has {prefix!r}")
-    other = PREFIXES.get(prefix)
-    if other is not None and other.__qualname__ != cls.__qualname__:
-        raise ValueError(f"the prefix {prefix!r} belongs to {other.__name__} already")
-    PREFIXES[prefix] = cls
-    return cls
-
-
 def parse_env_str(env_str: str) -> tuple[str, dict[str, Any]]:
-    """Prefix and arguments of ``Prefix@{json}``, split at the first ``@``.
+    """Name and arguments of ``Name@{json}``, split at the first ``@``.
 
     Raises:
         ValueError: There is no ``@``, or what follows is no JSON object.
     """
-    prefix, at, text = env_str.partition("@")
+    name, at, text = env_str.partition("@")
     if not at:
         raise ValueError(f"{env_str!r:.80} names no environment: it must read as in 'TwentyQuestions@{{\"max_turns\": 6}}'")
     try:
@@ -131,19 +42,7 @@ def parse_env_str(env_str: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"{env_str!r:.80}: after the '@': {error}") from None
     if not isinstance(arguments, dict):
         raise ValueError(f"{env_str!r:.80}: a JSON object must follow the '@', and it is a {type(arguments).__name__}")
-    return prefix, arguments
-
-
-def make_env(env_str: str) -> BaseEnvironment:
-    """The task that a string names: of a class given to ``register_env``, or of an environment of the registry.
-
-    For the latter the keys are those of ``env_config``, and ``task_id`` and ``seed`` of ``reset``. The string is the caller's
-    own: it may name files, addresses and code where the environment takes them. For strings of rows there is ``row_env``.
-
-    Raises:
-        ValueError: The prefix is unknown, or the JSON or a key of it is wrong.
-    """
-    return _build(*parse_env_str(env_str))
+    return name, arguments
 
 
 def row_env(
@@ -152,68 +51,60 @@ def row_env(
     seed: int | None = None,
     trusted: bool = False,
     split: str | None = None,
-) -> BaseEnvironment:
+) -> GymTask:
     """The task that the string of a row names, which is data and may choose nothing but plain values unless it is trusted.
 
     Args:
         env_str: Environment string of the row.
-        environments: Settings by prefix, from the run's configuration, that a row may add to.
-        seed: Seed of a registered environment, where the row has none.
-        trusted: Whether it may choose all that ``make_env`` takes.
+        environments: Settings by name, from the run's configuration, that a row may add to.
+        seed: Seed of the reset, where the row has none.
+        trusted: Whether it may set all keys, those that name files, addresses and code too.
         split: Split of an environment that has splits, where neither the row nor ``environments`` names one.
 
     Raises:
         ValueError: As ``check_row`` says, or the environment refuses its settings.
     """
-    prefix, arguments = parse_env_str(env_str) if trusted else check_row(env_str, environments)
-    if prefix in registry.ENVIRONMENTS and prefix not in PREFIXES and seed is not None:
+    name, arguments = parse_env_str(env_str) if trusted else check_row(env_str, environments)
+    if name not in registry.ENVIRONMENTS:
+        raise ValueError(f"{env_str!r:.80}: {unknown_key(name, registry.ENVIRONMENTS)}")
+    if seed is not None:
         arguments.setdefault("seed", seed)
-    arguments = {**(environments or {}).get(prefix, {}), **arguments}
-    factory = PREFIXES.get(prefix) or registry.ENVIRONMENTS.get(prefix)
-    if split is not None and factory is not None and "split" in inspect.signature(factory).parameters:
+    arguments = {**(environments or {}).get(name, {}), **arguments}
+    if split is not None and "split" in inspect.signature(registry.ENVIRONMENTS[name]).parameters:
         arguments.setdefault("split", split)
-    return _build(prefix, arguments)
+    task_id, seed = arguments.pop("task_id", None), arguments.pop("seed", None)
+    return GymTask(registry.make(name, arguments), task_id, seed)
 
 
 def check_row(env_str: str, environments: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """Prefix and arguments of a row's string, once they are what a row may choose.
+    """Name and arguments of a row's string, once they are what a row may choose.
 
     Raises:
         ValueError: The environment is not registered, or is none that rows may choose, or a key is none that they may set, or
             its value does not fit the schema.
     """
-    prefix, arguments = parse_env_str(env_str)
-    factory = PREFIXES.get(prefix) or registry.ENVIRONMENTS.get(prefix)
+    name, arguments = parse_env_str(env_str)
+    factory = registry.ENVIRONMENTS.get(name)
     if factory is None:
-        raise ValueError(f"{env_str!r:.80}: {unknown_key(prefix, {*PREFIXES, *registry.ENVIRONMENTS})}")
+        raise ValueError(f"{env_str!r:.80}: {unknown_key(name, registry.ENVIRONMENTS)}")
     schema = getattr(factory, "row_schema", None)
-    if schema is None and prefix not in (environments or {}):
+    if schema is None and name not in (environments or {}):
         raise ValueError(
-            f"{env_str!r:.80}: rows may not choose {prefix}, which has no row_schema: give its settings under "
-            f"env_config.environments.{prefix}, or set env_config.trusted: true where the files are your own"
+            f"{env_str!r:.80}: rows may not choose {name}, which has no row_schema: give its settings under "
+            f"env_config.environments.{name}, or set env_config.trusted: true where the files are your own"
         )
     known = inspect.signature(factory).parameters
-    schema = {**(schema or {}), **({} if prefix in PREFIXES else _OF_THE_RESET)}
+    schema = {**(schema or {}), **_OF_THE_RESET}
     arguments = {key: value for key, value in arguments.items() if value is not None}
     for key in arguments:
         if key not in known and key not in schema:
             raise ValueError(f"{env_str!r:.80}: {unknown_key(key, {*known, *schema})}")
-    check_values(arguments, schema, f"{env_str!r:.80}", f"env_config.environments.{prefix}")
-    return prefix, arguments
+    check_values(arguments, schema, f"{env_str!r:.80}", f"env_config.environments.{name}")
+    return name, arguments
 
 
-def _build(prefix: str, arguments: dict[str, Any]) -> BaseEnvironment:
-    if prefix in PREFIXES:
-        return PREFIXES[prefix].from_env_str(f"{prefix}@{json.dumps(arguments)}")
-    if prefix in registry.ENVIRONMENTS:
-        arguments = dict(arguments)
-        task_id, seed = arguments.pop("task_id", None), arguments.pop("seed", None)
-        return GymTask(registry.make(prefix, arguments), task_id, seed)
-    raise ValueError(f"{prefix!r:.80}@...: {unknown_key(prefix, {*PREFIXES, *registry.ENVIRONMENTS})}")
-
-
-class GymTask(BaseEnvironment):
-    """A gymnasium environment behind this interface: one episode of it.
+class GymTask:
+    """One episode of an environment.
 
     Args:
         env: The environment.
@@ -221,11 +112,13 @@ class GymTask(BaseEnvironment):
         seed: Seed of the reset.
 
     Attributes:
+        prompt: The first thing that the agent reads.
+        system_prompt: What it is told before that; may be empty.
+        reward: The sum of the rewards so far.
+        finished: Whether the episode is over.
         info: What it said last.
         truncated: Whether a limit ended the episode.
     """
-
-    env_str_prefix = ""
 
     def __init__(self, env: gym.Env[str, str], task_id: str | None = None, seed: int | None = None) -> None:
         self.env = env
@@ -236,29 +129,19 @@ class GymTask(BaseEnvironment):
             env.close()
             raise
         self.system_prompt = self.info.get("system_prompt", "")
-        self._reward, self._finished = 0.0, False
-        self.truncated = False
+        self.reward, self.finished, self.truncated = 0.0, False, False
 
-    def step(self, action: str, timeout: float | None = None) -> tuple[bool, str]:
-        if self._finished:
-            return False, "The episode is over."
+    def step(self, action: str) -> str:
+        """Acts; returns what the agent reads next."""
         output, reward, terminated, truncated, self.info = self.env.step(action)
         self._check_kept(output)
-        self._reward += float(reward)
-        self._finished, self.truncated = terminated or truncated, truncated and not terminated
-        return True, output
+        self.reward += float(reward)
+        self.finished, self.truncated = terminated or truncated, truncated and not terminated
+        return output
 
     def _check_kept(self, output: str) -> None:
         if self.info.get("discard"):
             raise EpisodeLost(self.info.get("stop_reason") or "unknown", output)
-
-    @property
-    def reward(self) -> float:
-        return self._reward
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
 
     @property
     def success(self) -> bool:
@@ -267,6 +150,7 @@ class GymTask(BaseEnvironment):
         return self.reward > 0 if said is None else bool(said)
 
     def close(self) -> None:
+        """Closes the environment."""
         self.env.close()
 
 
@@ -276,7 +160,7 @@ def agent_env(answer: str | Sequence[str], truth: Any, *, trusted: bool = False,
     Args:
         answer: The action, or all actions of an episode.
         truth: The environment's string, which may choose what a row may.
-        trusted: Whether it may choose all that ``make_env`` takes.
+        trusted: Whether it may set all keys of the environment.
 
     Raises:
         ValueError: The string names no environment, or sets more than a row may.

@@ -9,7 +9,7 @@ from typing import Any
 
 from rllib_nlac.envs.base import Reply, TaskId
 from rllib_nlac.envs.mcp_server import McpServer
-from rllib_nlac.envs.official import AGENT_ENV, BaseEnvironment, GymTask, check_row, parse_env_str, row_env
+from rllib_nlac.envs.official import AGENT_ENV, GymTask, check_row, parse_env_str, row_env
 from rllib_nlac.envs.rows import Row, all_rows, files_of, prompt_of, text_field
 from rllib_nlac.envs.tools import ToolEnv
 from rllib_nlac.episode import ENVIRONMENT
@@ -108,7 +108,7 @@ class TaskSet(ToolEnv[TaskRow]):
         self._trusted = trusted
         may = May(trusted, tuple(self._environments), tuple(self._verifiers))
         self._rows = load_tasks(names, may, tuple((data_sources or {}).items()))
-        self._inner: BaseEnvironment | None = None
+        self._inner: GymTask | None = None
         self._server = McpServer.of(tools) if tools is not None else None
 
     def _info(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class TaskSet(ToolEnv[TaskRow]):
         info = super()._info()
         if self._current is not None and self._current.task.env_str:
             info[ENVIRONMENT] = parse_env_str(self._current.task.env_str)[0]
-        if isinstance(self._inner, GymTask) and "subgoals" in self._inner.info:
+        if self._inner is not None and "subgoals" in self._inner.info:
             info["subgoals"] = self._inner.info["subgoals"]
         return info
 
@@ -130,7 +130,7 @@ class TaskSet(ToolEnv[TaskRow]):
     def tools(self) -> list[dict[str, Any]]:
         if self._inner is None:
             return self._server.tools if self._server is not None else []
-        return self._inner.info.get("tools") or [] if isinstance(self._inner, GymTask) else []
+        return self._inner.info.get("tools") or []
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         assert self._server is not None
@@ -165,13 +165,10 @@ class TaskSet(ToolEnv[TaskRow]):
         if self._inner is None:
             return super().reply(task, action) if self._server is not None else self.answer(task, action)
         before = self._inner.reward
-        _, output = self._inner.step(action)
+        output = self._inner.step(action)
         value = self._inner.reward - before
-        said = self._inner.info.get(ANSWER) or () if isinstance(self._inner, GymTask) else ()
         if not self._inner.finished:
-            return Reply(output, value, messages=said)
-        if not isinstance(self._inner, GymTask):
-            return Reply(output, value, self._inner.success)
+            return Reply(output, value, messages=self._inner.info.get(ANSWER) or ())
         return Reply(output, value, self._inner.success, self._inner.truncated, self._inner.info.get("stop_reason"))
 
     def answer(self, task: TaskRow, action: str) -> Reply:
