@@ -49,8 +49,8 @@ class ExaminationSettings:
             each is compared with how its episode ended. 0: none. None: 64, or fewer where that would take more than an eighth
             of the answers that the iterations between two evaluations ask for.
         futures: Futures sampled for each turn; the share that predicts success is the predicted chance.
-        fixed_states: Number of turns of the first evaluation that every later one asks about again. Futures, critique and
-            refined action are TensorBoard text. 0: none.
+        fixed_states: Number of turns of the first evaluation that every later one asks about again. ``rllib inspect`` shows
+            futures, critique and refined action. 0: none.
         branches: Where refinement changes the action of a drawn turn, the game is played to its end from there this many times
             with each of the two actions, which tells how often the refined one does better. At most one turn of an episode.
             The environment must answer alike after a reset with the same seed. 0: none.
@@ -316,8 +316,7 @@ class CriticExamination:
                 )
             figures, fixed = self._ask_about_fixed_states(examiner, episodes, asked.fixed_states)
             log(algorithm.metrics, {**results, **figures})
-            histograms = {"replay_buffer/priorities": buffer.priorities, "replay_buffer/ages": buffer.ages(version)}
-            self._recorder.evaluation(algorithm.watch.evaluated_iteration, episodes, heard, fixed, histograms)
+            self._recorder.evaluation(algorithm.watch.evaluated_iteration, episodes, heard, fixed)
 
     def examiner(self, futures: int) -> Examiner:
         """Asks the critic as the algorithm does, with this number of futures for a turn."""

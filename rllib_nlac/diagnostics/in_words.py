@@ -27,37 +27,22 @@ def transition_parts(line: Line, limit: int | None = None) -> dict[str, str]:
     Returns:
         Texts by their headings, in the order in which they are read.
     """
-    reward, ended = figure(line, "reward"), _text(line.get("ended")) or "goes on"
-    came = f"{_cut(_text(line.get('observation')), limit)}   [reward {reward:g}, {_cut(ended, limit)}]"
-    following = (_cut(_text(line.get(name)) or "-", limit) for name in ("next_action", "next_future"))
-    return {
-        **_judged(line, limit),
-        "What came next": came,
-        "Next action and its future": "\n".join(following),
-        "Bellman target": _cut(_text_of(line.get("target")), limit) or "(did not parse)",
-    }
-
-
-def state_parts(line: Line) -> dict[str, str]:
-    """What the critic says today of a state and an action that it is asked about in every evaluation."""
-    outcome = "success" if line.get("success") else "failure"
-    return {
-        **_judged(line, None),
-        "What came next": f"{_text(line.get('observation'))}   [the episode ended in {outcome}]",
-    }
-
-
-def _judged(line: Line, limit: int | None) -> dict[str, str]:
     state, futures = (found if isinstance(found := line.get(name), list) else [] for name in ("state", "futures"))
     dialogue = "\n".join(f"{_text(m.get('role'))}: {_text(m.get('content'))}" for m in state if isinstance(m, Mapping))
     described = "\n".join(f"{number}. {_text_of(each)}" for number, each in enumerate(futures, start=1))
     action, judged = _text(line.get("action")), _text(line.get("judged"))
+    reward, ended = figure(line, "reward"), _text(line.get("ended")) or "goes on"
+    came = f"{_cut(_text(line.get('observation')), limit)}   [reward {reward:g}, {_cut(ended, limit)}]"
+    following = (_cut(_text(line.get(name)) or "-", limit) for name in ("next_action", "next_future"))
     return {
         "State": _cut(dialogue, limit, keep_end=True),
         "Action": _cut(f"{action}\n(judged instead: {judged})" if judged else action, limit),
         "Futures that the critic reads": _cut(described, limit) or "(none parsed)",
         "Critique": _cut(_text_of(line.get("critique")), limit) or "(did not parse)",
         "Refined action": f"{_cut(_text(line.get('refined')) or '(none)', limit)}   [{_cut(_text(line.get('reason')), limit)}]",
+        "What came next": came,
+        "Next action and its future": "\n".join(following),
+        "Bellman target": _cut(_text_of(line.get("target")), limit) or "(did not parse)",
     }
 
 

@@ -121,7 +121,6 @@ class Recorder:
         episodes: Sequence[SingleAgentEpisode],
         asked: Sequence[tuple[Transition, Sequence[Future]]],
         fixed: Sequence[Line],
-        histograms: Mapping[str, np.ndarray],
     ) -> None:
         """Writes what an evaluation found.
 
@@ -130,11 +129,7 @@ class Recorder:
             episodes: Episodes of the evaluation.
             asked: Turns of them with the futures that the critic predicted.
             fixed: What it says of the states that every evaluation asks about.
-            histograms: Numbers whose distribution TensorBoard shows, by their names.
         """
-        for number, line in enumerate(fixed, start=1):
-            self._summaries.write_state(f"state_{number}", iteration, line)
-        self._summaries.write_histograms(iteration, histograms)
         if not self._settings.transitions:
             return
         version = self._algorithm.weight_version

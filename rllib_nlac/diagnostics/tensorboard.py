@@ -1,15 +1,13 @@
-"""Transitions of the record as TensorBoard text, and how numbers are distributed, beside the curves that Tune writes."""
+"""Transitions of the record as TensorBoard text, beside the curves that Tune writes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from rllib_nlac.diagnostics.in_words import is_refined, state_parts, transition_parts
+from rllib_nlac.diagnostics.in_words import is_refined, transition_parts
 from rllib_nlac.diagnostics.record import Line
 from rllib_nlac.inputs.foreign import fenced_parts
 
@@ -33,22 +31,11 @@ class Summaries:
 
     def write_transition(self, iteration: int, lines: Sequence[Line]) -> None:
         """Shows the first transition whose action was refined, or else the first."""
-        if lines:
-            line = next((each for each in lines if is_refined(each)), lines[0])
-            self._write_text("transition", iteration, transition_parts(line))
-
-    def write_state(self, name: str, iteration: int, line: Line) -> None:
-        """Shows one of the states that every evaluation asks the critic about."""
-        self._write_text(f"evaluation/{name}", iteration, state_parts(line))
-
-    def write_histograms(self, iteration: int, values: Mapping[str, np.ndarray]) -> None:
-        """Shows how numbers are distributed, by their names; those that are not finite are left out."""
-        if self._writer is None:
+        if self._writer is None or not lines:
             return
+        line = next((each for each in lines if is_refined(each)), lines[0])
         with self._tolerant():
-            for name, numbers in values.items():
-                if (finite := numbers[np.isfinite(numbers)]).size:
-                    self._writer.add_histogram(name, finite, iteration)
+            self._writer.add_text("transition", fenced_parts(transition_parts(line)), iteration)
             self._writer.flush()
 
     def close(self) -> None:
@@ -56,13 +43,6 @@ class Summaries:
         if self._writer is not None:
             with self._tolerant():
                 self._writer.close()
-
-    def _write_text(self, name: str, iteration: int, parts: dict[str, str]) -> None:
-        if self._writer is None:
-            return
-        with self._tolerant():
-            self._writer.add_text(name, fenced_parts(parts), iteration)
-            self._writer.flush()
 
     @contextmanager
     def _tolerant(self) -> Iterator[None]:

@@ -244,11 +244,6 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         power = 1 / self.alpha if self.alpha else 0.0
         return [((place[0], place[1]), float(self._sum_segment[place[2]]) ** power) for place in self._indices]
 
-    def ages(self, version: int) -> np.ndarray:
-        """How many versions of the weights ago each turn that is kept was generated; shape (N,)."""
-        made = [generation.weight_version for episode in list(self.episodes) for generation in generations_of(episode)]
-        return version - np.array(made, float)
-
     @override(PrioritizedEpisodeReplayBuffer)
     def get_state(self) -> dict[str, Any]:
         own = {"bytes": dict(self._bytes), "rng": self.rng.bit_generator.state, "alpha": self.alpha, "capacity": self.capacity}
