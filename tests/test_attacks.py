@@ -268,8 +268,9 @@ class TestSandbox:
     def test_all_tests_together_have_a_bound(self, monkeypatch):
         monkeypatch.setattr(styles, "MAX_SECONDS", 0.1)
         tests = {"inputs": [""] * 50, "outputs": ["1"] * 50}
-        assert 0 < reward("code-sandbox", "import time; time.sleep(0.2); print(1)", tests, partial=True) <= 0.1
-        assert reward("code-sandbox", "import time; time.sleep(0.2); print(1)", tests) == 0.0
+        started = time.monotonic()
+        assert reward("code-sandbox", "import time; time.sleep(0.2); print(1)", tests) == 0.0  # each is right, and all too late
+        assert time.monotonic() - started < 50 * 0.2
 
     def test_a_program_ends_with_its_trainer(self, tmp_path):
         script = (

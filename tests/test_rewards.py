@@ -53,12 +53,6 @@ def test_rules(style, answer, truth, value):
     assert reward(style, answer, truth) == value
 
 
-@pytest.mark.parametrize("answer", ["it is 42", "#### **42**", r"#### \boxed{42}", "#### Answer: 42", "#### 42\n#### So:\n42"])
-def test_strict_gsm8k_wants_the_mark_and_a_plain_number(answer):
-    assert reward("rule-openai/gsm8k", answer, "42", strict=True) == 0.0
-    assert reward("rule-openai/gsm8k", f"{answer}\n#### 42", "42", strict=True) == 1.0
-
-
 def test_unknown_styles_are_named():
     with pytest.raises(ValueError, match="did you mean 'code-sandbox'"):
         reward("code_sandbox", "x", "y")
@@ -90,7 +84,6 @@ class TestPrograms:
             reward("code-sandbox", right, self.DOUBLE) == 1.0 and reward("code-sandbox", right, json.dumps(self.DOUBLE)) == 1.0
         )
         assert reward("code-sandbox", "print(2)", self.DOUBLE) == 0.0
-        assert reward("code-sandbox", "print(2)", self.DOUBLE, partial=True) == 0.5
         assert reward("code-sandbox", "1/0", self.DOUBLE) == 0.0
 
     def test_functions_and_methods(self):

@@ -19,7 +19,7 @@ from rllib_nlac.rewards.row_rewards import check_settings, check_truth
 from rllib_nlac.rewards.styles import SOURCES, STYLES, reward, style_of
 from rllib_nlac.types import ANSWER
 
-REWARD_KEYS = ("url", "timeout_s", "max_retries", "verifiers", "strict", "math_verify", "partial")
+REWARD_KEYS = ("url", "timeout_s", "max_retries", "verifiers", "math_verify")
 VERIFIER_KEYS = ("url", "timeout_s", "max_retries")
 NO_TEXT = ("images", "image", "videos", "video", "audios", "audio")
 

@@ -14,10 +14,10 @@ from rllib_nlac.rewards.grading import MAX_ANSWER, after_hashes, as_number, boxe
 _BOOLEAN = {"type": "boolean"}
 # The address of a verifier stands in the run's configuration; a row names one that stands there.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "rule-openai/gsm8k": {"strict": _BOOLEAN},
+    "rule-openai/gsm8k": {},
     "rule-lighteval/MATH": {"math_verify": _BOOLEAN},
     "rule-math_dapo": {"math_verify": _BOOLEAN},
-    "code-sandbox": {"partial": _BOOLEAN},
+    "code-sandbox": {},
     "verifier_service": {"verifier": {"type": "string"}},
 }
 

@@ -24,17 +24,16 @@ MAX_TESTS = 50  # of a program; a row with more is tested on the first ones
 MAX_SECONDS = 60.0  # of all tests of a program; those that are left then count as failed
 
 
-def gsm8k(answer: str, truth: Any, *, strict: bool = False, **_: Any) -> float:
+def gsm8k(answer: str, truth: Any, **_: Any) -> float:
     r"""1 where the number after the last ``####`` is right.
 
-    Unless ``strict``, it may be in bold or in ``\boxed{}``, and the last number of the text counts where no number follows the
-    mark, or there is none.
+    It may be in bold or in ``\boxed{}``, and the last number of the text counts where no number follows the mark, or there is
+    none.
     """
     said = after_hashes(answer) or ""
-    if not strict:
-        said = (boxed(said) or said).strip("* ")
-        if not _is_number(said):
-            said = (re.findall(r"-?\d+(?:,\d{3})*(?:\.\d+)?", answer[-2000:]) or [""])[-1]
+    said = (boxed(said) or said).strip("* ")
+    if not _is_number(said):
+        said = (re.findall(r"-?\d+(?:,\d{3})*(?:\.\d+)?", answer[-2000:]) or [""])[-1]
     right = after_hashes(str(truth)) or str(truth)
     return float(_is_number(said) and exact_equal(said, right))
 
@@ -62,8 +61,8 @@ def _same_answer(said: str | None, truth: Any, math_verify: bool) -> float:
     return float(math_equal(said, right) if math_verify else exact_equal(said, right))
 
 
-def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool = False, **_: Any) -> float:
-    """1 where a program passes all its tests, or the share that it passes where ``partial`` is set.
+def code(answer: str, truth: Any, *, limits: Limits | None = None, **_: Any) -> float:
+    """1 where a program passes all its tests.
 
     Args:
         answer: The program, or a text whose last fenced block is one.
@@ -71,7 +70,6 @@ def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool
             ``"fn_name"`` lists of arguments and returned values, the function being one of the program or of its class
             ``Solution``. JSON text will do.
         limits: Limits of each test.
-        partial: Whether some tests passed are worth something.
 
     Raises:
         ValueError: ``truth`` is malformed.
@@ -81,17 +79,18 @@ def code(answer: str, truth: Any, *, limits: Limits | None = None, partial: bool
     program, name = program_of(answer), tests.get("fn_name")
     pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))[:MAX_TESTS]
     deadline = time.monotonic() + MAX_SECONDS
-    passed = 0
-    for number, (given, wanted) in enumerate(pairs):
+    for given, wanted in pairs:
+        if time.monotonic() > deadline:
+            return 0.0
         if name:
             run = run_python(program, call=(name, list(given)), limits=limits)
-            passed += run.ok and _same_value(run.output, wanted)
+            passed = run.ok and _same_value(run.output, wanted)
         else:
             run = run_python(program, stdin=str(given), limits=limits)
-            passed += run.ok and _lines(run.output) == _lines(str(wanted))
-        if (passed <= number and not partial) or time.monotonic() > deadline:
-            break
-    return passed / len(pairs) if partial else float(passed == len(pairs))
+            passed = run.ok and _lines(run.output) == _lines(str(wanted))
+        if not passed:
+            return 0.0
+    return 1.0
 
 
 def program_of(answer: str) -> str:
