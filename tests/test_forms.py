@@ -8,50 +8,33 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rllib_nlac.language.forms import CritiqueForm, Forms, FutureForm
+from rllib_nlac.language.forms import CritiqueForm, FutureForm
 from rllib_nlac.language.prompts import SHIPPED, load_prompts
 from rllib_nlac.language.settings import Sampling
 from rllib_nlac.types import Future, Message
 
 FUTURE, CRITIQUE = FutureForm(), CritiqueForm()
-OTHER = Forms.of(
-    {
-        "future": {"label": "Zukunft", "success": "GEWONNEN", "failure": "VERLOREN"},
-        "critique": {
-            "verdict": "Optimal",
-            "accept": "Ja",
-            "reject": "Nein",
-            "reason": "Grund",
-            "fix": "Besser",
-            "reason_first": True,
-        },
-    }
-)
+REASON_FIRST = CritiqueForm(reason_first=True)
 STATE = (Message("user", "Guess my number."),)
 
 
-@pytest.mark.parametrize("form", [FUTURE, OTHER.future])
-def test_every_answer_of_a_futures_pattern_is_read_with_its_outcome(form):
-    @given(st.from_regex(form.pattern(32), fullmatch=True))
-    @example(f"{form.label}: It ends in {form.success.lower()}. {form.failure}")
-    def check(answer):
-        read = form.parse(answer)
-        words = answer.split()
-        offered = re.search(rf"(?i:{form.success}|{form.failure})[\s*_]*(?:or|/|\|)[\s*_]*\S+\Z", answer)
-        if offered is None and answer.lower().count(f"{form.label.lower()}:") == 1:
-            assert read is not None and read.success is (words[-1] == form.success), answer
-
-    check()
+@given(st.from_regex(FUTURE.pattern(32), fullmatch=True))
+@example("Future: It ends in success. FAILURE")
+def test_every_answer_of_a_futures_pattern_is_read_with_its_outcome(answer):
+    read = FUTURE.parse(answer)
+    offered = re.search(r"(?i:SUCCESS|FAILURE)[\s*_]*(?:or|/|\|)[\s*_]*\S+\Z", answer)
+    if offered is None and answer.lower().count("future:") == 1:
+        assert read is not None and read.success is (answer.split()[-1] == "SUCCESS"), answer
 
 
-@pytest.mark.parametrize("form", [CRITIQUE, OTHER.critique])
+@pytest.mark.parametrize("form", [CRITIQUE, REASON_FIRST])
 def test_every_answer_of_a_critiques_pattern_is_read_with_its_verdict(form):
     @given(st.from_regex(form.pattern(32), fullmatch=True))
     def check(answer):
         read = form.parse(answer)
         lines = answer.splitlines()
-        accepted = f"{form.verdict}: {form.accept}" in lines
-        fields = [line.partition(":")[2].strip(" *_") for line in lines if not line.startswith(form.verdict)]
+        accepted = "Optimal: Yes" in lines
+        fields = [line.partition(":")[2].strip(" *_") for line in lines if not line.startswith("Optimal")]
         placeholder = any(re.match(r"[^\w<]*<[^<>\n]+>[\W_]*\Z", field) for field in fields)
         if len(answer.splitlines()) == (2 if accepted else 3) and all(fields) and not placeholder:
             assert read is not None and read.optimal is accepted, answer
@@ -116,40 +99,27 @@ def test_shipped_sets_show_examples_that_parse_and_never_a_placeholder_that_does
         assert "<" not in "".join(m.content for m in prompts.predict_messages(STATE, "7")) and forms.future.examples
 
 
-def test_an_instruction_shows_the_form_that_the_set_declares():
-    prompts = load_prompts({"extends": "default", "forms": {"future": {"success": "WON", "failure": "LOST"}}})
-    asked = prompts.predict_messages(STATE, "7")[-1].content
-    assert "Future: <what happens> WON\nor\nFuture: <what happens> LOST" in asked and "SUCCESS" not in asked
-    assert prompts.forms.future.parse("Future: yes. WON") == Future("yes. WON", True)
-    assert prompts.forms.future.parse("Future: yes. SUCCESS") is None
-
-
 def test_forms_of_an_environment_complete_those_of_the_set():
     source = {
         "extends": "default",
-        "forms": {"future": {"label": "Next", "what": "all"}},
+        "forms": {"future": {"characters": 99, "what": "all"}},
         "environments": {"Mine": {"forms": {"future": {"what": "mine"}}}},
     }
-    assert "Next: <all> SUCCESS" in load_prompts(source).predict_messages(STATE, "7")[-1].content
-    assert "Next: <mine> SUCCESS" in load_prompts(source, "Mine").predict_messages(STATE, "7")[-1].content
+    assert "Future: <all> SUCCESS" in load_prompts(source).predict_messages(STATE, "7")[-1].content
+    assert "Future: <mine> SUCCESS" in load_prompts(source, "Mine").predict_messages(STATE, "7")[-1].content
+    assert load_prompts(source, "Mine").forms.future.characters == 99
 
 
 @pytest.mark.parametrize(
     ("forms", "complaint"),
     [
-        ({"future": {"success": "WON", "failure": "won"}}, "three different words"),
-        ({"future": {"success": "WON NOW"}}, "one word of letters"),
-        ({"future": {"success": "WON("}}, "one word of letters"),
-        ({"future": {"label": ""}}, "one word of letters"),
-        ({"critique": {"reason": "fix"}}, "three different words"),
-        ({"critique": {"accept": True}}, "one word of letters, and it is True"),
-        ({"critique": {"accept": "no"}}, "so must accept and reject"),
+        ({"future": {"label": "Zukunft"}}, "unknown key 'label'"),
         ({"future": {"examples": ["It ends."]}}, "is not in this form"),
         ({"future": {"examples": "Future: x SUCCESS"}}, "list of texts"),
         ({"critique": {"examples": ["Optimal: No\nReason: x"]}}, "is not in this form"),
         ({"future": {"characters": 3}}, "between 8 and 4000"),
         ({"future": {"characters": True}}, "between 8 and 4000"),
-        ({"future": {"lable": "x"}}, "did you mean 'label'"),
+        ({"future": {"exmples": ["x"]}}, "did you mean 'examples'"),
         ({"futures": {}}, "did you mean 'future'"),
         ({"future": "Future"}, "must map future and critique to mappings"),
         (["future"], "must map future and critique to mappings"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rllib_nlac.language.forms import CritiqueForm, FutureForm
+from rllib_nlac.language.forms import FAILURE, SUCCESS, CritiqueForm, FutureForm
 from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.language.report import StageReport
 from rllib_nlac.language.settings import Sampling, StageSettings
@@ -115,4 +115,4 @@ def transcript(transition: Transition) -> Future:
     """What really followed, as far as the transition brings it along: the environment's own words, and the outcome."""
     replies = " ".join(step.observation for step in (transition, *transition.following))
     success = transition.episode_success
-    return Future(f"{replies} {'SUCCESS' if success else 'FAILURE'}", success)
+    return Future(f"{replies} {SUCCESS if success else FAILURE}", success)

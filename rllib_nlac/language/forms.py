@@ -12,17 +12,22 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rllib_nlac.language.parsing import LABEL, without_thinking
 from rllib_nlac.names import unknown_key
 from rllib_nlac.types import Critique, Future
 
 CHARACTERS_PER_TOKEN = 2  # fewer than English text has, so that the longest answer of a pattern ends before its token limit
+SUCCESS, FAILURE = "SUCCESS", "FAILURE"  # end a future
 LONGEST = 4000  # characters of a part of an answer, the most that a form may allow
 _START = r"[^\s<]"  # of a field: neither a space nor what a placeholder begins with
 _PLACEHOLDER = re.compile(r"[^\w<]*<[^<>\n]+>[\W_]*\Z")  # copied from an instruction
-_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
+# The outcome at the end of a text. In other letters it must be a sentence of its own, since "without success" states none.
+_OUTCOME = re.compile(rf"(?:(?<![^\W_])({SUCCESS}|{FAILURE})|(?:\A|[^\w\s]|_)\s*((?i:{SUCCESS}|{FAILURE})))[\W_]*\Z")
+# An outcome that is offered beside another one.
+_OFFERED = re.compile(rf"(?<![^\W_])(?:{SUCCESS}|{FAILURE})[\s*_]*(?:or|/|\|)[\s*_]*\Z", re.IGNORECASE)
+_VERDICT = re.compile(r"(yes|no)\b(?![\s*_]*(?:or|/|\|)[\s*_]*(?:yes|no)\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,12 @@ class FutureForm:
     """The form of a future: a label, what happens in words, and one of two words for the outcome.
 
     Attributes:
-        label: Word before the colon.
-        success: Word that ends a future in which the task succeeds.
-        failure: Word that ends a future in which the task fails.
         what: What an instruction without examples calls the words in between.
         characters: Largest number of characters of these words that the pattern allows.
         examples: Whole answers, which the instruction shows in place of a placeholder.
     """
 
-    label: str = "Future"
-    success: str = "SUCCESS"
-    failure: str = "FAILURE"
+    label: ClassVar[str] = "Future"
     what: str = "what happens"
     characters: int = 400
     examples: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class FutureForm:
 
     def outcome(self, success: bool) -> str:
         """Word of an outcome."""
-        return self.success if success else self.failure
+        return SUCCESS if success else FAILURE
 
     @property
     def shown(self) -> str:
@@ -63,23 +63,22 @@ class FutureForm:
     def pattern(self, max_tokens: int) -> str:
         """Regular expression of an answer that ends before a token limit."""
         most = max(min(self.characters, CHARACTERS_PER_TOKEN * max_tokens), 2)
-        return f"{re.escape(self.label)}: {_START}[^\\n]{{0,{most - 1}}} (?:{self.success}|{self.failure})"
+        return f"{self.label}: {_START}[^\\n]{{0,{most - 1}}} (?:{SUCCESS}|{FAILURE})"
 
     def parse(self, text: str) -> Future | None:
         """Reads one future. Several, or a repeated instruction, state none."""
         text = without_thinking(text)
-        outcome_of, offered = _outcomes(self.success, self.failure)
         labels = list(_label(self.label).finditer(text))
         if len(labels) != 1:
             return None
         body = text[labels[0].end() :].strip()
-        outcome = outcome_of.search(body)
+        outcome = _OUTCOME.search(body)
         if outcome is None:
             return None
         before = body[: outcome.start(outcome.lastindex or 0)]
-        if _PLACEHOLDER.match(before) or offered.search(before):
+        if _PLACEHOLDER.match(before) or _OFFERED.search(before):
             return None
-        return Future(body, (outcome[1] or outcome[2]).lower() == self.success.lower())
+        return Future(body, (outcome[1] or outcome[2]).upper() == SUCCESS)
 
     def composed(self, reply: str, later: Future | None, success: bool) -> str:
         """A Bellman target that no model writes: the reply, the first clause of what follows, and the outcome.
@@ -100,7 +99,7 @@ class FutureForm:
 
     def _words(self, future: Future) -> str:
         """What a future says before its outcome."""
-        return re.sub(rf"\W*\b(?:{self.success}|{self.failure})\W*\Z", "", future.text, flags=re.IGNORECASE)
+        return re.sub(rf"\W*\b(?:{SUCCESS}|{FAILURE})\W*\Z", "", future.text, flags=re.IGNORECASE)
 
     def check(self) -> None:
         """Refuses a form whose answers the parser would not read back.
@@ -108,9 +107,6 @@ class FutureForm:
         Raises:
             ValueError: The message names the field.
         """
-        _check_words(self, ("label", "success", "failure"))
-        if self.success.lower() in (self.failure.lower(), self.label.lower()) or self.label.lower() == self.failure.lower():
-            raise ValueError("label, success and failure must be three different words")
         _check_lengths(self, ("characters",))
         both = (True, False)
         _check_reading(self, {self.written("It ends.", each): Future(f"It ends. {self.outcome(each)}", each) for each in both})
@@ -121,11 +117,6 @@ class CritiqueForm:
     """The form of a critique: a verdict, a reason and, where the verdict is no, a better action.
 
     Attributes:
-        verdict: Label of the verdict.
-        accept: Verdict on an action that is good as it is.
-        reject: Verdict on an action that could be better.
-        reason: Label of the reason.
-        fix: Label of the better action.
         better: What an instruction without examples calls the better action.
         reason_first: Whether the reason comes before the verdict, so that a small model reasons before it decides.
         reason_characters: Largest number of characters of a reason that the pattern allows.
@@ -133,11 +124,7 @@ class CritiqueForm:
         examples: Whole answers, which the instruction shows in place of placeholders.
     """
 
-    verdict: str = "Optimal"
-    accept: str = "Yes"
-    reject: str = "No"
-    reason: str = "Reason"
-    fix: str = "Fix"
+    labels: ClassVar[tuple[str, str, str]] = ("Optimal", "Reason", "Fix")
     better: str = "the better action"
     reason_first: bool = False
     reason_characters: int = 240
@@ -147,9 +134,9 @@ class CritiqueForm:
     def written(self, optimal: bool, reason: str, fix: str = "") -> str:
         """A whole answer in this form; reason and fix are one line each."""
         return self._in_order(
-            f"{self.verdict}: {self.accept if optimal else self.reject}",
-            f"{self.reason}: {reason}",
-            "" if optimal else f"\n{self.fix}: {fix}",
+            f"Optimal: {'Yes' if optimal else 'No'}",
+            f"Reason: {reason}",
+            "" if optimal else f"\nFix: {fix}",
         )
 
     def _in_order(self, verdict: str, reason: str, fix: str) -> str:
@@ -162,27 +149,26 @@ class CritiqueForm:
         if self.examples:
             return "\nor\n".join(self.examples)
         return self._in_order(
-            f"{self.verdict}: {self.accept} or {self.reject}",
-            f"{self.reason}: <one or two sentences>",
-            f"\n{self.fix}: <{self.better}; leave this line out if the answer is {self.accept}>",
+            "Optimal: Yes or No",
+            "Reason: <one or two sentences>",
+            f"\nFix: <{self.better}; leave this line out if the answer is Yes>",
         )
 
     def pattern(self, max_tokens: int) -> str:
         """Regular expression of an answer that ends before a token limit."""
         share = min(1.0, CHARACTERS_PER_TOKEN * max_tokens / (self.reason_characters + self.fix_characters))
         reason, fix = (max(int(share * most), 2) for most in (self.reason_characters, self.fix_characters))
-        reasoned = f"{re.escape(self.reason)}: {_START}[^\\n]{{0,{reason - 1}}}"
-        fixed = f"\\n{re.escape(self.fix)}: {_START}[^\\n]{{0,{fix - 1}}}"
+        reasoned = f"Reason: {_START}[^\\n]{{0,{reason - 1}}}"
+        fixed = f"\\nFix: {_START}[^\\n]{{0,{fix - 1}}}"
         if self.reason_first:
-            return f"{reasoned}\\n{re.escape(self.verdict)}: (?:{self.accept}|{self.reject}{fixed})"
-        return f"{re.escape(self.verdict)}: (?:{self.accept}\\n{reasoned}|{self.reject}\\n{reasoned}{fixed})"
+            return f"{reasoned}\\nOptimal: (?:Yes|No{fixed})"
+        return f"Optimal: (?:Yes\\n{reasoned}|No\\n{reasoned}{fixed})"
 
     def parse(self, text: str) -> Critique | None:
         """Reads verdict, reason and fix. A no without a fix does not parse."""
         text = without_thinking(text)
-        labels = (self.verdict, self.reason, self.fix)
-        starts = {name: match for name in labels if (match := _label(name).search(text))}
-        if self.verdict not in starts:
+        starts = {name: match for name in self.labels if (match := _label(name).search(text))}
+        if "Optimal" not in starts:
             return None
         bounds = [*sorted(match.start() for match in starts.values()), len(text)]
 
@@ -192,13 +178,13 @@ class CritiqueForm:
             end = next(bound for bound in bounds if bound > starts[name].start())
             return text[starts[name].end() : end].strip().strip("*_").strip()
 
-        verdict = _verdicts(self.accept, self.reject).match(field(self.verdict))
-        if verdict is None or _PLACEHOLDER.match(field(self.reason)):
+        verdict = _VERDICT.match(field("Optimal"))
+        if verdict is None or _PLACEHOLDER.match(field("Reason")):
             return None
-        optimal = verdict[1].lower() == self.accept.lower()
-        if not optimal and (not field(self.fix) or _PLACEHOLDER.match(field(self.fix))):
+        optimal = verdict[1].lower() == "yes"
+        if not optimal and (not field("Fix") or _PLACEHOLDER.match(field("Fix"))):
             return None
-        return Critique(text, optimal, field(self.reason), "" if optimal else field(self.fix))
+        return Critique(text, optimal, field("Reason"), "" if optimal else field("Fix"))
 
     def check(self) -> None:
         """Refuses a form whose answers the parser would not read back.
@@ -206,10 +192,6 @@ class CritiqueForm:
         Raises:
             ValueError: The message names the field.
         """
-        _check_words(self, ("verdict", "accept", "reject", "reason", "fix"))
-        labels = {self.verdict.lower(), self.reason.lower(), self.fix.lower()}
-        if len(labels) < 3 or self.accept.lower() == self.reject.lower():
-            raise ValueError("verdict, reason and fix must be three different words, and so must accept and reject")
         _check_lengths(self, ("reason_characters", "fix_characters"))
         yes, no = self.written(True, "It ends."), self.written(False, "It ends.", "Go on.")
         _check_reading(self, {yes: Critique(yes, True, "It ends.", ""), no: Critique(no, False, "It ends.", "Go on.")})
@@ -273,29 +255,6 @@ def _sentence(text: str, most: int) -> str:
 @functools.cache
 def _label(name: str) -> re.Pattern[str]:
     return re.compile(LABEL.format(re.escape(name)) + r"[*_ \t]*", re.IGNORECASE | re.MULTILINE)
-
-
-@functools.cache
-def _outcomes(success: str, failure: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Finds the outcome at the end of a text, and an outcome that is offered beside another one.
-
-    In other letters an outcome must be a sentence of its own, since "without success" states none.
-    """
-    words = f"{success}|{failure}"
-    last = re.compile(rf"(?:(?<![^\W_])({words})|(?:\A|[^\w\s]|_)\s*((?i:{words})))[\W_]*\Z")
-    return last, re.compile(rf"(?<![^\W_])(?:{words})[\s*_]*(?:or|/|\|)[\s*_]*\Z", re.IGNORECASE)
-
-
-@functools.cache
-def _verdicts(accept: str, reject: str) -> re.Pattern[str]:
-    return re.compile(rf"({accept}|{reject})\b(?![\s*_]*(?:or|/|\|)[\s*_]*(?:{accept}|{reject})\b)", re.IGNORECASE)
-
-
-def _check_words(form: Any, names: Sequence[str]) -> None:
-    for name in names:
-        value = getattr(form, name)
-        if not isinstance(value, str) or _WORD.fullmatch(value) is None:
-            raise ValueError(f"{name} must be one word of letters, and it is {value!r:.80}")
 
 
 def _check_lengths(form: Any, names: Sequence[str]) -> None:

@@ -194,7 +194,7 @@ _NUMBERED = re.compile(r"(?<=\n)([^\S\n]*[0-9]+)\.")  # as the futures of a list
 @functools.cache
 def _labels(instruction: str, forms: Forms) -> re.Pattern[str]:
     """Finds the labels of an instruction and of an answer."""
-    answers = (forms.future.label, forms.critique.verdict, forms.critique.reason, forms.critique.fix)
+    answers = (forms.future.label, *forms.critique.labels)
     own = {label.lower() for label in (*re.findall(r"(\w+):", instruction), *answers)}
     return re.compile(rf"\b({'|'.join(sorted(own))})[*_]*:", re.IGNORECASE)
 
