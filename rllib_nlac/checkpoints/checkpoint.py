@@ -193,12 +193,11 @@ def _downloaded(path: str, filesystem: pyarrow.fs.FileSystem | None) -> Iterator
         scratch.remove()
 
 
-def is_ours(path: str, filesystem: pyarrow.fs.FileSystem | None = None) -> bool:
+def is_ours(path: str) -> bool:
     """Whether there is a checkpoint of this package at ``path``, whole or not."""
-    if filesystem is None and not is_address(path):
+    if not is_address(path):
         return any((folder / MANIFEST).exists() for folder in (Path(path).absolute(), _former(Path(path).absolute())))
-    if filesystem is None:
-        filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
+    filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
     return filesystem.get_file_info(f"{path}/{MANIFEST}").type != pyarrow.fs.FileType.NotFound
 
 

@@ -28,6 +28,7 @@ from rllib_nlac.types import BellmanTarget, Generation, Refinement
 
 STAGES, REPLAY, SYNC, COLLECTION, FAULTS = "language_stages", "replay_buffer", "sync", "collection", "faults"
 SECONDS = "seconds"
+COMPARED_TURNS = 12  # that engine and learner are compared by
 
 
 @contextmanager
@@ -85,7 +86,6 @@ def log_stages(
         metrics.log_value((STAGES, role, "unparsed_answer_rate"), report.unparsed[role] / count, window=1)
         metrics.log_value((STAGES, role, "cut_off_rate"), report.cut_off[role] / count, window=1)
     for wave, seconds in report.seconds.items():
-        metrics.log_value((STAGES, wave, "time_s"), seconds, window=1)
         metrics.log_value((SECONDS, wave), seconds, reduce="sum")
         metrics.log_value((STAGES, wave, "tokens_per_s"), report.tokens[wave] / max(seconds, 1e-9), window=1)
 
@@ -128,7 +128,7 @@ def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
 
 
 def compare_with_learner(
-    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, sampling: Sampling, turns: int = 12
+    learner_group: LearnerGroup, episodes: Sequence[SingleAgentEpisode], version: int, sampling: Sampling
 ) -> tuple[float, float | None]:
     """What the learner thinks of a few turns that the current weights generated.
 
@@ -138,7 +138,6 @@ def compare_with_learner(
         version: Version of the current weights.
         sampling: How the turns were sampled. Within a nucleus the engine's probabilities are larger, by a factor of 1 / top_p
             at most; only what lies beyond counts.
-        turns: Number of turns that are compared.
 
     Returns:
         The largest |log p_engine - log p_learner| over their tokens, which proves that the engine serves the weights of the
@@ -146,7 +145,7 @@ def compare_with_learner(
 
     Source: the estimator k3, never negative, J. Schulman, "Approximating KL divergence", 2020.
     """
-    current = _current(episodes, version, turns)
+    current = _current(episodes, version, COMPARED_TURNS)
     if not current:
         return float("nan"), None
     prompts, answers = [g.prompt_ids for g in current], [g.token_ids for g in current]
