@@ -345,7 +345,7 @@ class TestFiles:
     def load(self, config: NLACConfig, chat, compact, input_):
         return DialogueData(config.copy(copy_frozen=False).offline_data(input_=input_)).episodes(chat, compact)
 
-    def test_jsonl_and_parquet_through_ray_data(self, ray_session, config, chat, compact, tmp_path):
+    def test_jsonl_and_parquet(self, config, chat, compact, tmp_path):
         write_log(tmp_path / "a.jsonl", 5)
         write_log(tmp_path / "b.parquet", 4, win=True)
         for input_ in (str(tmp_path), [str(tmp_path / "a.jsonl"), str(tmp_path / "*.parquet")]):
@@ -360,14 +360,14 @@ class TestFiles:
             "Is it a dog?",
         }
 
-    def test_a_malformed_line_is_named(self, ray_session, config, chat, compact, tmp_path):
+    def test_a_malformed_line_is_named(self, config, chat, compact, tmp_path):
         write_log(tmp_path / "a.jsonl", 2)
         with (tmp_path / "a.jsonl").open("a") as file:
             file.write('{"messages": 3}\n')
         with pytest.raises(ValueError, match=r"a.jsonl, line 3: 'messages' must be a list"):
             self.load(config, chat, compact, str(tmp_path / "a.jsonl"))
 
-    def test_dialogues_that_do_not_fit_are_left_out_and_counted(self, ray_session, config, chat, compact, tmp_path):
+    def test_dialogues_that_do_not_fit_are_left_out_and_counted(self, config, chat, compact, tmp_path):
         write_log(tmp_path / "a.jsonl", 2)
         lines = (tmp_path / "a.jsonl").read_text()
         (tmp_path / "a.jsonl").write_text(lines + lines.replace("Guess my object.", "Guess. " * 600))

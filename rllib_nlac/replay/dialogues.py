@@ -1,4 +1,4 @@
-"""Logged dialogues: read into the replay buffer through Ray Data, and written in the same form by a run.
+"""Logged dialogues: read into the replay buffer, and written in the same form by a run.
 
 One row is one episode, in JSONL or parquet::
 
@@ -17,7 +17,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from rllib_nlac.language.prompts import PromptSet
 from rllib_nlac.replay.messages import TOO_LONG, UNLEARNED, Write, add_message, notice, read_messages, tools_of
 from rllib_nlac.types import ANSWER, TOOLS, Generation, Message, Seen, dialogue_after, goes_on
 
-FIELDS = ("messages", "rewards", "reward", "terminated", "truncated", "success", "task_id", ENVIRONMENT, TOOLS)
 NAMES = ("task_id", ENVIRONMENT)
 INPUT = "input"  # begins the names of episodes that were read
 
@@ -210,7 +209,7 @@ def to_episode(
 
 
 class DialogueData(OfflineData):
-    """RLlib's ``offline_data_class``: the dialogues that ``config.input_`` names, read through Ray Data.
+    """RLlib's ``offline_data_class``: the dialogues that ``config.input_`` names.
 
     Args:
         config: Configuration of the algorithm.
@@ -229,21 +228,11 @@ class DialogueData(OfflineData):
             ValueError: A row is malformed, or there is none; file and line are named.
             FileNotFoundError: A name matches no file.
         """
-        import ray.data
-
-        logging.getLogger("ray.data").setLevel(logging.WARNING)
-        # Zero CPUs: a trial may have taken all of them, and reading would wait for ever.
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        files = [{"path": path, "file": number} for number, path in enumerate(input_files(self.config.input_))]
-        rows = list(ray.data.from_items(files).flat_map(_read, num_cpus=0).iter_rows())
-        rows.sort(key=lambda row: (row["file"], row["row"]))  # they come as the tasks end
-        for row in rows:
-            if row["error"]:
-                raise ValueError(row["error"])
-        if not rows:
-            raise ValueError(f"config.input_ {self.config.input_!r}: there are no dialogues")
         manner = () if self.chat is None else (self.chat.thinks, self.chat.template.turn)
-        return [parse_dialogue(Row(row["place"], json.loads(row["fields"])), *manner) for row in rows]
+        dialogues = [parse_dialogue(row, *manner) for row in read_rows(input_files(self.config.input_))]
+        if not dialogues:
+            raise ValueError(f"config.input_ {self.config.input_!r}: there are no dialogues")
+        return dialogues
 
     @property
     def notice(self) -> str | None:
@@ -300,24 +289,6 @@ def input_files(names: str | Sequence[str]) -> list[str]:
             raise FileNotFoundError(f"config.input_: no JSONL or parquet file at {name!r}")
         found += sorted(matches)
     return found
-
-
-def _read(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Reads one file in a Ray Data task, which would wrap an exception in pages of its own: errors come as rows."""
-    number = 0
-    try:
-        for number, row in enumerate(read_rows(item["path"])):
-            parse_dialogue(row)
-            fields = {key: row.fields[key] for key in FIELDS if key in row.fields}
-            yield {
-                "file": item["file"],
-                "row": number,
-                "place": row.place,
-                "fields": json.dumps(fields, default=str),
-                "error": "",
-            }
-    except ValueError as error:
-        yield {"file": item["file"], "row": number + 1, "place": "", "fields": "", "error": str(error)}
 
 
 def write_dialogues(path: Path, episodes: Sequence[SingleAgentEpisode]) -> None:
