@@ -123,7 +123,8 @@ def test_a_rows_own_prompt_stands_before_its_environments(monkeypatch, tmp_path)
     text, info = env.reset(options={"task_id": "0"})
     assert (text, info["system_prompt"]) == ("A task of rooms.\n\nA room.", "Be brief.")
     text, info = env.reset(options={"task_id": "1"})
-    assert (text, info["system_prompt"]) == ("A room.", TextHouse().system_prompt)  # once, where both say the same
+    assert text == "A room."  # once, where both say the same
+    assert info["system_prompt"].startswith("Find the ")
 
 
 def test_a_row_whose_agent_would_read_nothing_is_refused(monkeypatch, tmp_path):
