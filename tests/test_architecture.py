@@ -15,6 +15,7 @@ from rooms import FLOORS
 from rllib_nlac.nlac import NLAC, NLACConfig
 
 TESTS = Path(__file__).parent
+BOUND = 36_500  # lines of the package
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -101,3 +102,10 @@ def test_a_line_of_a_docstring_can_be_read_alone():
 def test_the_chains_of_classes_are_short(kind, chain):
     """What watches, records or examines is an object that an algorithm has, and no base class."""
     assert [base.__name__ for base in kind.__mro__ if base.__module__.startswith("rllib_nlac")] == chain
+
+
+def test_the_package_does_not_grow_unseen():
+    """Where it fails, subtract first; the commit of a new feature may raise the bound."""
+    files = [path for path in (TESTS.parent / "rllib_nlac").rglob("*") if path.suffix in (".py", ".js")]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    assert lines <= BOUND, f"{lines} lines of Python and JavaScript in rllib_nlac"
