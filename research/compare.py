@@ -111,7 +111,7 @@ def rows_of(cell: Cell, folder: Path) -> list[Row]:
                 "evaluation": evaluation,
                 "subgoals": [subgoals[name] for name in sorted(subgoals)] if subgoals else None,
                 "generated_tokens": int(tokens),
-                "seconds": result["time_total_s"],
+                "seconds": result.get("time_total_s", 0.0),  # an evaluation before training has none
                 PASS: lookup(result, f"evaluation/repeated/{PASS}"),
             }
         )
