@@ -11,9 +11,11 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 INTERVAL_S = 0.5
 ANSWERS, EPISODES, STEPS = "answers", "episodes", "gradient steps"
+FILES, MEGABYTES, TENSORS, TRIALS = "files", "MB", "tensors", "trials"
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,36 @@ class Activity:
         """So many more are done; a stage that counts something else takes no notice."""
         if self.now.unit == unit:
             self.now = replace(self.now, done=self.now.done + count, remark="")
+
+    def reach(self, done: int, total: int) -> None:
+        """So many are done of so many, for a stage that is measured and not counted."""
+        self.now = replace(self.now, done=done, total=total)
+
+    @contextlib.contextmanager
+    def filling(self, stage: str, folder: Path, size: int) -> Iterator[None]:
+        """A stage that writes files into a folder, measured by how much is in it.
+
+        Args:
+            stage: What is done.
+            folder: The folder, empty before.
+            size: How many bytes will be there, or about so many.
+        """
+        ended, total = threading.Event(), size // 10**6
+
+        def measure() -> None:
+            while not ended.wait(INTERVAL_S):
+                with contextlib.suppress(OSError):  # a file was renamed meanwhile
+                    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+                    self.reach(min(written // 10**6, total), total)
+
+        with self.stage(stage, total, MEGABYTES):
+            thread = threading.Thread(target=measure, name="filling", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()
 
     def remark(self, text: str) -> None:
         """Something about the stage, until it goes on."""

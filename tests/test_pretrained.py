@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rllib_nlac import NLACConfig
+from rllib_nlac.activity import MEGABYTES, activity
 from rllib_nlac.command.cli import app
 from rllib_nlac.inputs import pretrained
 from rllib_nlac.inputs.pretrained import MARK, PRETRAINED, SMOLLM2, ModelUnavailable, converted_folder, is_whole, prepare
@@ -100,6 +101,21 @@ def test_without_hub_and_index_both_ways_out_are_named(monkeypatch):
         assert part in str(raised.value)
     result = CliRunner().invoke(app, ["model", "smollm2"])
     assert result.exit_code == 2 and "Error: language_model smollm2: it is in no cache here" in result.output
+
+
+def test_the_bars_of_the_hub_are_told_and_not_drawn(capsys):
+    kind = pretrained._bars()
+    network, files, written = kind(total=0, unit="B"), kind(total=3), kind(total=0, unit="B")
+    with activity.stage("downloading", unit=MEGABYTES):
+        for bar in (network, written):
+            bar.total += 5_000_000
+        network.update(1_000_000)
+        written.update(2_000_000)
+        files.update(1)
+        network.update(500_000)
+        written.set_description("Downloading")
+        assert str(activity.now) == "downloading, 2 of 5 MB"
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_full_disk_is_said_before_and_while_it_is_written(wheel, monkeypatch):

@@ -74,6 +74,18 @@ class TestSearchSpaces:
         with pytest.raises(ExperimentError, match=r"e, tau: \w+ .* is no range"):
             experiment(config={"tau": space})
 
+    @pytest.mark.parametrize(
+        ("config", "samples", "expected"),
+        [
+            ({"lr": 1e-3}, 1, 1),
+            ({"lr": {"loguniform": [1e-4, 1e-2]}, "seed": {"choice": [0, 1]}}, 5, 5),  # drawn, and not each of them
+            ({"lr": {"grid_search": [1, 2]}, "env_config": {"max_turns": {"grid_search": [4, 6, 8]}}}, 2, 12),
+            ({"seed": {"grid_search": [1, 2]}}, -1, 0),
+        ],
+    )
+    def test_their_number_of_trials_is_known(self, config, samples, expected):
+        assert search.num_trials(config, samples) == expected
+
 
 class TestSchedulers:
     def test_are_tunes_own(self):

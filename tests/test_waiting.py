@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import time
+from collections.abc import Iterator
 
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
@@ -34,6 +35,14 @@ class Screen(io.StringIO):
         return self.getvalue().rsplit("\x1b[2K", 1)[1].strip("\r")
 
 
+@pytest.fixture(autouse=True)
+def idle() -> Iterator[None]:
+    """Nothing goes on in this process, whatever other tests left."""
+    activity.turn_to("", iteration=0)
+    yield
+    activity.turn_to("", iteration=0)
+
+
 @pytest.fixture()
 def screen(monkeypatch) -> Screen:
     monkeypatch.setenv("TERM", "xterm")
@@ -53,6 +62,18 @@ class TestActivity:
                 raise LookupError
             assert now.now.done == 1
         assert str(now.now) == "iteration 3: training"
+
+    def test_what_fills_a_folder_is_measured_until_it_ends(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("rllib_nlac.activity.INTERVAL_S", 0.01)
+        now = Activity()
+        with now.stage("fetching"):
+            with now.filling("writing", tmp_path, 3_000_000):
+                (tmp_path / "part").write_bytes(bytes(2_000_000))
+                deadline = time.monotonic() + 30
+                while not now.now.done and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert str(now.now) == "writing, 2 of 3 MB"
+            assert str(now.now) == "fetching"
 
     def test_what_changes_is_sent_and_what_cannot_be_ends_nothing(self, monkeypatch):
         monkeypatch.setattr("rllib_nlac.activity.INTERVAL_S", 0.01)
@@ -156,6 +177,14 @@ class TestWaiting:
         waiting._show()
         assert screen.last == "00000 iteration 2: playing ... | 00001 iteration 1: learning"[:59].rstrip()
 
+    def test_a_sweep_has_the_bar_and_its_trials_have_none(self, screen, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setattr("rllib_nlac.command.terminal.read_from_ray", lambda trial: Doing("playing", 1, 2, 4, EPISODES))
+        waiting = Waiting(screen.terminal())
+        waiting.watch({"a": "00000"}, Doing("sweep", 0, 2, 4, "trials"))
+        waiting._show()
+        assert screen.last == "━━━━━..... sweep, 2 of 4 trials ... | 00000 iteration 1: playing, 2 of 4 episodes ..."
+
     def test_a_pipe_reads_each_stage_of_the_start_once(self, capsys, monkeypatch):
         said = [Doing("evaluating", 0, 2, 9), Doing("evaluating", 0, 1, 9, EPISODES), Doing("starting the engine")]
         said += [Doing("loading the model")] * 2
@@ -166,6 +195,41 @@ class TestWaiting:
             waiting._show()
         lines = ["loading the model ...", "starting the engine ...", "evaluating, 1 of 9 episodes ..."]
         assert capsys.readouterr().out.splitlines() == lines
+
+    def test_what_is_counted_has_a_bar_a_rate_and_the_time_left(self, screen, monkeypatch):
+        """Ten episodes, one a second: after four, 1/s and six seconds. Fails where the rate counts from another stage."""
+        waiting, now = Waiting(screen.terminal()), [100.0]
+        monkeypatch.setattr(waiting._progress, "get_time", lambda: now[0])
+        monkeypatch.setattr("rllib_nlac.command.terminal.time.monotonic", lambda: now[0])
+        waiting.turn_to("loading")
+        now[0] += 50
+        with activity.stage("playing", 10, EPISODES):
+            for _ in range(4):
+                waiting._show()
+                activity.advance(EPISODES)
+                now[0] += 1
+            waiting._show()
+        assert screen.last == "━━━━...... playing, 4 of 10 episodes ... (4 s, 1/s, 00:06 left)"[:59]
+
+    def test_a_pipe_reads_the_same_without_the_bar(self, capsys, monkeypatch):
+        monkeypatch.setattr("rllib_nlac.command.terminal.QUIET_S", -1.0)
+        waiting, now = Waiting(Terminal()), [100.0]
+        monkeypatch.setattr(waiting._progress, "get_time", lambda: now[0])
+        with activity.stage("playing", 10, EPISODES):
+            for _ in range(3):
+                waiting._show()
+                activity.advance(EPISODES)
+                now[0] += 1
+            waiting._show()
+        assert capsys.readouterr().out.splitlines()[-1] == "playing, 3 of 10 episodes ... (1/s, 00:07 left)"
+
+    def test_a_terminal_without_the_characters_of_a_bar_has_another(self, screen, monkeypatch):
+        monkeypatch.setattr(Screen, "encoding", "ascii")
+        waiting = Waiting(screen.terminal())
+        with activity.stage("playing", 4, EPISODES):
+            activity.advance(EPISODES, 2)
+            waiting._show()
+        assert screen.last == "-----..... playing, 2 of 4 episodes ..."
 
     def test_an_error_in_it_ends_nothing(self, monkeypatch):
         monkeypatch.setattr("rllib_nlac.command.terminal.INTERVAL_S", 0.01)

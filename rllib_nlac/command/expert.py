@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import rllib_nlac
+from rllib_nlac.activity import EPISODES, activity
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.envs import registry
 from rllib_nlac.envs.base import TextEnv
@@ -15,8 +16,6 @@ from rllib_nlac.inputs.endpoint import endpoint_from
 from rllib_nlac.language.prompts import load_prompts
 from rllib_nlac.names import unknown_key
 from rllib_nlac.sampling.expert import ROLES, Episode, Expert, Teacher
-
-EVERY = 50  # episodes between two lines of progress
 
 
 def write_conversations(
@@ -68,15 +67,14 @@ def write_conversations(
         before: Episode | None = None
         unfinished, rows = out.with_suffix(".unfinished"), 0
         try:
-            with unfinished.open("w", encoding="utf-8") as file:
+            with unfinished.open("w", encoding="utf-8") as file, activity.stage("playing", episodes, EPISODES):
                 for episode in player.episodes(episodes):
                     for row in player.rows(episode, roles, other=before):
                         row["group"] = player.counts["episodes"]
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")
                         rows += 1
                     before = episode
-                    if player.counts["episodes"] % EVERY == 0:
-                        terminal.say(f"{player.counts['episodes']} of {episodes} episodes, {rows} conversations")
+                    activity.advance(EPISODES)
             unfinished.replace(out)
         finally:
             unfinished.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ray.tune import Callback
 
+from rllib_nlac.activity import TRIALS, Doing
 from rllib_nlac.command.terminal import Terminal, Waiting
 from rllib_nlac.diagnostics.notices import NOTICES
 from rllib_nlac.diagnostics.results import evaluated, lookup, with_beginning
@@ -36,11 +37,15 @@ class ProgressLines(Callback):
         terminal: Where to print.
         stop: The stop criteria, for the time left.
         waiting: Says what goes on between the lines.
+        num_trials: How many trials there will be; 0 where nobody knows.
     """
 
-    def __init__(self, terminal: Terminal, stop: Mapping[str, Any], waiting: Waiting | None = None) -> None:
+    def __init__(
+        self, terminal: Terminal, stop: Mapping[str, Any], waiting: Waiting | None = None, num_trials: int = 1
+    ) -> None:
         self._terminal = terminal
         self._waiting = waiting
+        self._num_trials = num_trials
         self._stop = stop
         self._lines = 0
         self._started: dict[str, tuple[float, float]] = {}
@@ -48,7 +53,9 @@ class ProgressLines(Callback):
     def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
         """Tune calls a trial started when its process is there and has built everything; what it does until then is news."""
         if self._waiting is not None:
-            self._waiting.watch({_folder(trial): trial.trial_id[-5:] for trial in trials if trial.status in GOES_ON})
+            active = {_folder(trial): trial.trial_id[-5:] for trial in trials if trial.status in GOES_ON}
+            sweep = Doing("sweep", 0, len(trials) - len(active), self._num_trials, TRIALS)
+            self._waiting.watch(active, sweep if self._num_trials != 1 else None)
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._terminal.say(f"{trial} starts", "bold")

@@ -27,7 +27,7 @@ from rllib_nlac.command.experiment import (
 from rllib_nlac.command.progress import ProgressLines
 from rllib_nlac.command.report import tell, tell_of_failure
 from rllib_nlac.command.resume import how_to_go_on, kept_checkpoint, make_resumable, those_begun
-from rllib_nlac.command.search import chosen
+from rllib_nlac.command.search import chosen, num_trials
 from rllib_nlac.command.terminal import VisibleHandler, Waiting, terminal
 from rllib_nlac.command.tune_keys import MetricCheck
 from rllib_nlac.engine.places import nodes_of_cluster
@@ -127,7 +127,8 @@ def _run(
             terminal.say("the scheduler begins anew: Tune does not keep what it knew of the trials")
     began = time.time()
     metrics = MetricCheck(experiment.metrics, experiment.name)
-    options["callbacks"] += [ProgressLines(terminal, experiment.stop, waiting=waiting), metrics]
+    total = num_trials(experiment.config, experiment.tune.get("num_samples", 1))
+    options["callbacks"] += [ProgressLines(terminal, experiment.stop, waiting, total), metrics]
     try:
         waiting.turn_to("starting Ray")
         start_ray(verbose)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -43,6 +44,17 @@ def space_of(value: Any) -> str | None:
 def has_spaces(value: Any) -> bool:
     """Whether a value is a search space, or holds one."""
     return space_of(value) is not None or (isinstance(value, Mapping) and any(map(has_spaces, value.values())))
+
+
+def num_trials(config: Mapping[str, Any], num_samples: int) -> int:
+    """How many trials a search makes; 0 where it has no end."""
+
+    def points(value: Any) -> int:
+        if space_of(value) == "grid_search":
+            return len(value["grid_search"])
+        return math.prod(map(points, value.values())) if isinstance(value, Mapping) else 1
+
+    return max(points(config) * num_samples, 0)
 
 
 def variants(config: Mapping[str, Any], where: str = "config") -> list[dict[str, Any]]:

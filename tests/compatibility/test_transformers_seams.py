@@ -1,4 +1,4 @@
-"""What packed attention, tool templates and schemas of tools take from Transformers and torch's kernel for packed sequences."""
+"""What packed attention, tools and the conversion of GGUF files take from Transformers, and packs from torch's kernel."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import (
     MambaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    modeling_gguf_pytorch_utils,
 )
 
 from rllib_nlac.learner.packed_attention import NAME, adopt, restore
@@ -103,3 +104,9 @@ def test_the_schema_of_a_method_leaves_self_out_and_names_what_is_wrong():
         get_json_schema(Tools.untyped)
     with pytest.raises(DocstringParsingException):
         get_json_schema(Tools.undescribed)
+
+
+def test_the_reader_of_gguf_files_counts_its_tensors_by_a_bar_of_its_module():
+    """``inputs/pretrained.py`` puts its own in that place, so that the progress line knows how far it is."""
+    source = inspect.getsource(modeling_gguf_pytorch_utils.load_gguf_checkpoint)
+    assert "in tqdm(reader.tensors, desc=" in source and callable(modeling_gguf_pytorch_utils.tqdm)
