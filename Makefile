@@ -38,9 +38,8 @@ ifeq ($(EXTRA),cpu)
 endif
 # pip would compile in one process: two minutes. Some files of other packages are no Python.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
-	@echo "Checking that everything imports."
-	@$(BIN)/python -c "import deepspeed, ray, torch, transformers, vllm, rllib_nlac; print('rllib_nlac', rllib_nlac.__version__, 'with torch', torch.__version__, 'vllm', vllm.__version__, 'ray', ray.__version__)" 2>/dev/null \
-	  || $(BIN)/python -c "import deepspeed, ray, torch, transformers, vllm, rllib_nlac"
+	@echo "Checking that everything imports, and what this machine has."
+	@$(BIN)/rllib doctor --quick
 	@touch $@
 
 quickstart: $(INSTALLED)

@@ -197,6 +197,22 @@ def model(
 
 
 @app.command()
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Do not start vLLM, DeepSpeed and Ray.")] = False,
+    storage_path: Annotated[
+        Path | None, typer.Option(parser=_on_this_machine, help="The folder of results, whose disk is looked at.")
+    ] = None,
+) -> None:
+    """Check the installation and this machine, and say what to do; exits with 1 where training cannot work."""
+    with clear_errors():
+        from rllib_nlac.command.doctor import diagnose
+
+        is_fine = diagnose(quick, storage_path or Path.home() / "ray_results", terminal)
+    if not is_fine:
+        raise typer.Exit(1)
+
+
+@app.command()
 def inspect(
     run: Annotated[
         Path, typer.Argument(parser=_on_this_machine, help="A trial's folder, or a checkpoint, whose replay buffer is shown.")
