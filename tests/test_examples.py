@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from rllib_nlac.command.experiment import load_experiments, resolve
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.inputs import examples
 from rllib_nlac.replay.dialogues import input_files
+from rllib_nlac.version import __version__
 
 ROOT = Path(__file__).parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
@@ -201,3 +203,37 @@ for line in sys.stdin.read().splitlines():
     assert "text_house_nlac " in texts[0] and "TwentyQuestions" in texts[2] and "TextHouse" in texts[2]
     assert yaml.safe_load(texts[1])["twenty-questions-nlac"]["run"] == "NLAC"
     assert texts[3].strip() == (ROOT / "tuned_examples" / "twenty_questions_nlac_task_set.yaml").read_text().strip()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_a_wheel_trains_where_no_repository_is(source, tmp_path):
+    """The archives pass their checks; the installed wheel examines the machine, trains an example and shows the run."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | {"COLUMNS": "300"}
+    here, out, venv = tmp_path / "here", tmp_path / "out", tmp_path / "venv"
+    here.mkdir()
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run([*map(str, command)], cwd=here, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    run(sys.executable, "-m", "venv", venv)
+    python, rllib = venv / "bin" / "python", venv / "bin" / "rllib"
+    run(python, "-m", "pip", "install", "-q", "build", "twine", "setuptools>=69")
+    run(python, "-m", "build", "--no-isolation", "--outdir", out, source)
+    assert run(python, "-m", "twine", "check", "--strict", *out.iterdir()).count("PASSED") == 2
+    (built,) = out.glob("*.whl")
+    run(python, "-m", "pip", "install", "-q", "--no-deps", built)
+    # Paths in such a file are searched, and the files like it in them are not read: an editable repository stays unknown.
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip())
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    assert run(python, "-c", "import rllib_nlac; print(rllib_nlac.__file__)").startswith(str(packages))
+
+    assert "twenty_questions_nlac " in run(rllib, "examples")
+    assert f"ok  rllib_nlac   {__version__}" in run(rllib, "doctor", "--quick", "--storage-path", here)
+    stop, settings = "{training_iteration: 2}", ["--storage-path", here / "results"]
+    assert "is done." in run(rllib, "train", "file", "twenty_questions_nlac", "--stop", stop, *settings)
+    (trial,) = (here / "results" / "twenty-questions-nlac").glob("NLAC_*/")
+    assert "2 iterations" in run(rllib, "inspect", trial, "--output", here / "page.html")
+    assert (here / "page.html").stat().st_size > 50_000

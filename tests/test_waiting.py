@@ -164,7 +164,7 @@ class TestWaiting:
         assert screen.last == "loading the libraries in the trial's process ..."
         said["a"] = Doing("playing", 2, 3, 32, EPISODES)
         waiting._show()
-        assert screen.last == "iteration 2: playing, 3 of 32 episodes ..."
+        assert screen.last == "╸......... iteration 2: playing, 3 of 32 episodes ..."
         waiting.watch({})
         waiting._show()
         assert screen.last == ""

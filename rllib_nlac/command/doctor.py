@@ -154,7 +154,7 @@ def hub_cache() -> Finding:
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     try:
-        cache = scan_cache_dir()
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return Finding("hub cache", f"{constants.HF_HUB_CACHE}, empty")
     told = f"{constants.HF_HUB_CACHE}, {len(cache.repos)} repositories, {cache.size_on_disk / GIB:.1f} GiB"
