@@ -218,13 +218,14 @@ def test_a_wheel_trains_where_no_repository_is(source, tmp_path):
         assert done.returncode == 0, f"{command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
-    run(sys.executable, "-m", "venv", venv)
+    run(sys.executable, "-m", "venv", "--without-pip", venv)
     python, rllib = venv / "bin" / "python", venv / "bin" / "rllib"
-    run(python, "-m", "pip", "install", "-q", "build", "twine", "setuptools>=69")
+    install = [*PIP, "--python", python, "install", "-q"]
+    run(*install, "build", "twine", "setuptools>=69")
     run(python, "-m", "build", "--no-isolation", "--outdir", out, source)
     assert run(python, "-m", "twine", "check", "--strict", *out.iterdir()).count("PASSED") == 2
     (built,) = out.glob("*.whl")
-    run(python, "-m", "pip", "install", "-q", "--no-deps", built)
+    run(*install, "--no-deps", built)
     # Paths in such a file are searched, and the files like it in them are not read: an editable repository stays unknown.
     packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip())
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
