@@ -1,0 +1,32 @@
+"""What research/verdicts.py counts, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from research.verdicts import bounds, counts, is_best, line
+
+
+def row(action: str, yes: bool, refined: str = "", trained: bool = True):
+    state = [
+        {"role": "system", "content": "Find the number from 1 to 10, above 0."},
+        {"role": "assistant", "content": "above 9"},
+        {"role": "user", "content": "It is above 5. It is below 8."},
+    ]
+    reason = "yes_success" if yes else "refined"
+    critique = {"optimal": yes}
+    return {"state": state, "action": action, "critique": critique, "trained": trained, "reason": reason, "refined": refined}
+
+
+def test_the_users_replies_alone_bound_the_number():
+    assert bounds(row("6", True)["state"], 10) == (6, 7) and bounds([], 10) == (1, 10)
+
+
+@pytest.mark.parametrize(("guess", "best"), [(5, True), (6, True), (4, False), (7, False), (None, False)])
+def test_either_middle_of_an_even_count_is_best(guess, best):
+    assert is_best(guess, 1, 10) is best
+
+
+def test_an_iteration_is_summed_up():
+    rows = [row("6", True, "6"), row("4", True, "4"), row("9", False, "7"), row("2", False, "1", trained=False)]
+    assert line(3, counts(rows, 10)) == "| 3 | 4 | 0.25 | 0.50 | 0.50 | 2 | 0.50 | 1 | 1.00 |"
