@@ -13,11 +13,13 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import config_reference
+import metrics_reference
 from sphinx import addnodes
 
 from rllib_nlac.version import __version__
 
 config_reference.write(HERE / "_generated" / "configuration.md")
+metrics_reference.write(HERE / "_generated" / "metrics.md")
 
 project = "rllib_nlac"
 author = "The authors of rllib_nlac"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections import Counter
@@ -61,7 +62,7 @@ def trained(config, iterations: int = 2) -> tuple[list[dict], str]:
         algorithm.stop()
 
 
-def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothing(small, ray_session, lent_engine):
+def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothing(small, ray_session, lent_engine, documented):
     without = small.copy(copy_frozen=False).evaluation(
         evaluation_critic={"states": 0, "fixed_states": 0}, evaluation_repeats={"tasks": 0}
     )
@@ -89,7 +90,7 @@ def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothin
     assert {"state_1", "state_2", "state_3"} == results[0]["evaluation"]["critic"]["fixed"].keys()
     for result in results:  # each with its own iteration: RLlib gathers an iteration's metrics before it evaluates
         assert 0 < result["seconds"]["evaluation_critic"] < result["seconds"]["evaluation"] < result["time_this_iter_s"]
-    assert not undocumented(results)
+    assert not undocumented(results, documented)
     check_events(folder, results)
     states = [line for line in recorded(folder) if line["kind"] == "state"]
     assert len(states) == 3 * len(results) and not [line for line in recorded(silent_folder) if line["kind"] == "state"]
@@ -118,9 +119,16 @@ def paths_of(values: dict, prefix: str = "") -> set[str]:
     }
 
 
-def undocumented(results: list[dict]) -> list[str]:
-    """The metrics of a run that have no row on the page "Reading a run"."""
-    rows = [line for line in (ROOT / "docs" / "reading_a_run.md").read_text().splitlines() if line.startswith("|")]
+@pytest.fixture
+def documented(monkeypatch) -> str:
+    """The tables of metrics on the page "Reading a run", as they are generated."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return importlib.import_module("metrics_reference").reference()
+
+
+def undocumented(results: list[dict], documented: str) -> list[str]:
+    """The metrics of a run that have no row in the generated tables."""
+    rows = [line for line in documented.splitlines() if line.startswith("|")]
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
     last = {name.rpartition("/")[2] for name in named}
     whole = {name.partition("/...")[0] for name in named if name.endswith("...")} | {"subgoals"}

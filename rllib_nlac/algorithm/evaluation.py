@@ -50,6 +50,15 @@ def evaluate_tasks(algorithm: Any, group: EnvRunnerGroup | None) -> tuple[dict[s
     """RLlib's hook: plays ``evaluation_duration`` episodes, and whatever else the config asks for.
 
     That is a few tasks again for pass@k, and whatever ``algorithm.watch.examine`` looks at.
+
+    Metrics (evaluation):
+        env_runners/success_rate, env_runners/success_low, env_runners/success_high: Success on fixed tasks, with a 95 %
+            interval over tasks.
+        env_runners/action_entropy, env_runners/token_entropy: Entropy in nats of a turn and of a token, as sampled. Near 0
+            early: lower `lr`, or a higher `action_temperature`.
+        repeated/pass_at_1, repeated/pass_at_2, repeated/pass_at_4: Chance that one of that many attempts at a task succeeds
+            (`evaluation_repeats`).
+        repeated/avg_at_4, repeated/num_tasks: Mean of the attempts, and the number of tasks.
     """
     config = algorithm.config
     own = algorithm.evaluation_config or config  # may have another temperature

@@ -82,7 +82,12 @@ class PolicyGradientLearner(LanguageLearner):
 
 
 class GRPO(LanguageAlgorithm):
-    """On-policy: a batch of groups, a few epochs of clipped policy gradient, new weights."""
+    """On-policy: a batch of groups, a few epochs of clipped policy gradient, new weights.
+
+    Metrics (top level):
+        informative_group_rate: GRPO: share of groups whose returns differ. Near 0: easier or harder tasks, more
+            `episodes_per_task`.
+    """
 
     nothing_to_learn = (
         "all episodes of each task had the same return, so none was better than another. Take tasks that the model sometimes "

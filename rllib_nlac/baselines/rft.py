@@ -45,7 +45,11 @@ class RFTConfig(LanguageAlgorithmConfig):
 
 
 class RFT(LanguageAlgorithm):
-    """The accepted episodes, of this iteration or of a pool of the latest, supervised."""
+    """The accepted episodes, of this iteration or of a pool of the latest, supervised.
+
+    Metrics (top level):
+        accepted_rate: RFT: share of episodes that are imitated.
+    """
 
     nothing_to_learn = (
         "no episode was accepted: none succeeded, or none reached min_return. Begin with a model that sometimes succeeds, with "

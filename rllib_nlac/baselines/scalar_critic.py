@@ -128,7 +128,12 @@ class ScalarCriticLearner(LanguageLearner):
 
 
 class ScalarCritic(ReplayAlgorithm):
-    """Off-policy actor-critic with a number for a critic."""
+    """Off-policy actor-critic with a number for a critic.
+
+    Metrics (top level):
+        q_mean: ScalarCritic: mean of Q - α log π over the candidates.
+        num_turns_too_long: ScalarCritic: drawn turns whose prompt exceeds the context.
+    """
 
     nothing_to_learn = "no drawn turn's prompt fits the context; raise max_context, or lower history_turns or max_action_tokens"
 

@@ -72,7 +72,12 @@ class SFTConfig(LanguageAlgorithmConfig):
 
 
 class SFT(LanguageAlgorithm):
-    """Trains the assistant turns of conversations, token by token."""
+    """Trains the assistant turns of conversations, token by token.
+
+    Metrics (sft):
+        held_out_loss: Loss of conversations that are not trained on (`held_out_fraction`).
+        epochs, num_conversations: Passes done, and the number of conversations.
+    """
 
     @classmethod
     @override(LanguageAlgorithm)

@@ -211,7 +211,32 @@ def compared(episodes: Sequence[SingleAgentEpisode], starts: Sequence[Start]) ->
 
 
 def log(metrics: MetricsLogger, values: Mapping[str, Any]) -> None:
-    """Books nested figures below ``evaluation/critic``; lists as they stand."""
+    """Books nested figures below ``evaluation/critic``; lists as they stand.
+
+    Metrics (evaluation/critic):
+        auc: Probability that a turn of a won episode has a higher predicted chance than one of a lost episode. 0.5 is chance.
+            For more: `num_epochs`, `judged_fraction`.
+        brier, brier_of_base_rate: Mean squared error of the predicted chance, and that of always predicting the mean, which
+            should be larger.
+        ece, reliability/predicted, reliability/came, reliability/count: Mean distance of predicted chance and outcome; by bins:
+            its mean, the share of successes, the number of turns.
+        predicted_success, success, bias_error: Means of predicted chance and outcome, and the standard error of their
+            difference. Far apart, old play misleads the critic: smaller `capacity`.
+        unparsed_rate: Share of turns without a future that parses.
+        by_turn/...: The same figures by turn: 1, 2 to 3, 4 to 7 and so on. They should be best near the end.
+        replayed/...: The same figures for turns in the buffer, also by the age of the weights that played them.
+        refinement/win_rate, refinement/win_low, refinement/win_high: With `branches`: where playing on from the played and from
+            the refined action ends differently, the share in which the refined one did better.
+        refinement/gain, refinement/gain_low, refinement/gain_high: Mean difference of success between refined and played
+            action, with its interval.
+        refinement/num_states, refinement/num_decided, refinement/num_lost: Turns whose action was changed, those whose outcomes
+            differ, and those left out because a continuation was lost.
+        refinement/success_of_action, refinement/success_of_refined: Success after each of the two.
+        fixed/...: What the critic says of the same few turns at every evaluation: `predicts_success`, `optimal`. Their texts
+            are in TensorBoard.
+        one_class, num_states: 1 if all turns are of won episodes or all of lost ones, so that `auc` is NaN; the number of
+            turns.
+    """
     summary = MetricsLogger(root=False)
     _log(summary, values, ())
     metrics.aggregate([summary.reduce()], key=(EVALUATION_RESULTS, CRITIC))

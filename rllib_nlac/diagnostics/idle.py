@@ -35,6 +35,10 @@ class Stopwatch:
 
         Args:
             seconds: What the parts of the iteration took, by their names.
+
+        Metrics (idle):
+            engine: Share of the iteration in which the engines had nothing to do. Large: fewer engines.
+            learner: Share in which the learners had nothing to do. Large: more engines.
         """
         total = time.perf_counter() - self._started
         found = {"learner": 1 - sum(float(seconds.get(part, 0)) for part in OF_LEARNER) / total}

@@ -41,6 +41,19 @@ def timed(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: st
         what: Name of the part for a person.
         total: Number of units to be done; 0 where nobody counts them.
         unit: Name of a unit, such as "episodes".
+
+    Metrics (seconds):
+        play: Playing episodes. Largest part: more `num_envs_per_env_runner` or `num_env_runners`.
+        replay: Keeping and drawing transitions.
+        waves, wave_1: The language stages, and each wave. For less: fewer `num_futures`, a lower `judged_fraction`, more
+            `num_engines`.
+        branches: Rollouts of NLRL and self-distillation from the middle of an episode (`rollouts_per_action`).
+        logprob_gap: Comparing engine and learner.
+        learner: Gradient steps.
+        record: Writing what `rllib inspect` reads (`record`).
+        sync, first_sync: Sending weights to the engines; the first one, before the iteration, is not part of its time.
+        evaluation, evaluation_before, evaluation_critic: Evaluation, the one before training, and the part that asks the
+            critic.
     """
     started = time.perf_counter()
     try:
@@ -53,7 +66,39 @@ def timed(metrics: MetricsLogger, name: str, what: str, total: int = 0, unit: st
 def log_stages(
     metrics: MetricsLogger, report: StageReport, targets: Sequence[BellmanTarget], refinements: Sequence[Refinement]
 ) -> None:
-    """Verdicts, refinements, parse failures, tokens and time of the language stages."""
+    """Verdicts, refinements, parse failures, tokens and time of the language stages.
+
+    Metrics (language_stages):
+        verdict_yes_rate: Share of critiques that say "Optimal: Yes". Near 1 nothing is refined, near 0 nothing is accepted:
+            read critiques.
+        predicted_success_rate: Share of judged transitions whose first future predicts success. Far above the true success
+            rate, the critic overestimates; 0 where it has seen no success yet.
+        target_success_rate: The same share of Bellman targets. Far from `predicted_success_rate`, the critic does not learn its
+            targets (`num_epochs`) or they lag behind (`tau`).
+        refinement_changed_rate: Share of judged actions that refinement changed. 0 from the start: the refine role repeats the
+            action.
+        policy_trained_rate: Share of judged transitions that teach the policy. Near 0 the rates of reasons below say why.
+        refined_rate: Share whose refined action is learned. It falls as the policy learns.
+        kept_rate: Share that was refined to the same action, which is learned.
+        yes_success_rate: Share with verdict yes and predicted success: the action itself is learned.
+        yes_skipped_rate: Share with verdict yes and without predicted success: nothing is learned (`train_on_yes`).
+        not_refined_rate: Share for which no refinement was asked (`num_refinements: 0`).
+        rejected_rate: Share whose refined action was judged and not accepted; it counts `rejected_weight`.
+        unparsed_future_rate, unparsed_critique_rate, unparsed_action_rate, unparsed_target_rate: Share of items dropped because
+            that text did not parse.
+        ROLE/unparsed_answer_rate: Share of a role's answers that do not parse; above 0.1, read one.
+        ROLE/cut_off_rate: Share of a role's answers that do not parse because their token limit cut them off: raise it.
+        num_prompt_too_long: Prompts that exceed the context (`max_context`, `history_turns`).
+        num_unstructured: Answers without the form that the engine was asked to enforce (`structured_answers`).
+        num_reasoning_rewritten, num_reasoning_emptied: Reasoning of thinking models that was rewritten, or emptied because it
+            still quoted.
+        prefix_cache_hit_rate, retokenised_prompts: The roles' prompts: share of their tokens in the prefix cache, and how many
+            were encoded anew.
+        num_engine_calls, num_generated_tokens: Cost of the stages.
+        num_kept_answers, num_kept_tokens: Greedy answers to a prompt already answered in the same batch, which are reused, and
+            their tokens.
+        wave_1/time_s, wave_1/tokens_per_s: Time and speed of a wave.
+    """
     count = len(refinements) - sum(r.reason == "not_judged" for r in refinements)
     judged = [refinement for refinement in refinements if refinement.critique]
     predicted = [refinement for refinement in refinements if refinement.futures]
@@ -91,7 +136,18 @@ def log_stages(
 
 
 def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplaySample, version: int) -> None:
-    """Size, priorities, success and age of what was replayed; age in versions of the weights, which a log does not tell."""
+    """Size, priorities, success and age of what was replayed; age in versions of the weights, which a log does not tell.
+
+    Metrics (replay_buffer):
+        num_transitions, num_episodes, num_bytes: Size of the buffer; it grows to `capacity`, or to `max_bytes`.
+        priority_mean: Mean of p^α. It rises while the losses rise.
+        importance_weight_mean: Mean of the weights that correct for priorities. Very small: a few transitions dominate; lower
+            `alpha`.
+        success_rate: Share of drawn turns from episodes that succeeded. Far below the share of such episodes: raise
+            `success_share`.
+        staleness_mean, staleness_max: Age of replayed turns in versions of the weights.
+        priorities, ages: Histograms of the whole buffer, at each evaluation, in TensorBoard only.
+    """
     ages = [born for t in sample.transitions if (born := age(t, version)) is not None]
     for name, value in {
         "num_transitions": buffer.get_num_timesteps(),
@@ -106,7 +162,11 @@ def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplayS
 
 
 def log_collection(metrics: MetricsLogger, episodes: Sequence[SingleAgentEpisode], version: int) -> None:
-    """How many syncs ago the weights were new that generated the turns just collected."""
+    """How many syncs ago the weights were new that generated the turns just collected.
+
+    Metrics (collection):
+        staleness_mean, staleness_max: Age in syncs of the weights that played; at most `max_staleness`, and 0 on-policy.
+    """
     ages = [version - g.weight_version for episode in episodes for g in generations_of(episode)]
     if ages:
         metrics.log_value((COLLECTION, "staleness_mean"), float(np.mean(ages)), window=1)
@@ -114,14 +174,24 @@ def log_collection(metrics: MetricsLogger, episodes: Sequence[SingleAgentEpisode
 
 
 def log_faults(metrics: MetricsLogger, engine: Any, collector: Any, num_learner_restarts: int) -> None:
-    """What was lost and made good since the run began, or went on; RLlib counts the EnvRunners under ``fault_tolerance``."""
+    """What was lost and made good since the run began, or went on; RLlib counts the EnvRunners under ``fault_tolerance``.
+
+    Metrics (faults):
+        num_engine_restarts, num_learner_restarts: Engines and learners that were lost and started again.
+        num_lost_shares: Shares of episodes that other EnvRunners played because theirs was lost.
+    """
     metrics.log_value((FAULTS, "num_engine_restarts"), engine.num_restarts, window=1)
     metrics.log_value((FAULTS, "num_lost_shares"), collector.num_lost_shares if collector else 0, window=1)
     metrics.log_value((FAULTS, "num_learner_restarts"), num_learner_restarts, window=1)
 
 
 def log_sync(metrics: MetricsLogger, report: SyncReport) -> None:
-    """Version, duration and size of a weight sync."""
+    """Version, duration and size of a weight sync.
+
+    Metrics (sync):
+        weight_version: Version of the weights. Without a change nothing was learned.
+        time_s, num_bytes: Duration and size of the last sync.
+    """
     metrics.log_value((SYNC, "weight_version"), report.version, window=1)
     metrics.log_value((SYNC, "time_s"), report.seconds, window=1)
     metrics.log_value((SYNC, "num_bytes"), report.num_bytes, window=1)
@@ -144,6 +214,12 @@ def compare_with_learner(
         last sync; NaN without turns. And KL(π_θ || π_base) in nats a token; None where nobody knows the base.
 
     Source: the estimator k3, never negative, J. Schulman, "Approximating KL divergence", 2020.
+
+    Metrics (top level):
+        logprob_gap: Largest difference of a token's log-probability between engine and learner: 1e-6 in float32, some tenths in
+            bfloat16. If it is larger or grows, the engine serves other weights: report it.
+        kl_to_base: KL(policy, base) in nats a token, with `lora` or `kl_to_base_coeff`. The larger, the more is forgotten:
+            lower `lr`.
     """
     current = _current(episodes, version, COMPARED_TURNS)
     if not current:

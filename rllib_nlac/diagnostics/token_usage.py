@@ -23,6 +23,19 @@ class IterationTokens:
         Returns:
             By role, ``tokens`` that were generated and ``prompt_tokens``, prompts held by a prefix cache included. A role that
             was asked before and is not now has 0. Nothing where an engine did not answer at once: the next call has it all.
+
+        Metrics (tokens and prompt_tokens):
+            play: The policy's turns in episodes.
+            next_action, next_future, next_critique: a' in s', its future, and the critique that chooses among several a'
+                (`num_next_actions`).
+            target: Bellman targets; with `n_step` above 1 one for each step.
+            future, critique, refinement: Futures of judged actions, their critiques and refined actions (`num_futures`,
+                `num_refinements`, `judged_fraction`).
+            verification: Futures and critiques of the last refined actions (`rejected_weight` below 1).
+            reasoning: Rewritten reasoning of thinking models (`max_reasoning_tokens`).
+            evaluation, evaluation_critic: Turns of evaluations, and the critic's answers in them.
+            fresh_action, candidate, branches: Texts of ablations and baselines.
+            other: Requests without a role, for example from your own code.
         """
         now = self._engine.tokens_so_far()
         if not now:

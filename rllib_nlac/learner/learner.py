@@ -336,6 +336,18 @@ class LanguageLearner(TorchLearner):
     def _log(
         self, rows: dict[str, torch.Tensor], losses: torch.Tensor, norms: torch.Tensor, steps: list[float], seconds: float
     ) -> None:
+        """Losses, gradient steps and speed of an update.
+
+        Metrics (learners/default_policy):
+            critic_loss, policy_loss: L1 and L2 per token. L1 settles at the entropy of the futures. If one rises, lower `lr`;
+                if neither falls in 10 iterations, raise it.
+            gradient_norm: Norm before clipping. Spikes: lower `lr`.
+            num_gradient_steps, num_stopped_steps: Updates made, and updates dropped because a number was not finite; three in a
+                row end the run.
+            num_tokens_trained, tokens_per_s: Work and speed of the learners.
+            mfu: Share of the device's peak FLOP/s, for known GPUs in bfloat16. For more: a larger `max_tokens_per_micro_batch`.
+            default_optimizer_learning_rate: Current learning rate, which RLlib reports.
+        """
         real = rows["item"].cpu() >= 0
         role, item, step = (rows[name].cpu()[real] for name in ("role", "item", "minibatch"))
         losses, norms = losses[real], norms[real]

@@ -256,6 +256,16 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             seconds: How long it took.
             repeated: Number of turns of each branch, by its name, that were played again and not sampled. Branches start in
                 the middle of an episode, so their returns are not the policy's.
+
+        Metrics (env_runners):
+            episode_return_mean, episode_len_mean: Mean return, and mean number of turns.
+            success_rate: Share of the episodes just collected that succeeded.
+            subgoals/*: Share of episodes that reached a sub-goal.
+            success_by_partner/*: Success by the user, oracle or opponent. One far above the others: the policy fits that one.
+            num_episodes_lifetime: Episodes since the run began.
+            tokens_per_s, sample_time_s: Generated tokens per second, and seconds of playing.
+            prefix_cache_hit_rate: Share of the prompts' tokens that were in the engine's prefix cache, which keeps whole
+                blocks.
         """
         generated = prompted = cached = 0
         for episode in episodes:

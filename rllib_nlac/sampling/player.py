@@ -365,7 +365,24 @@ class TextPlayer:
         self._counts[name] += amount
 
     def book(self) -> None:
-        """Hands the metrics what was counted: to log each single turn costs as much as its step of a fast environment."""
+        """Hands the metrics what was counted: to log each single turn costs as much as its step of a fast environment.
+
+        Metrics (env_runners):
+            stop_reason_*: Episodes by how they ended.
+            action_parse_failures, action_parse_failures_cut_off: Turns that did not parse, and those of them that
+                `max_action_tokens` cut off.
+            success_guessed: Episodes whose last info has no `success`; a return above 0 counts as one.
+            invented_turns: Turns that contain another role's special tokens. Does the chat template suit the model?
+            action_forms_refused: Turns whose offered form is malformed; they are sampled freely.
+            env_failures, episodes_discarded: Episodes lost because the environment failed, and episodes left out (`discard`, or
+                a first prompt that is too long).
+            episodes_with_tools, tool_calls, tool_call_parse_failures, tool_call_errors: Episodes that offer tools, calls, calls
+                that cannot be read, results that are errors.
+            observations_cut, characters_replaced: Observations that were cut, and characters that no tokenizer reads.
+            retokenised_turns: Turns after which the whole prompt was encoded again, because the template or `history_turns`
+                changes earlier turns.
+            num_env_steps_sampled, num_episodes, num_generated_tokens: Turns, episodes and generated tokens of this iteration.
+        """
         for name, amount in self._counts.items():
             self._metrics.log_value(name, int(amount), reduce="sum")
         self._counts.clear()
