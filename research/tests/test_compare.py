@@ -297,8 +297,8 @@ def test_the_documents_tables_are_those_of_the_rows_that_are_kept():
             assert table(own, plan, world) in document, world
 
 
-def test_the_readmes_figures_are_those_of_the_rows_that_are_kept():
-    text = (HERE.parent / "README.md").read_text().splitlines()
+def test_the_figures_of_the_results_are_those_of_the_rows_that_are_kept():
+    text = (HERE.parent / "docs" / "results.md").read_text().splitlines()
     plan = Plan(HERE / "compare.yaml", HERE)
     rows = [row for path in sorted(ROWS.glob("*.csv")) for row in read_rows(path)]
     lines = summary([row for row in rows if not plan.worlds[row["world"]].get("former")], plan).splitlines()
@@ -323,7 +323,7 @@ def test_the_picture_shows_the_mean_and_range_of_each_method_that_learns(plan, t
     assert shown == Chart(title, "training episodes", "success in evaluation", [wanted], y_range=(0.0, 1.0)).svg()
 
 
-def test_the_front_picture_is_of_the_rows_that_are_kept():
+def test_the_picture_of_the_results_is_of_the_rows_that_are_kept():
     methods = ("NLAC", "NLAC, critic frozen", "RFT", "GRPO")
     rows = [row for row in read_rows(ROWS / "text_house.csv") if row["method"] in methods]
     shown = picture(rows, Plan(HERE / "compare.yaml", HERE), "house_4_depth_3")
