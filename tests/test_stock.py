@@ -405,9 +405,9 @@ def test_connectors_of_a_runner_are_not_its_counters(ppo_config):
 
 @pytest.mark.long
 def test_the_documents_ppo_runs_as_it_stands(ray_session, lent_local_engine, capsys):
-    page = (Path(__file__).parent.parent / "docs" / "algorithms" / "ppo_appo.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "algorithms.md").read_text()
     code = re.search(r"```python\n(from rllib_nlac.baselines.stock.*?)```", page, re.DOTALL)[1]
-    exec(compile(code, "ppo_appo.md", "exec"), {})
+    exec(compile(code, "algorithms.md", "exec"), {})
     assert 0.0 <= float(capsys.readouterr().out.splitlines()[-1]) <= 1.0
 
 
