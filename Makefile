@@ -9,7 +9,7 @@ JOBS ?= 2
 QUIET := -q --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart real check quick-tests slow-tests test all-tests lint types docs bench compare clean
+.PHONY: help install quickstart real check quick-tests slow-tests test all-tests lint types docs bench compare compare-real clean
 
 help:
 	@echo "make quickstart  install, then train NLAC on twenty questions (one to four minutes on two cores, after installation)"
@@ -21,6 +21,7 @@ help:
 	@echo "make docs        the documentation as a web site, in docs/_build/html; warnings are errors"
 	@echo "make bench       one table of figures beside their goals, in less than ten minutes (ONLY=\"engine sync\": of those)"
 	@echo "make compare     NLAC beside its ablations and baselines, resumable (QUICK=1: the main cells, still hours on two cores)"
+	@echo "make compare-real  every method on the pretrained model's tasks from one warm-up, resumable (hours on two cores)"
 	@echo "make install     install into $(VENV) (EXTRA=gpu for a CUDA machine)"
 
 install: $(INSTALLED)
@@ -85,6 +86,9 @@ docs: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks.bench $(if $(ONLY),--only $(ONLY))
+
+compare-real: $(INSTALLED)
+	@$(BIN)/python -m research.real_model
 
 compare: $(INSTALLED)
 	@$(BIN)/python -m research.compare $(if $(QUICK),--quick)
