@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -112,11 +113,20 @@ def test_links_that_sphinx_does_not_check_lead_somewhere(page):
 
 
 #: Words that a page may have; ``developing`` includes CONTRIBUTING.md.
-BUDGETS = {"README": 1000, "install": 350, "quick_start": 450, "concepts": 900, "your_environment": 1200, "your_model": 1500}
+BUDGETS = {
+    "README": 1000,
+    "install": 350,
+    "quick_start": 450,
+    "real_model": 500,
+    "concepts": 900,
+    "your_environment": 1200,
+    "your_model": 1500,
+}
 BUDGETS |= {"running": 1300, "reading_a_run": 1400, "inspector": 500, "offline_data": 400, "troubleshooting": 1300}
 BUDGETS |= {"algorithms": 1500, "environments": 900, "configuration": 100, "api": 100, "memory_and_speed": 1000}
 BUDGETS |= {"reliability": 700, "results": 1500, "ablations": 900, "paper_and_code": 1500, "developing": 1000, "CHANGELOG": 400}
 IN_ALL = 22_000
+WAIT = "for _ in $(seq 300); do curl -sf localhost:8123/v1/models > /dev/null && break; sleep 2; done"
 
 
 def number_of_words(text: str) -> int:
@@ -345,3 +355,25 @@ def test_ones_own_environment_is_short_and_trains(my_game, commands, ray_session
     trained = rllib("train", "file", "my_game.yaml", "--stop", "{training_iteration: 1}", "--storage-path", "results")
     assert trained.returncode == 0 and re.search(r"^\s*1\s+32\s", trained.stdout, re.MULTILINE), trained.stdout[-2000:]
     assert "rllib evaluate" in trained.stdout and list(my_game.glob("results/*/*/checkpoint_*"))
+
+
+@pytest.mark.long
+@pytest.mark.process
+def test_the_commands_from_a_pretrained_model_to_a_served_one_run(tmp_path):
+    """The page's own, with fewer conversations and one iteration."""
+    blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```$", (DOCS / "real_model.md").read_text(), re.MULTILINE | re.DOTALL)
+    script = "".join(blocks).replace("source .venv/bin/activate\n", "").replace("--episodes 400", "--episodes 48")
+    script = script.replace("--storage-path results", "--storage-path results --stop '{training_iteration: 1}'")
+    script, serves = re.subn(
+        r"^(python -m vllm.*)$", rf"\1 > server.log 2>&1 &\ntrap 'kill %1; wait' EXIT\n{WAIT}", script, flags=re.M
+    )
+    assert serves == 1 and script.count("training_iteration: 1") == 2 and "--episodes 48" in script
+    (tmp_path / "tuned_examples").symlink_to(ROOT / "tuned_examples")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3000)
+    assert ended.returncode == 0, f"{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
+    answer = json.loads(ended.stdout.splitlines()[-1])
+    assert answer["choices"][0]["message"]["content"].strip()
+    assert "conversations" in ended.stdout and ended.stdout.count("Success:") >= 1
