@@ -188,7 +188,10 @@ class TestAdvice:
         turns = changed(RULE_CASES["turns_unparsed"][0], "env_runners/action_parse_failures_cut_off", 6)
         assert text(turns, "turns_unparsed") == "Of the policy's turns 11% do not parse: raise max_action_tokens."
         assert "see that action_format suits" in text(RULE_CASES["turns_unparsed"][0], "turns_unparsed")
-        assert "Success fell from 0.70 (iteration 2) to 0.50" in text(RULE_CASES["fell_back"][0], "fell_back")
+        fell = RULE_CASES["fell_back"][0]
+        assert "Success fell from 0.70 (iteration 2) to 0.50" in text(fell, "fell_back")
+        assert text(changed(fell, f"{STAGES}/yes_success_rate", 0.09), "fell_back").endswith("and try a lower lr.")
+        assert "or train_on_yes: never, for" in text(changed(fell, f"{STAGES}/yes_success_rate", 0.11), "fell_back")
         assert "hopes for more than comes: it predicts 0.80 where 0.60 came" in text(
             RULE_CASES["critic_biased"][0], "critic_biased"
         )

@@ -86,10 +86,13 @@ def fell_back(run: Run) -> str | None:
     last = run.evaluated[-1]
     if not figure(last, f"{PLAYED}/success_high") < figure(best, f"{PLAYED}/success_low"):
         return None
+    accepted = figure(last, "language_stages/yes_success_rate") > LEAST_FALL
+    or_else = ", or train_on_yes: never, for the policy imitates those of its own actions that the evaluator accepts"
     return (
         f"Success fell from {figure(best, f'{PLAYED}/success_rate'):.2f} (iteration "
         f"{figure(best, 'training_iteration'):.0f}) to {figure(last, f'{PLAYED}/success_rate'):.2f}: keep checkpoints by "
-        "score (checkpoint_score_attribute: evaluation/env_runners/success_rate), and try a lower lr."
+        "score (checkpoint_score_attribute: evaluation/env_runners/success_rate), and try a lower lr"
+        f"{or_else if accepted else ''}."
     )
 
 
