@@ -28,7 +28,7 @@ from rllib_nlac.diagnostics.results import Results, evaluated, lookup, read_resu
 
 EXAMPLES = Path(__file__).parent.parent / "tuned_examples"
 TASKS = ("guess_number", "twenty_questions")
-METHODS = ("nlac", "rft", "grpo", "ppo")
+METHODS = ("nlac", "rft")  # for which there are examples; any other TASK_smollm2_METHOD.yaml can be named
 WARM_UP = "sft"
 KINDS = {
     "task": str,
