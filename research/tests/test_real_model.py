@@ -7,7 +7,9 @@ import json
 import pytest
 import yaml
 
-from research.real_model import METHODS, TASKS, WARM_UP, Cell, commands, row_of, table
+from research.compare_plan import HERE
+from research.real_model import KINDS, METHODS, TASKS, WARM_UP, Cell, commands, row_of, table
+from research.rows import read
 from rllib_nlac.command.experiment import load_experiments
 
 CELLS = [cell for task in TASKS for method in (WARM_UP, *METHODS) if (cell := Cell(task, method, 2)).example.is_file()]
@@ -70,3 +72,12 @@ def test_a_run_without_an_evaluation_before_training_is_refused(tmp_path):
     ended(tmp_path, cell.name, None, 0.5)
     with pytest.raises(ValueError, match="hold no evaluation before and after training"):
         row_of(cell, cell.results(tmp_path))
+
+
+def test_the_pages_table_is_that_of_the_rows():
+    page = (HERE.parent / "docs" / "results.md").read_text()
+    for line in table(read(HERE / "rows" / "real_model.csv", KINDS)).splitlines()[2:]:
+        _, method, episodes, _, success, tokens, kl, minutes = (field.strip() for field in line.strip("|").split("|"))
+        known = [success.split(" ")[0], success.partition(" ")[2], tokens, minutes, *([kl] if kl != "-" else [])]
+        rows = [row for row in page.splitlines() if f"| {episodes} |" in row and all(value in row for value in known)]
+        assert rows, f"no row of {method} has {known}"
