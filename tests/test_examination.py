@@ -90,7 +90,7 @@ def test_an_evaluation_says_how_well_the_critic_tells_success_and_changes_nothin
     assert {"state_1", "state_2", "state_3"} == results[0]["evaluation"]["critic"]["fixed"].keys()
     for result in results:  # each with its own iteration: RLlib gathers an iteration's metrics before it evaluates
         assert 0 < result["seconds"]["evaluation_critic"] < result["seconds"]["evaluation"] < result["time_this_iter_s"]
-    assert not undocumented(results, documented)
+    assert not undocumented(results, documented) and not unlogged(results, documented)
     check_events(folder, results)
     states = [line for line in recorded(folder) if line["kind"] == "state"]
     assert len(states) == 3 * len(results) and not [line for line in recorded(silent_folder) if line["kind"] == "state"]
@@ -140,6 +140,18 @@ def undocumented(results: list[dict], documented: str) -> list[str]:
         and not re.search(r"/stop_reason_|/wave_\d+", path)
         and whole.isdisjoint(path.split("/"))
     )
+
+
+def unlogged(results: list[dict], documented: str) -> list[str]:
+    """The rows of the generated tables about what every run reports, and this one does not."""
+    missing = []
+    for prefix in ("replay_buffer", "collection", "language_stages", "sync"):
+        table = documented.partition(f"### `{prefix}`\n")[2].partition("\n### ")[0]
+        names = re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("|")))
+        reported = {path.rpartition("/")[2] for path in paths_of(results[-1][prefix])}
+        assert names, prefix
+        missing += [f"{prefix}/{name}" for name in names if name.rpartition("/")[2] not in reported]
+    return missing
 
 
 def recorded(folder: str) -> list[dict]:

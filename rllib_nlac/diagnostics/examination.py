@@ -233,7 +233,7 @@ def log(metrics: MetricsLogger, values: Mapping[str, Any]) -> None:
             differ, and those left out because a continuation was lost.
         refinement/success_of_action, refinement/success_of_refined: Success after each of the two.
         fixed/...: What the critic says of the same few turns at every evaluation: `predicts_success`, `optimal`. Their texts
-            are in TensorBoard.
+            are on the page of `rllib inspect`.
         one_class, num_states: 1 if all turns are of won episodes or all of lost ones, so that `auc` is NaN; the number of
             turns.
     """

@@ -97,7 +97,7 @@ def log_stages(
         num_engine_calls, num_generated_tokens: Cost of the stages.
         num_kept_answers, num_kept_tokens: Greedy answers to a prompt already answered in the same batch, which are reused, and
             their tokens.
-        wave_1/time_s, wave_1/tokens_per_s: Time and speed of a wave.
+        wave_1/tokens_per_s: Speed of a wave; its time is `seconds/wave_1`.
     """
     count = len(refinements) - sum(r.reason == "not_judged" for r in refinements)
     judged = [refinement for refinement in refinements if refinement.critique]
@@ -146,7 +146,6 @@ def log_replay(metrics: MetricsLogger, buffer: TextReplayBuffer, sample: ReplayS
         success_rate: Share of drawn turns from episodes that succeeded. Far below the share of such episodes: raise
             `success_share`.
         staleness_mean, staleness_max: Age of replayed turns in versions of the weights.
-        priorities, ages: Histograms of the whole buffer, at each evaluation, in TensorBoard only.
     """
     ages = [born for t in sample.transitions if (born := age(t, version)) is not None]
     for name, value in {
