@@ -18,8 +18,8 @@ from sphinx import addnodes
 
 from rllib_nlac.version import __version__
 
-config_reference.write(HERE / "_generated" / "configuration.md")
-metrics_reference.write(HERE / "_generated" / "metrics.md")
+config_reference.write(HERE / "_generated" / "configuration.md", config_reference.reference())
+config_reference.write(HERE / "_generated" / "metrics.md", metrics_reference.reference())
 
 project = "rllib_nlac"
 author = "The authors of rllib_nlac"

@@ -247,9 +247,8 @@ def _changed(everyone: Mapping[str, AlgorithmConfig]) -> Iterator[str]:
     yield table(head, [(*row, heading(algorithms, list(everyone))) for row, algorithms in sorted(rows.items())])
 
 
-def write(path: Path) -> None:
-    """Writes the reference where a page includes it."""
-    text = reference()
+def write(path: Path, text: str) -> None:
+    """Writes generated text where a page includes it; a file that has it already keeps its time, and is not built again."""
     path.parent.mkdir(exist_ok=True)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")

@@ -49,13 +49,5 @@ def reference() -> str:
     return "\n\n".join(parts).replace("`tokens and prompt_tokens`", "`tokens` and `prompt_tokens`, by role") + "\n"
 
 
-def write(path: Path) -> None:
-    """Writes the tables where a page includes them."""
-    text = reference()
-    path.parent.mkdir(exist_ok=True)
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
     print(reference())

@@ -17,10 +17,10 @@ from attacks import row_files, rows, sandbox, sandbox_programs
 from chat_server import ChatServer
 
 from rllib_nlac.envs.math_reasoning import MathReasoning
-from rllib_nlac.envs.official import row_env
 from rllib_nlac.envs.registry import ENVIRONMENTS
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.task_set import TaskSet
+from rllib_nlac.envs.task_strings import row_env
 from rllib_nlac.envs.tools import ToolError, parse_tool_call
 from rllib_nlac.rewards import styles
 from rllib_nlac.rewards.grading import exact_equal, math_equal

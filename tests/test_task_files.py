@@ -13,11 +13,11 @@ import pytest
 from rllib_nlac.envs import registry
 from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.guess_number import GuessNumber
-from rllib_nlac.envs.official import GymTask, agent_env, parse_env_str, row_env
 from rllib_nlac.envs.rows import read_rows
 from rllib_nlac.envs.service_desk.tasks import make_tasks
 from rllib_nlac.envs.spaces import TextSpace
 from rllib_nlac.envs.task_set import TaskSet
+from rllib_nlac.envs.task_strings import GymTask, agent_env, parse_env_str, row_env
 from rllib_nlac.envs.text_house import TextHouse
 from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.rewards.sandbox import why_unavailable

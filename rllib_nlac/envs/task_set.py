@@ -9,8 +9,8 @@ from typing import Any
 
 from rllib_nlac.envs.base import Reply, TaskId
 from rllib_nlac.envs.mcp_server import McpServer
-from rllib_nlac.envs.official import AGENT_ENV, GymTask, check_row, parse_env_str, row_env
 from rllib_nlac.envs.rows import Row, all_rows, files_of, prompt_of, text_field
+from rllib_nlac.envs.task_strings import AGENT_ENV, GymTask, check_row, parse_env_str, row_env
 from rllib_nlac.envs.tools import ToolEnv
 from rllib_nlac.episode import ENVIRONMENT
 from rllib_nlac.names import unknown_key

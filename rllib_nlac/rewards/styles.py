@@ -148,7 +148,7 @@ def verifier(
     raise EndpointError(f"the verifier {url} gave {cause}, {max_retries + 1} times")
 
 
-# An environment's own reward, ``agent_env``, is added by ``envs/official.py``.
+# An environment's own reward, ``agent_env``, is added by ``envs/task_strings.py``.
 STYLES: dict[str, Callable[..., float]] = {
     "rule-openai/gsm8k": gsm8k,
     "rule-lighteval/MATH": math,
