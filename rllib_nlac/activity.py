@@ -45,6 +45,24 @@ class Doing:
         return f"{where}{self.stage}{', ' if count else ''}{count}{'; ' if self.remark else ''}{self.remark}"
 
 
+@contextlib.contextmanager
+def repeatedly(work: Callable[[], None], interval_s: float, name: str) -> Iterator[None]:
+    """While it lasts, a thread of that name calls a function after each interval of so many seconds."""
+    ended = threading.Event()
+
+    def call() -> None:
+        while not ended.wait(interval_s):
+            work()
+
+    thread = threading.Thread(target=call, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 class Activity:
     """What this process does. Cheap enough to be told of every answer of an engine."""
 
@@ -84,22 +102,15 @@ class Activity:
             folder: The folder, empty before.
             size: How many bytes will be there, or about so many.
         """
-        ended, total = threading.Event(), size // 10**6
+        total = size // 10**6
 
         def measure() -> None:
-            while not ended.wait(INTERVAL_S):
-                with contextlib.suppress(OSError):  # a file was renamed meanwhile
-                    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-                    self.reach(min(written // 10**6, total), total)
+            with contextlib.suppress(OSError):  # a file was renamed meanwhile
+                written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+                self.reach(min(written // 10**6, total), total)
 
-        with self.stage(stage, total, MEGABYTES):
-            thread = threading.Thread(target=measure, name="filling", daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                ended.set()
-                thread.join()
+        with self.stage(stage, total, MEGABYTES), repeatedly(measure, INTERVAL_S, "filling"):
+            yield
 
     def remark(self, text: str) -> None:
         """Something about the stage, until it goes on."""
