@@ -157,6 +157,14 @@ def starts_nothing_unmarked(request):
     assert not _started, f"mark this test by what it starts, one of {', '.join(NEEDS)}: {_started}"
 
 
+@pytest.fixture(autouse=True)
+def idle():
+    """Nothing goes on in this process when the next test begins: the iteration of a run stays shown after its end."""
+    yield
+    if (module := sys.modules.get("rllib_nlac.activity")) is not None:
+        module.activity.turn_to("", iteration=0)
+
+
 @pytest.fixture(scope="session")
 def model_path() -> str:
     """The shipped small model."""

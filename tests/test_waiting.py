@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import time
-from collections.abc import Iterator
 
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
@@ -33,14 +32,6 @@ class Screen(io.StringIO):
     def last(self) -> str:
         """The line that stands there now."""
         return self.getvalue().rsplit("\x1b[2K", 1)[1].strip("\r")
-
-
-@pytest.fixture(autouse=True)
-def idle() -> Iterator[None]:
-    """Nothing goes on in this process, whatever other tests left."""
-    activity.turn_to("", iteration=0)
-    yield
-    activity.turn_to("", iteration=0)
 
 
 @pytest.fixture()
