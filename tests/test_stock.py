@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import re
@@ -178,8 +179,9 @@ class TestModule:
         module = ppo.learner_group._learner.module["default_policy"]
         torch.nn.init.normal_(module.model.head.weight)
         whole = []
-        for budget in (1, 300, 100_000):
-            module.model_config["max_tokens_per_micro_batch"] = budget
+        packing = module._packing()
+        assert packing.packs
+        for packing.packs, packing.max_tokens in itertools.product((True, False), (1, 300, 100_000)):
             out = module.forward_train(batch)
             whole.append((out[Columns.ACTION_DIST_INPUTS], module.compute_values(batch, out[Columns.EMBEDDINGS])))
         for inputs, values in whole[1:]:
@@ -418,7 +420,6 @@ def test_the_documents_ppo_runs_as_it_stands(ray_session, lent_local_engine, cap
         ("action_top_p", 0.9, "must be 1"),
         ("num_engines", 1, "each EnvRunner has its engine"),
         ("output", "logs", "is not written under RLlib's own algorithms"),
-        ("learner_model", {"packing": "always"}, "RLlib's own losses take padded turns"),
         ("learner_model", {"dtype": "bfloat16"}, "in which RLlib's own learners would round most of their steps away"),
         ("lora", {"rank": 8, "dropout": 0.1}, "has dropout, and RLlib's own losses are computed without"),
         ("language_model", "./missing", "does not exist"),

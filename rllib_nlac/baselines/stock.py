@@ -103,11 +103,6 @@ class StockConfig(LanguageConfig):
             "is not written under RLlib's own algorithms: leave it out, or let GRPO or ReAct play",
         )
         self._check(
-            self.learner_model.get("packing") != "always",
-            "learner_model",
-            "has packing: always, and RLlib's own losses take padded turns: leave it out",
-        )
-        self._check(
             self.lora is None or not self.lora.get("dropout"),
             "lora",
             "has dropout, and RLlib's own losses are computed without, as the engine plays without: leave it out",

@@ -19,11 +19,12 @@ from ray.rllib.core.learner.utils import make_target_network
 from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS, TargetNetworkAPI, ValueFunctionAPI
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
+from torch import nn
 
 from rllib_nlac.engine.chat import Chat, PromptTooLong, Wanted
 from rllib_nlac.episode import answer_at, generation_at, generations_of, messages_at
 from rllib_nlac.learner.adapter import has_adapter
-from rllib_nlac.learner.batch import micro_batches
+from rllib_nlac.learner.packing import Packing
 from rllib_nlac.learner.rl_module import copied, load_own_entries, own_entries, served_state
 from rllib_nlac.learner.value_head import ValueHeadModel, ValueHeadModule
 from rllib_nlac.types import dialogue_after, goes_on
@@ -85,12 +86,13 @@ class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
 
     Observations are prompts, shape (B, P), and actions turns, shape (B, T), both padded by ``PAD``. The value is read at the
     prompt's last token. ``model_config`` further holds ``temperature``, at which the engine samples, and
-    ``max_tokens_per_micro_batch``.
+    ``max_tokens_per_micro_batch`` and ``packing``.
     """
 
     @override(ValueHeadModule)
     def setup(self) -> None:
         super().setup()
+        self._found_packing: Packing | None = None
         self.action_dist_cls = TokenSequence
         if has_adapter(self.lm):
             # RLlib steps on these very numbers, and in bfloat16 most steps of a small learning rate are rounded away.
@@ -118,7 +120,7 @@ class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
         return {Columns.ACTION_DIST_INPUTS: self._forward_train(batch)[Columns.ACTION_DIST_INPUTS]}
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        inputs, values = self._run_grouped(self.model, batch)
+        inputs, values = self._run(self.model, batch)
         return {Columns.ACTION_DIST_INPUTS: inputs, Columns.EMBEDDINGS: values}
 
     @override(ValueFunctionAPI)
@@ -141,37 +143,40 @@ class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
     @torch.no_grad()
     def _without_gradients(self, model: ValueHeadModel, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """A pass over the whole batch, however large."""
-        return self._run_grouped(model, batch)
+        return self._run(model, batch)
 
-    def _run_grouped(self, model: ValueHeadModel, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """``_run`` in groups of similar length, which spares most of the padding."""
-        prompts, turns = batch[Columns.OBS], batch[Columns.ACTIONS]
-        lengths = (prompts != PAD).sum(-1) + (turns != PAD).sum(-1)
-        rows = torch.arange(len(turns), device=turns.device)
-        groups = list(micro_batches(lengths, rows, self.model_config["max_tokens_per_micro_batch"]))
-        parts = [self._run(model, prompts[group], turns[group]) for group in groups]
-        inverse = torch.cat(groups).argsort()
-        return torch.cat([inputs for inputs, _ in parts])[inverse], torch.cat([values for _, values in parts])[inverse]
+    def _packing(self) -> Packing:
+        """How turns reach the models: found out at the first pass, when they are where they will be."""
+        if self._found_packing is None:
+            models = [model.lm for model in (self.model, getattr(self, "target_model", None)) if model is not None]
+            own = Packing.of(self.model_config["packing"], self.model_config["max_tokens_per_micro_batch"], models)
+            own.check(lambda layout: self.model(positions=layout.ends, **layout.arguments)[0], models)
+            self._found_packing = own
+        return self._found_packing
 
-    def _run(self, model: ValueHeadModel, prompts: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of ``TokenSequence`` (B, T, 2) and values (B,) of one batch."""
-        prompts, turns = prompts.long(), turns.long()
+    def _run(self, model: ValueHeadModel, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of ``TokenSequence`` (B, T, 2) and values (B,), micro-batch by micro-batch."""
+        prompts, turns = batch[Columns.OBS].long(), batch[Columns.ACTIONS].long()
         starts, mask = (prompts != PAD).sum(-1), turns != PAD
-        # Each turn directly behind its prompt.
-        ids = torch.zeros(len(prompts), int((starts + mask.sum(-1)).max()) + 1, dtype=torch.long, device=prompts.device)
-        width = min(prompts.shape[1], ids.shape[1])
-        ids[:, :width] = prompts[:, :width].clamp(min=0)
-        places = (starts.unsqueeze(-1) + torch.arange(turns.shape[1], device=turns.device)).clamp(max=ids.shape[1] - 1)
-        ids.scatter_(1, places, torch.where(mask, turns, 0))
-        ids = ids[:, :-1]
-        kept = ids.shape[1] - int(starts.min()) + 1  # position i predicts token i + 1, from the shortest prompt's last on
-        logits, values = model(ids, positions=starts - 1, logits_to_keep=kept)
-        predicting = places - 1 - (ids.shape[1] - kept)
-        logits = logits.gather(1, predicting.unsqueeze(-1).expand(-1, -1, logits.shape[-1])).float()
-        logprobs = (logits / self.model_config["temperature"]).log_softmax(-1)
-        chosen = logprobs.gather(-1, turns.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        entropies = -(logprobs.exp() * logprobs).sum(-1)
-        return torch.stack([chosen, entropies], dim=-1) * mask.unsqueeze(-1), values
+        lengths = starts + mask.sum(-1)
+        # Each turn directly behind its prompt; what is cut off are turns' padding.
+        ids = nn.functional.pad(prompts.clamp(min=0), (0, turns.shape[1] + 1))
+        places = starts.unsqueeze(-1) + torch.arange(turns.shape[1], device=turns.device)
+        ids = ids.scatter(1, places, torch.where(mask, turns, 0))
+        packing = self._packing()
+        groups = packing.groups(ids, lengths, torch.arange(len(ids), device=ids.device))
+        tables, values = [], []
+        for group in groups:
+            layout = packing.lay(ids[group], starts[group], lengths[group])
+            logits, value = model(positions=layout.beginnings, **layout.arguments)
+            temperature = self.model_config["temperature"]
+            found = torch.stack([layout.logprobs(logits, temperature), layout.entropy(logits, temperature)], -1)
+            # From places in the layout to places in the turn.
+            table = found.new_zeros(*turns[group].shape, 2)
+            tables.append(table.masked_scatter(mask[group].unsqueeze(-1), found[layout.mask]))
+            values.append(value)
+        inverse = torch.cat(groups).argsort()
+        return torch.cat(tables)[inverse], torch.cat(values)[inverse]
 
 
 class TextToTokens(ConnectorV2):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rllib_nlac.learner.losses import answer_logprobs, token_kl
+from rllib_nlac.learner.losses import answer_logprobs, token_entropy, token_kl
 from rllib_nlac.learner.packed_attention import Segments
 
 # Where beginnings are shared, attention is given keys and values of each sequence: of what layers keep of a token at most this.
@@ -126,6 +126,7 @@ class Layout:
 
     arguments: dict[str, Any]  # of the model
     ends: torch.Tensor  # where the last token of each sequence stands within its row, shape (B,)
+    beginnings: torch.Tensor  # where the last token of each prompt does, shape (B,)
 
     def __init__(self, ids: torch.Tensor, prompt_length: torch.Tensor, length: torch.Tensor) -> None:
         self.shortest, self.longest = int(prompt_length.min()), int(length.max())
@@ -141,6 +142,10 @@ class Layout:
         """KL(π_θ || π_base) at the places of the answers' tokens, shape (B, T')."""
         raise NotImplementedError
 
+    def entropy(self, logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+        """Entropy of the distribution that each of the answers' tokens was drawn from, shape (B, T')."""
+        raise NotImplementedError
+
 
 class Padded(Layout):
     """One sequence a row. Padding stands on the right of a causal model, so no attention mask is needed."""
@@ -150,7 +155,7 @@ class Padded(Layout):
         ids = ids[:, : self.longest]
         # Logits of the last positions only, which spares a large vocabulary's memory on the prompts.
         self.arguments = {"input_ids": ids, "logits_to_keep": self.mask.shape[1] + 1, "use_cache": False}
-        self.ends = length - 1
+        self.ends, self.beginnings = length - 1, prompt_length - 1
         self._predicted = ids[:, self.shortest :]
 
     def logprobs(self, logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -158,6 +163,9 @@ class Padded(Layout):
 
     def kl(self, logits: torch.Tensor, base_logits: torch.Tensor) -> torch.Tensor:
         return token_kl(logits[:, :-1], base_logits[:, :-1])
+
+    def entropy(self, logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+        return token_entropy(logits[:, :-1], temperature)
 
 
 class Packed(Layout):
@@ -178,6 +186,8 @@ class Packed(Layout):
         places, which = pack.predicting(prompts)
         predicted = np.concatenate([sequence[prompt:] for sequence, prompt in zip(sequences, prompts, strict=True)])
         self.ends = torch.tensor([int(path[-1]) for path in pack.paths], device=device)
+        own = zip(pack.paths, prompts, strict=True)
+        self.beginnings = torch.tensor([int(path[prompt - 1]) for path, prompt in own], device=device)
         self._which, self._predicted = torch.from_numpy(which).to(device), torch.from_numpy(predicted).to(device)
         self.arguments = {
             "input_ids": torch.from_numpy(pack.ids).to(device)[None],
@@ -192,6 +202,9 @@ class Packed(Layout):
 
     def kl(self, logits: torch.Tensor, base_logits: torch.Tensor) -> torch.Tensor:
         return self._table(token_kl(logits[0], base_logits[0])[self._which])
+
+    def entropy(self, logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+        return self._table(token_entropy(logits[0], temperature)[self._which])
 
     def _table(self, values: torch.Tensor) -> torch.Tensor:
         """The answers' tokens, one after the other, as (B, T'); 0 elsewhere."""

@@ -48,6 +48,17 @@ def token_kl(logits: torch.Tensor, base_logits: torch.Tensor) -> torch.Tensor:
     return (own.exp() * (own - base)).sum(-1)
 
 
+def token_entropy(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Entropy over the vocabulary at each place, in nats.
+
+    Args:
+        logits: Shape (..., V).
+        temperature: Divides the logits.
+    """
+    logprobs = (logits.float() / temperature).log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
 def answer_mean(values: torch.Tensor, answer_mask: torch.Tensor) -> torch.Tensor:
     """Mean over each answer's tokens, shape (B,), of values and a mask of shape (B, T)."""
     mask = answer_mask.to(values.dtype)
