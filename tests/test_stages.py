@@ -261,8 +261,11 @@ class TestWhatThePolicyLearns:
 
     @pytest.mark.parametrize(("train_on_yes", "trained"), [("always", True), ("never", False)])
     def test_the_switch(self, make, train_on_yes, trained):
-        refinement = self.run(make, script(verdict=YES), train_on_yes=train_on_yes)
-        assert (refinement.generation is not None) is trained
+        """A no whose refinement repeats the action is a yes as well: where none is learned, it is not either."""
+        for answers, reason in (({"verdict": YES}, "yes"), ({"refine": "Is it big?"}, "kept")):
+            refinement = self.run(make, script(**answers), train_on_yes=train_on_yes)
+            assert (refinement.generation is not None) is trained and refinement.reason.startswith(reason)
+        assert self.run(make, script(), train_on_yes=train_on_yes).generation is not None
 
     @pytest.mark.parametrize(
         ("role", "text", "reason"),

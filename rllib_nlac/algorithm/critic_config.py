@@ -91,7 +91,7 @@ class CriticConfig(LanguageAlgorithmConfig):
                 training, which then writes the Bellman target, too. These roles are not trained, and weights that change
                 forget them. "initial" costs a third weight set in the host memory of each engine; with ``lora`` nothing.
             train_on_yes: When the policy is trained on an action with the verdict yes: "success" (if success is predicted),
-                "always" or "never".
+                "always" or "never", which also leaves out an action that the refinement repeats.
             policy_loss_coeff: Weight of L2, beside 1 for L1.
 
         Returns:

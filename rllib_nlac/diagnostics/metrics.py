@@ -79,7 +79,7 @@ def log_stages(
             action.
         policy_trained_rate: Share of judged transitions that teach the policy. Near 0 the rates of reasons below say why.
         refined_rate: Share whose refined action is learned. It falls as the policy learns.
-        kept_rate: Share that was refined to the same action, which is learned.
+        kept_rate: Share that was refined to the same action, which is learned unless `train_on_yes` is "never".
         yes_success_rate: Share with verdict yes and predicted success: the action itself is learned.
         yes_skipped_rate: Share with verdict yes and without predicted success: nothing is learned (`train_on_yes`).
         not_refined_rate: Share for which no refinement was asked (`num_refinements: 0`).

@@ -96,7 +96,9 @@ def decide(attempt: Attempt, settings: StageSettings, well_formed: bool = True) 
     generation, action = attempt.refined
     if attempt.rejected:
         return outcome("rejected", generation if settings.rejected_weight else None, action, settings.rejected_weight)
-    return outcome("kept" if is_same_action(action, transition.action, action_format) else "refined", generation, action)
+    if is_same_action(action, transition.action, action_format):  # in spite of the verdict: as good as a yes
+        return outcome("kept", None if train_on_yes == "never" else generation, action)
+    return outcome("refined", generation, action)
 
 
 def is_same_action(turn: str, other: str, action_format: str) -> bool:
