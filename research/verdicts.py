@@ -1,8 +1,8 @@
-"""How right the evaluator is in a run of guess-the-number: ``python -m research.verdicts TRIAL``.
+"""How right the evaluator is in a run of guess-the-number or of sums: ``python -m research.verdicts TRIAL``.
 
-Reads the transitions that a run has recorded. The best guess of each state is known: the middle of the numbers that the replies
-allow. Prints, for each iteration, the share of stored guesses that are best; how many verdicts are yes, and how many of those
-are right; and how many of the guesses that the policy learns are best, apart for accepted and for refined ones.
+Reads the transitions that a run has recorded. The best action of each state is known: the middle of the numbers that the
+replies allow, or the sum. Prints, for each iteration, the share of stored actions that are best; how many verdicts are yes, and
+how many of those are right; and how many of the actions that the policy learns are best, apart for accepted and refined ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rllib_nlac.envs.guess_number import guess_in
+from rllib_nlac.rewards.grading import boxed
 
 COLUMNS = ("iteration", "turns", "best", "yes", "yes that is right", "accepted", "of these best", "refined", "of these best")
 
@@ -29,21 +30,24 @@ def bounds(state: Sequence[Mapping[str, Any]], top: int) -> tuple[int, int]:
     return low, high
 
 
-def is_best(guess: int | None, low: int, high: int) -> bool:
-    """Whether a guess is the middle; of an even count, either of both."""
-    return guess in ((low + high) // 2, (low + high + 1) // 2)
+def is_best(row: Mapping[str, Any], action: str, top: int) -> bool:
+    """Whether an action is the sum that was asked for, or a guess in the middle; of an even count, either of both."""
+    if row["env"] == "MathReasoning":
+        one, sign, other = re.findall(r"(\d+) ([+-]) (\d+)", row["state"][1]["content"])[0]
+        return boxed(action) == str(int(one) + int(f"{sign}{other}"))
+    low, high = bounds(row["state"], top)
+    return guess_in(action) in ((low + high) // 2, (low + high + 1) // 2)
 
 
 def counts(transitions: Iterable[Mapping[str, Any]], top: int) -> Counter[str]:
     """What the recorded transitions of an iteration come to."""
     found: Counter[str] = Counter()
     for row in transitions:
-        low, high = bounds(row["state"], top)
-        best, accepted = is_best(guess_in(row["action"]), low, high), bool(row["critique"] and row["critique"]["optimal"])
+        best, accepted = is_best(row, row["action"], top), bool(row["critique"] and row["critique"]["optimal"])
         found.update({"turns": 1, "best": best, "yes": accepted, "yes right": accepted and best})
         if row["trained"]:
             kind = "accepted" if row["reason"] == "yes_success" else "refined"
-            found.update({kind: 1, f"{kind} best": is_best(guess_in(row["refined"]), low, high)})
+            found.update({kind: 1, f"{kind} best": is_best(row, row["refined"], top)})
     return found
 
 

@@ -15,16 +15,38 @@ def row(action: str, yes: bool, refined: str = "", trained: bool = True):
     ]
     reason = "yes_success" if yes else "refined"
     critique = {"optimal": yes}
-    return {"state": state, "action": action, "critique": critique, "trained": trained, "reason": reason, "refined": refined}
+    return {
+        "env": "GuessNumber",
+        "state": state,
+        "action": action,
+        "critique": critique,
+        "trained": trained,
+        "reason": reason,
+        "refined": refined,
+    }
 
 
 def test_the_users_replies_alone_bound_the_number():
     assert bounds(row("6", True)["state"], 10) == (6, 7) and bounds([], 10) == (1, 10)
 
 
-@pytest.mark.parametrize(("guess", "best"), [(5, True), (6, True), (4, False), (7, False), (None, False)])
+@pytest.mark.parametrize(("guess", "best"), [("5", True), ("6", True), ("4", False), ("7", False), ("none", False)])
 def test_either_middle_of_an_even_count_is_best(guess, best):
-    assert is_best(guess, 1, 10) is best
+    assert is_best({"env": "GuessNumber", "state": []}, guess, 10) is best
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "best"),
+    [
+        ("What is 6 + 7?", r"\boxed{13}", True),
+        ("What is 6 - 7?", r"\boxed{-1}", True),
+        ("What is 6 - 7?", r"\boxed{13}", False),
+        ("What is 6 + 7?", "13", False),
+    ],
+)
+def test_of_a_sum_its_result_is_best(question, answer, best):
+    state = [{"role": "system", "content": "1 + 1"}, {"role": "user", "content": question}]
+    assert is_best({"env": "MathReasoning", "state": state}, answer, 10) is best
 
 
 def test_an_iteration_is_summed_up():
