@@ -24,12 +24,17 @@ def test_a_cell_is_its_example_with_another_seed(cell, tmp_path, monkeypatch):
     assert mine.config == {**example.config, "seed": seed} and (mine.run, mine.stop) == (example.run, example.stop)
 
 
-def test_a_warm_up_writes_the_conversations_that_it_reads(tmp_path):
+def test_a_warm_up_writes_the_conversations_that_it_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllib_nlac.command.experiment.resolve", lambda experiment, where: experiment)
     for task in TASKS:
-        expert, train = commands(Cell(task, WARM_UP, 0), tmp_path)
-        experiment = next(iter(Cell(task, WARM_UP, 0).experiment.values()))
-        assert expert[:3] == ["env", "expert", experiment["env"]]
-        assert expert[expert.index("--out") + 1] == experiment["config"]["input_"]
+        *experts, train = commands(Cell(task, WARM_UP, 0), tmp_path)
+        (experiment,) = load_experiments(Cell(task, WARM_UP, 0).example)
+        read_files = experiment.config["input_"]
+        assert [expert[:3] for expert in experts] == [["env", "expert", experiment.config["env"]]] * len(experts)
+        written = [expert[expert.index("--out") + 1] for expert in experts]
+        assert written == (read_files if isinstance(read_files, list) else [read_files])
+        for expert in experts:
+            assert yaml.safe_load(expert[expert.index("--config") + 1]) == experiment.config["env_config"]
         assert train[:2] == ["train", "file"]
     assert len(commands(Cell(TASKS[0], "nlac", 1), tmp_path)) == 1
 
