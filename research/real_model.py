@@ -27,7 +27,7 @@ from research.rows import Row, generated_tokens, read, write
 from rllib_nlac.diagnostics.results import Results, evaluated, lookup, read_results
 
 EXAMPLES = Path(__file__).parent.parent / "tuned_examples"
-TASKS = ("guess_number", "twenty_questions", "math_level1")
+TASKS = ("guess_number", "twenty_questions", "math_level1", "miniwob_click")
 METHODS = ("nlac", "rft", "grpo")  # a task has those for which there is a TASK_smollm2_METHOD.yaml
 WARM_UP = "sft"
 KINDS = {
