@@ -1,8 +1,10 @@
-"""How right the evaluator is in a run of guess-the-number or of sums: ``python -m research.verdicts TRIAL``.
+"""How right the evaluator is in a run with the warmed-up small model: ``python -m research.verdicts TRIAL``.
 
-Reads the transitions that a run has recorded. The best action of each state is known: the middle of the numbers that the
-replies allow, or the sum. Prints, for each iteration, the share of stored actions that are best; how many verdicts are yes, and
-how many of those are right; and how many of the actions that the policy learns are best, apart for accepted and refined ones.
+Reads the transitions that a run has recorded. In guess-the-number and in sums the best action of each state is known: the
+middle of the numbers that the replies allow, or the sum. Prints, for each iteration, the share of stored actions that are best;
+how many verdicts are yes, and how many of those are right; and how many of the actions that the policy learns are best, apart
+for accepted and refined ones. In any environment it then prints how often verdicts agree with the best action that their reason
+names, in the expert's words ("The best step is A, and B was said"), and with the outcomes that the evaluator read.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import Any
 from rllib_nlac.envs.guess_number import guess_in
 from rllib_nlac.rewards.grading import boxed
 
+KNOWN = ("GuessNumber", "MathReasoning")  # of whose states the best action is known
+NAMED = re.compile(r"(?:best step is (?P<step>.*?)|so (?P<guess>.*?) is best), and (?P<said>.*) was said")
 COLUMNS = ("iteration", "turns", "best", "yes", "yes that is right", "accepted", "of these best", "refined", "of these best")
 
 
@@ -51,6 +55,29 @@ def counts(transitions: Iterable[Mapping[str, Any]], top: int) -> Counter[str]:
     return found
 
 
+def in_words(transitions: Iterable[Mapping[str, Any]]) -> str:
+    """How the verdicts stand to their own reasons and to the futures that they judge."""
+    found: Counter[str] = Counter()
+    for row in transitions:
+        critique = row["critique"]
+        if not critique or (named := NAMED.search(critique["text"])) is None:
+            continue
+        same = (named["step"] or named["guess"]) == named["said"]
+        hopeful = 2 * sum(future["success"] for future in row["futures"]) >= len(row["futures"])
+        found.update({"all": 1, "as named": same == critique["optimal"], "as read": hopeful == critique["optimal"]})
+        if row["reward"] < 0:
+            found.update({"lost": 1, "lost, own": same})
+
+    def share(part: str, whole: str) -> str:
+        return f"{found[part] / found[whole]:.2f} of {found[whole]}" if found[whole] else "none"
+
+    return (
+        f"Verdicts that agree with their reason: {share('as named', 'all')}; "
+        f"with the outcome that was read: {share('as read', 'all')}.\n"
+        f"Turns with a negative reward whose own action is named as the best: {share('lost, own', 'lost')}."
+    )
+
+
 def line(iteration: int, found: Counter[str]) -> str:
     def share(part: str, whole: str) -> str:
         return f"{found[part] / found[whole]:.2f}" if found[whole] else "-"
@@ -68,10 +95,16 @@ def main() -> None:
     files = sorted((arguments.trial / "transitions").glob("iteration_*.jsonl"))
     if not files:
         parser.error(f"{arguments.trial} holds no transitions/iteration_*.jsonl")
-    print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", sep="\n")
+    played = {}
     for file in files:
         rows = [json.loads(text) for text in file.read_text("utf-8").splitlines()]
-        print(line(int(file.stem[-8:]), counts((row for row in rows if row["kind"] == "transition"), arguments.top)))
+        played[int(file.stem[-8:])] = [row for row in rows if row["kind"] == "transition"]
+    every = [row for rows in played.values() for row in rows]
+    if all(row["env"] in KNOWN for row in every):
+        print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", sep="\n")
+        for iteration, rows in played.items():
+            print(line(iteration, counts(rows, arguments.top)))
+    print(in_words(every))
 
 
 if __name__ == "__main__":
