@@ -133,7 +133,8 @@ class Activity:
         threading.Thread(target=work, name="activity", daemon=True).start()
 
     def withdraw(self) -> None:
-        """Sends nothing any more."""
+        """Sends nothing any more; what went on has ended."""
+        self.now = Doing()
         if self._ended is not None:
             self._ended.set()
             self._ended = None

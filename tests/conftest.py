@@ -159,7 +159,7 @@ def starts_nothing_unmarked(request):
 
 @pytest.fixture(autouse=True)
 def idle():
-    """Nothing goes on in this process when the next test begins: the iteration of a run stays shown after its end."""
+    """Nothing goes on in this process when the next test begins: algorithms that tests share are not stopped between them."""
     yield
     if (module := sys.modules.get("rllib_nlac.activity")) is not None:
         module.activity.turn_to("", iteration=0)

@@ -199,6 +199,8 @@ class TestModule:
         logits = module.lm(torch.tensor([[3, 10, 11, 20]])).logits[0, 2:].float()
         expected = (logits / 0.5).log_softmax(-1)[[0, 1], [20, 1]]
         torch.testing.assert_close(inputs[0, :, 0], torch.tensor([*expected, 0.0]), atol=tolerance, rtol=tolerance)
+        entropies = torch.distributions.Categorical(logits=logits / 0.5).entropy()
+        torch.testing.assert_close(inputs[0, :, 1], torch.tensor([*entropies, 0.0]), atol=tolerance, rtol=tolerance)
         assert out[Columns.EMBEDDINGS].dtype is torch.float32  # the values
 
     def test_an_adapter_over_a_base_in_bfloat16_is_trained_in_float32(self, ppo_config):

@@ -85,6 +85,7 @@ class TestActivity:
         time.sleep(0.1)
         assert [doing.stage for doing in sent if doing.stage] == ["one", "broken"]
         now.withdraw()
+        assert now.now == Doing()  # what follows in this process is not the last iteration of a run that has ended
 
     def test_without_ray_nothing_is_read(self):
         assert read_from_ray("no such trial") is None

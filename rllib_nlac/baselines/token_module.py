@@ -159,17 +159,16 @@ class TokenValueModule(ValueHeadModule, ValueFunctionAPI, TargetNetworkAPI):
         prompts, turns = batch[Columns.OBS].long(), batch[Columns.ACTIONS].long()
         starts, mask = (prompts != PAD).sum(-1), turns != PAD
         lengths = starts + mask.sum(-1)
-        # Each turn directly behind its prompt; what is cut off are turns' padding.
-        ids = nn.functional.pad(prompts.clamp(min=0), (0, turns.shape[1] + 1))
+        # Each turn directly behind its prompt.
+        ids = nn.functional.pad(prompts.clamp(min=0), (0, turns.shape[1]))
         places = starts.unsqueeze(-1) + torch.arange(turns.shape[1], device=turns.device)
         ids = ids.scatter(1, places, torch.where(mask, turns, 0))
-        packing = self._packing()
+        packing, temperature = self._packing(), self.model_config["temperature"]
         groups = packing.groups(ids, lengths, torch.arange(len(ids), device=ids.device))
         tables, values = [], []
         for group in groups:
             layout = packing.lay(ids[group], starts[group], lengths[group])
             logits, value = model(positions=layout.beginnings, **layout.arguments)
-            temperature = self.model_config["temperature"]
             found = torch.stack([layout.logprobs(logits, temperature), layout.entropy(logits, temperature)], -1)
             # From places in the layout to places in the turn.
             table = found.new_zeros(*turns[group].shape, 2)
