@@ -118,7 +118,7 @@ class Activity:
 
     def publish(self, send: Callable[[Doing], None]) -> None:
         """Sends what changes from now on, in a thread; it ends where something cannot be sent."""
-        self.withdraw()
+        self._stop_sending()
         self._ended = ended = threading.Event()
 
         def work() -> None:
@@ -134,7 +134,10 @@ class Activity:
 
     def withdraw(self) -> None:
         """Sends nothing any more; what went on has ended."""
+        self._stop_sending()
         self.now = Doing()
+
+    def _stop_sending(self) -> None:
         if self._ended is not None:
             self._ended.set()
             self._ended = None

@@ -37,6 +37,9 @@ def test_an_episode(server, monkeypatch):
     assert step == ["Bye.", 1.0, True, False] and info["success"]
     env.reset(seed=1)
     env.close()
+    deadline = time.monotonic() + 10
+    while server.seen[-1]["type"] != "close" and time.monotonic() < deadline:  # nobody answers it
+        time.sleep(0.01)
     assert [frame["type"] for frame in server.seen] == ["reset", "step", "step", "reset", "close"]  # one connection
 
 
