@@ -4,7 +4,7 @@ A cell is a task, a method and a seed. It runs ``tuned_examples/TASK_smollm2_MET
 All methods of a task start from the same supervised warm-up, whose conversations the task's expert writes first. Success is
 that of 256 held-out tasks before and after training. An interrupted command goes on with the cells that are missing, and a
 cell whose run has ended is not run again. ``--report`` runs nothing, and ``--rows CSV`` prints the tables of rows that are
-kept.
+kept. Of NLAC's ablations, such as ``--methods NLAC_Hindsight``, a cell is NLAC's example under their name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import Any
 import yaml
 
 from research.rows import Row, generated_tokens, read, write
+from rllib_nlac.ablations import ABLATIONS
 from rllib_nlac.diagnostics.results import Results, evaluated, lookup, read_results
 
 EXAMPLES = Path(__file__).parent.parent / "tuned_examples"
 TASKS = ("guess_number", "twenty_questions", "math_level1", "miniwob_click")
-METHODS = ("nlac", "rft", "grpo")  # a task has those for which there is a TASK_smollm2_METHOD.yaml
+METHODS = ("nlac", "rft", "grpo", "ppo")  # a task has those for which there is a TASK_smollm2_METHOD.yaml
 WARM_UP = "sft"
 KINDS = {
     "task": str,
@@ -53,7 +54,7 @@ class Cell:
 
     @property
     def example(self) -> Path:
-        return EXAMPLES / f"{self.task}_smollm2_{self.method}.yaml"
+        return EXAMPLES / f"{self.task}_smollm2_{'nlac' if self.method in ABLATIONS else self.method}.yaml"
 
     @property
     def experiment(self) -> dict[str, Any]:
@@ -62,6 +63,8 @@ class Cell:
         entry = {**entry, "extends": str(self.example.parent / entry["extends"])}
         if self.method == WARM_UP:
             return {name: entry}
+        if self.method in ABLATIONS:
+            name, entry = f"{name}-{self.method}", {**entry, "run": self.method}
         return {f"{name}-s{self.seed}": {**entry, "config": {**entry["config"], "seed": self.seed}}}
 
     @property

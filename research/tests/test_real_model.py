@@ -12,7 +12,8 @@ from research.real_model import KINDS, METHODS, TASKS, WARM_UP, Cell, commands, 
 from research.rows import read
 from rllib_nlac.command.experiment import load_experiments
 
-CELLS = [cell for task in TASKS for method in (WARM_UP, *METHODS) if (cell := Cell(task, method, 2)).example.is_file()]
+KINDS_OF_CELL = (WARM_UP, *METHODS, "NLAC_Hindsight")
+CELLS = [cell for task in TASKS for kind in KINDS_OF_CELL if (cell := Cell(task, kind, 2)).example.is_file()]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
@@ -21,7 +22,8 @@ def test_a_cell_is_its_example_with_another_seed(cell, tmp_path, monkeypatch):
     (tmp_path / "cell.yaml").write_text(yaml.safe_dump(cell.experiment))
     (mine,), (example,) = load_experiments(tmp_path / "cell.yaml"), load_experiments(cell.example)
     seed = 0 if cell.method == WARM_UP else 2
-    assert mine.config == {**example.config, "seed": seed} and (mine.run, mine.stop) == (example.run, example.stop)
+    run = cell.method if cell.method == "NLAC_Hindsight" else example.run
+    assert mine.config == {**example.config, "seed": seed} and (mine.run, mine.stop) == (run, example.stop)
 
 
 def test_a_warm_up_writes_the_conversations_that_it_reads(tmp_path, monkeypatch):
