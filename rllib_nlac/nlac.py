@@ -32,9 +32,9 @@ from rllib_nlac.names import unknown_key
 from rllib_nlac.replay.buffer import ReplaySample
 from rllib_nlac.types import BellmanTarget, Refinement, Weights
 
-#: Settings by name. What each key of one costs where it is left out stands in the documentation, page "Ablations".
+#: Settings by name. The documentation's page "Ablations" says what some of these keys are worth.
 PRESETS: dict[str, dict[str, Any]] = {
-    # As the paper has it, which is what the defaults are.
+    # The defaults: our reading of the paper.
     "paper": {},
     # For long episodes with a reward at their end, and a model whose advice is as weak as its play.
     "long_horizon": {
@@ -139,13 +139,13 @@ class NLACConfig(ReplayConfig, CriticConfig):
                 preset before; any other key overrides them.
             num_futures: k, futures that the evaluator sees for each action.
             num_next_actions: Number of next actions a' sampled in s'. The backup uses the first one that the evaluator approves
-                (1: the current policy's, as in the paper). Costs so many futures and critiques for each target.
+                (1: the current policy's, as in the paper). Each target costs this many futures and critiques.
             num_refinements: m, rounds of critique and refinement; with 0 the policy imitates what the evaluator accepts.
             critic_input: What the evaluator reads. "predicted": futures, as in the paper. "backed_up": for a stored action its
                 Bellman target, which contains the real reply, and for a refined action predicted futures. So the policy uses
                 what an episode has shown before the critic has learned it.
-            rejected_weight: Below 1 the evaluator judges refined actions, too. One without its yes has this weight in the
-                policy's loss, relative to the rest of its minibatch; if none has a yes, all count in full. For models whose
+            rejected_weight: Below 1 the evaluator judges refined actions, too. A refined action that it rejects gets this weight in the
+                policy's loss, relative to the rest of its minibatch; if it rejects all, all count in full. For models whose
                 advice is weak. 0: the policy learns approved actions only. A small value: it still tries the advice. 1:
                 refined actions are not judged, as in the paper.
             judged_fraction: Share of the sampled transitions whose actions are judged and refined. The others train the critic
@@ -162,9 +162,9 @@ class NLACConfig(ReplayConfig, CriticConfig):
 
     @override(AlgorithmConfig)
     def evaluation(self, *, evaluation_critic: dict[str, Any] | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Sets what evaluation asks the critic; the keys above and RLlib's own are taken too.
+        """Sets how evaluations examine the critic; also accepts all other keys of evaluation.
 
-        Results stand under ``evaluation/critic``, and what it takes under ``seconds/evaluation_critic``.
+        Results are under ``evaluation/critic``, and the time they take under ``seconds/evaluation_critic``.
 
         Args:
             evaluation_critic: The fields of ``ExaminationSettings`` (states, futures, fixed_states, branches).
@@ -178,7 +178,7 @@ class NLACConfig(ReplayConfig, CriticConfig):
 
     @override(AlgorithmConfig)
     def reporting(self, *, record: dict[str, Any] | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Sets what ``rllib inspect`` and the report will have to read; RLlib's own keys are taken too.
+        """Sets what is recorded for ``rllib inspect`` and the report; also accepts RLlib's own keys.
 
         Args:
             record: The fields of ``RecordSettings`` (transitions, tokens, episodes).

@@ -81,7 +81,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         kl_to_base_coeff: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
-        """Sets hyper-parameters of training; RLlib's own (``lr``, ``grad_clip``, ...) are taken too.
+        """Sets hyper-parameters of training; also accepts RLlib's own (``lr``, ``grad_clip``, ...).
 
         ``optimizer`` may hold AdamW's ``weight_decay`` (0) and ``eps`` (1e-8, below which a gradient counts for less).
 
@@ -102,7 +102,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
 
     @override(AlgorithmConfig)
     def env_runners(self, *, max_staleness: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Sets collection; ``LanguageConfig``'s and RLlib's own keys are taken too.
+        """Sets collection; ``LanguageConfig``'s and also accepts RLlib's own keys.
 
         Args:
             max_staleness: Rounds of episodes that remote EnvRunners play ahead while the learner trains. An episode's
@@ -124,7 +124,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
         learner_timeout_s: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
-        """Sets what happens when processes are lost; RLlib's own keys are taken too.
+        """Sets what happens when processes are lost; also accepts RLlib's own keys.
 
         Args:
             learner_snapshot_interval: Number of updates between two copies of the remote learners' state in Ray's object store.

@@ -57,16 +57,16 @@ class CriticConfig(LanguageAlgorithmConfig):
         """Sets how each role beside the policy samples.
 
         Args:
-            max_future_tokens: The most tokens of a future and of a Bellman target; None is the shipped model's own, or 192.
-            max_critique_tokens: The most tokens of a critique; None likewise.
+            max_future_tokens: Maximum tokens of a future or a Bellman target. None: the shipped model's limit, or 192.
+            max_critique_tokens: Maximum tokens of a critique. None: as above.
             judge_temperatures: The fields of ``JudgeTemperatures`` (critique, refine). The backup is always greedy, and the
                 successor model always samples at 1: below that it forgets the rarer futures.
             max_reasoning_tokens: Token limit for rewriting the reasoning of a thinking model's targets, so that it claims
                 nothing it could not know (arXiv 2512.04601, App. B.2). 0: it is trained on as it was sampled. No effect on
                 models that do not think.
             structured_answers: Whether the engine enforces the form of futures, targets and critiques that the prompt set
-                declares, behind the reasoning of a model that thinks. None: yes, but for the shipped small models, which were
-                taught their forms.
+                declares, behind the reasoning of a model that thinks. None: yes, except for the shipped small models,
+                which were taught their forms.
             backup: Who writes the Bellman target: "written", the model, as in the paper; or "composed", the package, from the
                 reply, the first clause of d' and its outcome. The latter costs no tokens and never forgets any of these.
 

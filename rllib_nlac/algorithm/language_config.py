@@ -145,13 +145,13 @@ class LanguageConfig(AlgorithmConfig):
                 folder, stands for the policy that it holds.
             lora: The fields of ``LoRASettings`` (rank, alpha, dropout, target_modules): the model is a base that stays as it
                 is, and an adapter is trained; policy, target and initial weights differ in it alone. None trains all weights.
-            max_context: The most tokens of a prompt and its answer; None takes the model's own limit.
+            max_context: Maximum tokens of a prompt and its answer. None: the model's own limit.
             tool_template: How the model writes calls of tools, as transformers' ``response_template`` has it. None: the
                 tokenizer's own, or ``<tool_call>`` tags and JSON objects.
             prompts: A shipped prompt set ("default", "small", "compact"), a YAML file, or a mapping. None: the shipped model's
                 own, "small" for other models of less than 3 billion parameters, or "default".
             action_format: "plain", the whole turn goes to the environment, or "react", only what follows ``Action:``.
-            max_action_tokens: The most tokens of a turn, thought included; None is the shipped model's own, or 128.
+            max_action_tokens: Maximum tokens of a turn, thought included. None: the shipped model's limit, or 128.
             history_turns: Number of latest turns that all roles see after the opening. For environments whose observations
                 summarise what matters. None: the whole dialogue, as in the paper.
             max_response_tokens: The most generated tokens of an episode; at more it is truncated.
@@ -162,8 +162,8 @@ class LanguageConfig(AlgorithmConfig):
             action_top_p: Nucleus mass of the policy; 1 for a policy gradient.
             learner_model: How the learner holds the model: the fields of ``LearnerModel`` (dtype, attn_implementation,
                 packing, gradient_checkpointing).
-            max_tokens_per_micro_batch: Tokens that go through the learner's model at once: those of a pack, shared ones counted
-                once, or where sequences are padded with the padding.
+            max_tokens_per_micro_batch: Tokens in one forward pass of the learner. In a pack, shared tokens count once.
+                Without packing, padding counts too.
 
         Returns:
             This updated config.
@@ -179,7 +179,7 @@ class LanguageConfig(AlgorithmConfig):
         env_step_timeout_s: float | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
-        """Sets collection; RLlib's own keys are taken too.
+        """Sets collection; also accepts RLlib's own keys.
 
         Args:
             episodes_per_iteration: Episodes of one round of all EnvRunners; None counts steps instead, as RLlib does:
@@ -205,13 +205,13 @@ class LanguageConfig(AlgorithmConfig):
         evaluation_repeats: dict[str, Any] | None = NotProvided,
         **kwargs: Any,
     ) -> Self:
-        """Sets evaluation; RLlib's own keys are taken too. ``evaluation_duration`` counts all episodes.
+        """Sets evaluation; also accepts RLlib's own keys. ``evaluation_duration`` counts all episodes.
 
         Every evaluation plays the same tasks with the same seeds, however many runners it has.
 
         Args:
-            evaluate_before_training: Whether a run with evaluations begins with one, of what it starts from. It stands under
-                ``before_training`` in the first result.
+            evaluate_before_training: Whether to evaluate once before training. The result is under ``before_training`` in
+                the first result.
             evaluation_repeats: The fields of ``Repeats`` (tasks, attempts): how many tasks are attempted again for pass@k,
                 which stands under ``evaluation/repeated``.
 

@@ -90,7 +90,7 @@ class ReplayConfig(LanguageAlgorithmConfig):
         They go into the replay buffer before the first iteration. Without an environment all of training rests on them.
 
         Args:
-            offline_iterations: So many iterations learn from them alone before any episode is collected; None is 0 with an
+            offline_iterations: Number of first iterations that learn from the logs alone; None is 0 with an
                 environment.
 
         Returns:
