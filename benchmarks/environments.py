@@ -21,7 +21,7 @@ from rllib_nlac.envs.contract import play
 from rllib_nlac.sampling.env_runner import TextEnvRunner
 from rllib_nlac.types import Generation, Request
 
-WORLDS = {"TwentyQuestions": {}, "MathReasoning": {}, "ServiceDesk": {}, "TextShop": {}, "TextArena": {}}
+WORLDS = {"TwentyQuestions": {}, "MathReasoning": {}, "ServiceDesk": {}, "TextArena": {}}
 EPISODES, SLOTS = 256, 64
 
 

@@ -144,7 +144,7 @@ class NLACConfig(ReplayConfig, CriticConfig):
             critic_input: What the evaluator reads. "predicted": futures, as in the paper. "backed_up": for a stored action its
                 Bellman target, which contains the real reply, and for a refined action predicted futures. So the policy uses
                 what an episode has shown before the critic has learned it.
-            rejected_weight: Below 1 the evaluator judges refined actions, too. A refined action that it rejects gets this weight in the
+            rejected_weight: Below 1 the evaluator judges refined actions, too. One that it rejects gets this weight in the
                 policy's loss, relative to the rest of its minibatch; if it rejects all, all count in full. For models whose
                 advice is weak. 0: the policy learns approved actions only. A small value: it still tries the advice. 1:
                 refined actions are not judged, as in the paper.

@@ -28,8 +28,6 @@ PLAYABLE = [
     ("MathReasoning", {"level": 5, "max_turns": 3}),
     ("ServiceDesk", {}),
     ("ServiceDesk", {"split": "eval"}),
-    ("TextShop", {}),
-    ("TextShop", {"split": "eval"}),
     ("GuessNumberTools", {}),
     ("TextArena", {}),
     ("ReasoningGym", {"attempts": 3}),

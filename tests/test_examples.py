@@ -47,11 +47,11 @@ def test_ones_own_environment_extends_the_base_of_one_gpu(tmp_path):
     printed = CliRunner().invoke(app, ["examples", "bases/one_gpu_lora"]).output
     (tmp_path / "bases" / "one_gpu_lora.yaml").write_text(printed)
     config = {"env_config": {"max_turns": 3}, "language_model": "Qwen/Qwen2.5-1.5B-Instruct"}
-    mine = {"extends": "bases/one_gpu_lora.yaml", "env": "TextShop", "stop": {"training_iteration": 50}}
+    mine = {"extends": "bases/one_gpu_lora.yaml", "env": "TextHouse", "stop": {"training_iteration": 50}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"my-task": {**mine, "config": config}}))
     (experiment,) = load_experiments(tmp_path / "mine.yaml")
     config = resolve(experiment)
-    assert experiment.stop == mine["stop"] and config.env == "TextShop" and config.env_config == {"max_turns": 3}
+    assert experiment.stop == mine["stop"] and config.env == "TextHouse" and config.env_config == {"max_turns": 3}
     assert config.lora == {"rank": 16} and config.action_format == "plain"
 
 

@@ -15,7 +15,6 @@ from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.envs.rows import Row
 from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.text_house import TextHouse
-from rllib_nlac.envs.text_shop import TextShop
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 from rllib_nlac.inputs.endpoint import Endpoint
 from rllib_nlac.inputs.pretrained import SMOLLM2, prepare
@@ -30,7 +29,6 @@ ENVS = {
     "TwentyQuestions": lambda: TwentyQuestions(num_objects=16, num_attributes=8, max_turns=6),
     "TextHouse": TextHouse,
     "ServiceDesk": ServiceDesk,
-    "TextShop": TextShop,
     "MathReasoning": MathReasoning,
 }
 

@@ -246,8 +246,8 @@ class TestTaskSet:
         [
             ('TextHouse@{"depth": 1, "house": 1, "max_turns": 2}', ["x", "y"]),
             ('TextHouse@{"depth": 1, "house": 1}', None),
-            ('TextShop@{"task_id": "wish-3"}', ["search[lamp]", "click[P0013]", "click[Buy Now]"]),
-            ('TextShop@{"task_id": "wish-3", "max_turns": 1}', ["search[lamp]"]),
+            ('TwentyQuestions@{"num_objects": 16, "task_id": "dog"}', ["Is it big?", "Is it a dog?"]),
+            ('TwentyQuestions@{"num_objects": 16, "task_id": "dog", "max_turns": 1}', ["Is it big?"]),
             ("Picnic@{}", ["Go."] * 3),
             ("Bare@{}", ["Go."]),
         ],
@@ -288,12 +288,11 @@ class TestTaskSet:
                 ids.add(env._inner.info["task_id"])
             return ids
 
-        wishes = {"train": {f"wish-{n}" for n in range(200)}, "eval": {f"wish-{n}" for n in range(200, 250)}}
+        tasks = {split: set(own) for split, own in make_tasks().items()}
         for split in ("train", "eval"):
-            assert drawn("TextShop@{}", split) <= wishes[split]
-        assert drawn('TextShop@{"split": "train"}', "eval") <= wishes["train"]
-        assert drawn("TextShop@{}", "eval", environments={"TextShop": {"split": "train"}}) <= wishes["train"]
-        assert drawn("ServiceDesk@{}", "eval") <= set(make_tasks()["eval"])
+            assert drawn("ServiceDesk@{}", split) <= tasks[split]
+        assert drawn('ServiceDesk@{"split": "train"}', "eval") <= tasks["train"]
+        assert drawn("ServiceDesk@{}", "eval", environments={"ServiceDesk": {"split": "train"}}) <= tasks["train"]
         monkeypatch.setitem(registry.ENVIRONMENTS, "Own", lambda top=4: GuessNumber(top))
         assert drawn("Own@{}", "eval", trusted=True)  # has no splits
 

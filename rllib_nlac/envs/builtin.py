@@ -17,7 +17,6 @@ from rllib_nlac.envs.miniwob.env import MiniWoB
 from rllib_nlac.envs.service_desk.env import ServiceDesk
 from rllib_nlac.envs.task_set import TaskSet
 from rllib_nlac.envs.text_house import TextHouse
-from rllib_nlac.envs.text_shop import TextShop
 from rllib_nlac.envs.tools import ToolTasks
 from rllib_nlac.envs.twenty_questions import TwentyQuestions
 
@@ -28,7 +27,6 @@ CLASSES = (
     TextHouse,
     MathReasoning,
     ServiceDesk,
-    TextShop,
     MiniWoB,
     TaskSet,
     ToolTasks,
