@@ -73,14 +73,16 @@ class Cell:
 
     def results(self, folder: Path) -> list[Results]:
         """The results of its run, an iteration each; empty where it has not ended."""
-        ended = [file.parent for file in (folder / self.name).glob("*/checkpoint_*")]
-        files = [trial / "result.json" for trial in ended if (trial / "result.json").is_file()]
-        return read_results(max(files, key=lambda file: file.stat().st_mtime))[0] if files else []
+        files = sorted((folder / self.name).glob("*/result.json"), key=lambda file: file.stat().st_mtime)
+        ended = [own for file in files if (own := read_results(file)[0]) and own[-1].get("done")]
+        return ended[-1] if ended else []
 
 
 def commands(cell: Cell, folder: Path) -> list[list[str]]:
-    """What a person would type for a cell: the expert's conversations before a warm-up, then the training."""
+    """What a person would type for a cell: the expert's conversations before a warm-up, then training or its resumption."""
     train = ["train", "file", str(folder / f"{cell.name}.yaml"), "--storage-path", str(folder)]
+    if any((folder / cell.name).glob("*/checkpoint_*")):
+        return [[*train, "--resume"]]
     if cell.method != WARM_UP:
         return [train]
     # The example says in its first lines how its conversations are made.

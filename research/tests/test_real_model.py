@@ -41,8 +41,8 @@ def test_a_warm_up_writes_the_conversations_that_it_reads(tmp_path, monkeypatch)
     assert len(commands(Cell(TASKS[0], "nlac", 1), tmp_path)) == 1
 
 
-def ended(folder, name: str, *successes: float | None) -> None:
-    """A run that has ended, with the success before training first."""
+def ended(folder, name: str, *successes: float | None, done: bool = True) -> None:
+    """A run that has ended, or was interrupted, with the success before training first."""
     trial = folder / name / "trial"
     (trial / "checkpoint_000000").mkdir(parents=True)
     before, *after = successes
@@ -59,12 +59,15 @@ def ended(folder, name: str, *successes: float | None) -> None:
     ]
     if before is not None:
         lines[0]["before_training"] = {"env_runners": {"success_rate": before}}
+    lines[-1]["done"] = done
     (trial / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_a_row_has_success_before_and_after_and_the_tokens_of_training(tmp_path):
     cell = Cell("guess_number", "nlac", 1)
-    assert cell.results(tmp_path) == []
+    assert cell.results(tmp_path) == [] and "--resume" not in commands(cell, tmp_path)[0]
+    ended(tmp_path / "interrupted", cell.name, 0.25, 0.5, done=False)
+    assert cell.results(tmp_path / "interrupted") == [] and "--resume" in commands(cell, tmp_path / "interrupted")[0]
     ended(tmp_path, cell.name, 0.25, 0.5, 0.75)
     row = row_of(cell, cell.results(tmp_path))
     assert (row["before"], row["success"], row["episodes"], row["minutes"]) == (0.25, 0.75, 128, 2.0)

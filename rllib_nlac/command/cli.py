@@ -214,9 +214,7 @@ def doctor(
 
 @app.command()
 def inspect(
-    run: Annotated[
-        Path, typer.Argument(parser=_on_this_machine, help="A trial's folder, or a checkpoint, whose replay buffer is shown.")
-    ],
+    run: Annotated[Path, typer.Argument(parser=_on_this_machine, help="A trial's folder, or one of its checkpoints.")],
     other: Annotated[Path | None, typer.Argument(parser=_on_this_machine, help="Another one, to compare.")] = None,
     output: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,

@@ -9,17 +9,16 @@ from rllib_nlac.checkpoints.storage import reason
 from rllib_nlac.command.terminal import Terminal
 from rllib_nlac.inspector.bundle import bundle
 from rllib_nlac.inspector.page import packed, render
-from rllib_nlac.inspector.run import Run, read_run, trial_of
+from rllib_nlac.inspector.run import read_run, trial_of
 
 
 def inspect(paths: list[Path], output: Path | None, open_: bool, most: int, terminal: Terminal) -> None:
-    """Reads one or two runs or checkpoints and writes a page of what they recorded.
+    """Reads one or two runs and writes a page of what they recorded.
 
     Raises:
         FileNotFoundError, ValueError: A path is no run, or the page cannot be written.
-        CheckpointError: A checkpoint is damaged.
     """
-    runs = [_read(path.absolute()) for path in paths]
+    runs = [read_run(trial_of(path.absolute())) for path in paths]
     title = " and ".join(run.name for run in runs)
     page = render(packed(bundle(runs, most)), title)
     file = output or Path(f"{title.replace(' and ', '-and-').replace('/', '-')}.html")
@@ -30,17 +29,7 @@ def inspect(paths: list[Path], output: Path | None, open_: bool, most: int, term
         raise ValueError(f"cannot write {file}: {reason(error)}. Give another --output") from error
     terminal.say(f"Page:        {file} ({len(page) / 1e6:.1f} MB)")
     for run in runs:
-        told = "of the replay buffer" if run.is_buffer else "recorded"
         count = sum(line["kind"] == "transition" for line in run.lines)
-        terminal.say(f"             {run.name}: {count} transitions {told}, {len(run.iterations)} iterations")
+        terminal.say(f"             {run.name}: {count} transitions recorded, {len(run.iterations)} iterations")
     if open_:
         webbrowser.open(file.absolute().as_uri())
-
-
-def _read(path: Path) -> Run:
-    """A checkpoint or a trial."""
-    if (path / "rllib_checkpoint.json").is_file():
-        from rllib_nlac.inspector.buffer import read_checkpoint  # RLlib, which takes ten seconds
-
-        return read_checkpoint(path)
-    return read_run(trial_of(path))

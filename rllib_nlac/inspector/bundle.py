@@ -76,7 +76,6 @@ def _run(run: Run, texts: Texts, most: int) -> dict[str, Any]:
         "left_out": len(run.lines) - len(kept),
         "episodes": [_episode(line, texts) for line in run.episodes],
         "unread": run.unread,
-        "is_buffer": run.is_buffer,
     }
 
 

@@ -53,7 +53,6 @@ class Run:
         lines: Lines of the record: transitions, states and predictions.
         episodes: Episodes of the evaluations; every field is there and of its type.
         unread: Lines that could not be read.
-        is_buffer: Whether the transitions are a replay buffer's, which nobody was asked about.
     """
 
     name: str
@@ -66,11 +65,10 @@ class Run:
     lines: Lines = field(default_factory=list)
     episodes: Lines = field(default_factory=list)
     unread: int = 0
-    is_buffer: bool = False
 
 
 def trial_of(path: Path) -> Path:
-    """The trial's folder that a path means: itself, or the only trial of an experiment.
+    """The trial's folder that a path means: itself, that of a checkpoint, or the only trial of an experiment.
 
     Raises:
         FileNotFoundError: There is none.
@@ -80,6 +78,8 @@ def trial_of(path: Path) -> Path:
         raise FileNotFoundError(f"no run at {path}: the folder does not exist")
     if _is_trial(path):
         return path
+    if (path / "rllib_checkpoint.json").is_file():
+        return trial_of(path.parent)
     trials = sorted(each for each in path.iterdir() if each.is_dir() and _is_trial(each))
     if not trials:
         raise FileNotFoundError(

@@ -239,11 +239,6 @@ class TextReplayBuffer(PrioritizedEpisodeReplayBuffer):
         """Episodes that were added, gone or not."""
         return self._num_episodes_evicted + len(self.episodes)
 
-    def places(self) -> list[tuple[tuple[int, int], float]]:
-        """The episode's number and the step of everything kept, each with its priority before the exponent."""
-        power = 1 / self.alpha if self.alpha else 0.0
-        return [((place[0], place[1]), float(self._sum_segment[place[2]]) ** power) for place in self._indices]
-
     @override(PrioritizedEpisodeReplayBuffer)
     def get_state(self) -> dict[str, Any]:
         own = {"bytes": dict(self._bytes), "rng": self.rng.bit_generator.state, "alpha": self.alpha, "capacity": self.capacity}

@@ -99,7 +99,7 @@ class TransitionList {
     const loss = this.app.filters.sort === "l1" ? ["L1", rows.critic_loss[i]] : this.app.filters.sort === "l2" ? ["L2", rows.policy_loss[i]] : this.app.filters.sort === "surprise" ? ["surprise", run.surprise[i]] : ["priority", rows.priority[i]];
     return h("a", { class: `row${selected ? " selected" : ""}`, role: "option", "aria-selected": String(selected), id: `row-${at}`, href: this.app.link(i), "data-at": at, style: { top: `${at * ROW}px` } },
       h("span", { class: "meta" }, outcome(rows.success[i] === 1, false), h("span", { class: "verdict", title: verdict[1] }, verdict[0], " ", verdict[1]),
-        h("span", null, run.is_buffer ? `turn ${number(rows.turn[i] + 1)}` : `it ${number(rows.iteration[i])} · turn ${number(rows.turn[i] + 1)}`, rows.age[i] > 0 ? ` · age ${number(rows.age[i])}` : ""),
+        h("span", null, `it ${number(rows.iteration[i])} · turn ${number(rows.turn[i] + 1)}`, rows.age[i] > 0 ? ` · age ${number(rows.age[i])}` : ""),
         run.parse[i] ? h("span", { class: "warn", title: "a text did not parse" }, "⚠") : null,
         h("span", { class: "value", title: loss[0] }, number(loss[1]))),
       h("span", { class: "text" }, inline(action), changed ? h("span", { class: "arrow" }, " → ") : null, changed ? inline(refined) : null),

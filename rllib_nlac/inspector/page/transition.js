@@ -56,35 +56,35 @@ function summaryOf(run, i) {
 
 function transitionView(app, i) {
   const run = app.run, rows = run.rows, action = run.text("action", i) || "", reason = run.text("reason", i), refined = run.text("refined", i), critique = run.critique(i), target = run.target(i);
-  const judged = run.text("judged", i), ended = run.text("ended", i), known = !run.is_buffer;
+  const judged = run.text("judged", i), ended = run.text("ended", i);
   const loss = (value) => (rows.stopped[i] ? "stopped" : number(value));
   const same = (run.byTurn.get(run.turn(i)) || []).filter((each) => each !== i);
   const head = h("header", { class: "dhead" },
     h("div", { class: "dtitle" },
       h("button", { class: "plain back", type: "button", onclick: () => app.close(), "aria-label": "back to the list" }, "‹ list"),
-      h("h2", { tabindex: "-1" }, known ? `Iteration ${number(rows.iteration[i])}, turn ${number(rows.turn[i] + 1)}` : `Turn ${number(rows.turn[i] + 1)}`),
+      h("h2", { tabindex: "-1" }, `Iteration ${number(rows.iteration[i])}, turn ${number(rows.turn[i] + 1)}`),
       h("span", { class: "quiet" }, inline(run.text("env", i), 40), " · ", inline(run.text("episode", i), 24)),
       h("span", { class: "actions" },
         h("button", { type: "button", id: "copy-link", title: "a link to this transition in this file", onclick: () => copy(location.href.split("#")[0] + app.link(i), "link") }, "link"),
         h("button", { type: "button", id: "copy-chat", title: "the dialogue and the action as chat JSON", onclick: () => copy(chatOf(run, i), "chat JSON") }, "chat JSON"),
         h("button", { type: "button", id: "copy-play", title: "the command that plays this task yourself", disabled: rows.task_seed[i] === null, onclick: () => copy(playCommand(run, i), "command") }, "play it"))),
     h("div", { class: "chips" }, outcome(rows.success[i] === 1),
-      known && rows.reason[i] !== null ? chip("", inline((reason || "").replaceAll("_", " "), 40), REASONS[reason]) : null,
+      rows.reason[i] !== null ? chip("", inline((reason || "").replaceAll("_", " "), 40), REASONS[reason]) : null,
       chip("priority", number(rows.priority[i]), "replay priority before the exponent: L1 + L2, clipped"),
-      known ? chip("L1", loss(rows.critic_loss[i]), "critic loss: nats a token of the Bellman target") : null,
-      known ? chip("L2", loss(rows.policy_loss[i]), "policy loss: nats a token of what the policy learns") : null,
-      known ? chip("surprise", number(run.surprise[i]), "distance of the predicted chance of success and what came") : null,
+      chip("L1", loss(rows.critic_loss[i]), "critic loss: nats a token of the Bellman target"),
+      chip("L2", loss(rows.policy_loss[i]), "policy loss: nats a token of what the policy learns"),
+      chip("surprise", number(run.surprise[i]), "distance of the predicted chance of success and what came"),
       chip("age", number(rows.age[i]), "versions of the weights since the action was played"),
-      known && rows.importance[i] !== null ? chip("weight", number(rows.importance[i] * (rows.weight[i] ?? 1)), "importance weight times the refinement's own") : null,
+      rows.importance[i] !== null ? chip("weight", number(rows.importance[i] * (rows.weight[i] ?? 1)), "importance weight times the refinement's own") : null,
       run.parse[i] ? h("span", { class: "chip warn" }, "⚠ a text did not parse") : null),
-    known ? summaryOf(run, i) : h("p", { class: "summary" }, "From a replay buffer: what was played and what came of it. Nobody was asked about it here."));
+    summaryOf(run, i));
   const left = [
     step("Dialogue", null, "said", dialogueView(run.messages(rows.state[i]))),
     step("Action", who(run.by(i, "action")), "act", words(action), judged !== null ? h("div", { class: "labelled" }, h("span", { class: "quiet" }, "judged in its place"), words(judged)) : null),
     step("What really came", null, "came", words(run.text("observation", i)),
       h("p", { class: "quiet" }, `reward ${number(rows.reward[i])} · from here to the end ${number(rows.return_to_go[i])} · `, ended ? h("b", null, `the episode ${ended === "terminated" ? "ended" : "was cut off"} here`) : "the episode went on", " and came to ", outcome(rows.success[i] === 1))),
   ];
-  const right = known ? [
+  const right = [
     step("Futures", who(run.by(i, "future")), "think", h("p", { class: "hint" }, "what the critic expects to follow this action"), futuresView(run.futures(i))),
     step("Critique", who(run.by(i, "critique")), "think", critiqueView(critique)),
     step("Refined action", who(run.by(i, "refinement")), "think", refinedView(judged ?? action, refined, reason), h("p", { class: "quiet" }, REASONS[reason] || inline(reason || ""))),
@@ -93,7 +93,7 @@ function transitionView(app, i) {
         h("div", { class: "labelled" }, h("span", { class: "quiet" }, "a′ next action ", who(run.by(i, "next_action"))), words(run.text("next_action", i))),
         h("div", { class: "labelled" }, h("span", { class: "quiet" }, "d′ its future ", who(run.by(i, "next_future"))), words(run.text("next_future", i)))],
       h("div", { class: "labelled strong" }, h("span", { class: "quiet" }, "y what the critic is taught"), target ? [outcome(target.success), words(target.text)] : h("p", { class: "quiet" }, "did not parse: the critic learns nothing here"))),
-  ] : [];
+  ];
   const raw = rows.unparsed[i], lost = [];
   for (let at = 0; at < raw.length; at += 2) lost.push(h("div", { class: "labelled" }, h("span", { class: "quiet" }, inline(run.at(raw[at]), 20)), words(run.at(raw[at + 1]), "mono")));
   if (lost.length) right.push(step("Did not parse", null, "lost", h("p", { class: "hint" }, "as it came"), lost));
