@@ -2,7 +2,7 @@
 
 A cell is a task, a method and a seed. It runs ``tuned_examples/TASK_smollm2_METHOD.yaml`` with that seed by ``rllib train``.
 All methods of a task start from the same supervised warm-up, whose conversations the task's expert writes first. Success is
-that of 256 held-out tasks before and after training. An interrupted command goes on with the cells that are missing, and a
+that of evaluation before and after training. An interrupted command goes on with the cells that are missing, and a
 cell whose run has ended is not run again. ``--report`` runs nothing, and ``--rows CSV`` prints the tables of rows that are
 kept. Of NLAC's ablations, such as ``--methods NLAC_Hindsight``, a cell is NLAC's example under their name.
 """

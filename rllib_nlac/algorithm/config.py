@@ -102,7 +102,7 @@ class LanguageAlgorithmConfig(LanguageConfig):
 
     @override(AlgorithmConfig)
     def env_runners(self, *, max_staleness: int | None = NotProvided, **kwargs: Any) -> Self:  # type: ignore[override]
-        """Sets collection; ``LanguageConfig``'s and also accepts RLlib's own keys.
+        """Sets collection; also accepts ``LanguageConfig``'s and RLlib's own keys.
 
         Args:
             max_staleness: Rounds of episodes that remote EnvRunners play ahead while the learner trains. An episode's

@@ -58,7 +58,7 @@ class CriticConfig(LanguageAlgorithmConfig):
 
         Args:
             max_future_tokens: Maximum tokens of a future or a Bellman target. None: the shipped model's limit, or 192.
-            max_critique_tokens: Maximum tokens of a critique. None: as above.
+            max_critique_tokens: Maximum tokens of a critique. None: the shipped model's limit, or 192.
             judge_temperatures: The fields of ``JudgeTemperatures`` (critique, refine). The backup is always greedy, and the
                 successor model always samples at 1: below that it forgets the rarer futures.
             max_reasoning_tokens: Token limit for rewriting the reasoning of a thinking model's targets, so that it claims

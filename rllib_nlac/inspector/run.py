@@ -84,7 +84,7 @@ def trial_of(path: Path) -> Path:
     if not trials:
         raise FileNotFoundError(
             f"{path} is no run: neither {RESULTS} nor {FOLDER}/ is there. Give the folder of a trial, which rllib train prints "
-            "as Results, or a checkpoint"
+            "as Results, or one of its checkpoints"
         )
     if len(trials) > 1:
         raise ValueError(f"{path} has {len(trials)} trials: give one of them, such as {trials[-1]}, or two to compare")
