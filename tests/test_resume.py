@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from rllib_nlac import NLACConfig
 from rllib_nlac.checkpoints import checkpoint
 from rllib_nlac.checkpoints.checkpoint import CheckpointError, read_manifest
 from rllib_nlac.checkpoints.named_files import named_files
+from rllib_nlac.checkpoints.start import starting_point
 from rllib_nlac.command import resume
 from rllib_nlac.command.experiment import ExperimentError
 from rllib_nlac.command.resume import (
@@ -304,6 +306,25 @@ class TestNamedFiles:
         ways = r" Put them back .*checkpoint_000000/prompts\.yaml.* --restore \S*/checkpoint_000000, in place of --resume"
         with pytest.raises(ExperimentError, match=said + ways):
             go_on()
+
+    def test_a_run_that_began_from_another_runs_folder_goes_on(self, tmp_path, monkeypatch):
+        """Fails where the prompts are chosen by the folder's name, in which there is no model."""
+
+        def export(checkpoint, target, merge):
+            shutil.copytree(NLACConfig().model_path, target)
+
+        monkeypatch.setattr("rllib_nlac.checkpoints.start.export_model", export)
+        with checkpoint.written_at_once(tmp_path / "warm_up" / "checkpoint_000000") as folder:
+            checkpoint.write_manifest(folder, {})
+        trial, keys = tmp_path / "trial", {"language_model": str(tmp_path / "warm_up")}
+        started = NLACConfig().update_from_dict({"language_model": starting_point(keys["language_model"])})
+        assert started.model_defaults.prompts == "small"
+        with checkpoint.written_at_once(trial / "checkpoint_000000") as folder:
+            checkpoint.write_manifest(folder, {checkpoint.NAMED_FILES: named_files(started)})
+        tune = begun_with(keys, {})
+        tune.path, tune.checkpoint = str(trial), SimpleNamespace(path=str(trial / "checkpoint_000000"))
+        monkeypatch.setattr(resume, "ExperimentAnalysis", lambda folder: SimpleNamespace(trials=[tune]))
+        assert make_resumable(kept_in(tmp_path, config=keys)) == []
 
     def test_what_changes_nothing_is_no_change(self, begun):
         """A comment in a prompt set, and what is within a folder that is named."""

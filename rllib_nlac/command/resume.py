@@ -27,6 +27,7 @@ from rllib_nlac.checkpoints.checkpoint import (
     remove_unfinished,
 )
 from rllib_nlac.checkpoints.named_files import changes, named_files
+from rllib_nlac.checkpoints.start import starting_point
 from rllib_nlac.command.experiment import Experiment, ExperimentError, checkpoint_config, trainable_of
 from rllib_nlac.command.search import varied
 
@@ -117,8 +118,9 @@ def check_named_files(experiment: Experiment, trial: Any) -> None:
     if path is None or not (path / MANIFEST).exists():  # it begins anew, or is one of RLlib's own
         return
     then = read_manifest(path, contents=False).get(NAMED_FILES)
-    now = named_files(trainable_of(experiment).get_default_config().update_from_dict(dict(trial.config)))
-    if changed := changes(then, now):
+    config = trainable_of(experiment).get_default_config().update_from_dict(dict(trial.config))
+    config.language_model = starting_point(config.language_model)  # whose size chooses the prompts
+    if changed := changes(then, named_files(config)):
         raise ExperimentError(
             f"{experiment.name}: --resume goes on with what the run was begun with, and files that it reads are not what they "
             f"were: {changed}. Put them back as they were (the prompts of then are in {path / PROMPTS}), or begin another run "
