@@ -355,7 +355,8 @@ def test_one_cell_by_the_command_and_nothing_is_run_twice(tmp_path, ray_session,
     first = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0 and "small" in first.stdout and ": 0." in first.stdout, first.stdout + first.stderr
     with (tmp_path / "compare.csv").open() as file:
-        (row,) = csv.DictReader(file)
+        before, row = csv.DictReader(file)
+    assert before["episodes"] == "0"  # the evaluation before training
     assert row["method"] == "NLAC" and row["episodes"] == "16" and 0 <= float(row["evaluation"]) <= 1
     assert (tmp_path / "small.png").is_file() and "| NLAC |" in (tmp_path / "compare.md").read_text()
     again = subprocess.run(command, capture_output=True, text=True, timeout=60)
