@@ -440,7 +440,8 @@ def tau2(monkeypatch):
                 raise FileNotFoundError("tasks.json")
             if domain != "retail":
                 raise KeyError(domain)
-            return lambda split: [SimpleNamespace(id=f"{split}-{i}") for i in range(3)]
+            splits = {"base": ["train", "test"]}
+            return lambda split="base": [SimpleNamespace(id=f"{s}-{i}") for s in splits.get(split, [split]) for i in range(3)]
 
     monkeypatch.setattr(Tau2StandIn, "is_down", False)
     modules = {
@@ -471,6 +472,8 @@ class TestTau2Bench:
             Tau2Bench("moon")
         with pytest.raises(ValueError, match=r"set TAU2_DATA_DIR .*tasks\.json"):
             Tau2Bench("unread")
+        with pytest.raises(ValueError, match="lacks tasks of 'retail', split 'small': take 'train', 'test' or 'base'"):
+            Tau2Bench("retail", "small")
 
     def test_a_call_is_made_however_it_is_written(self, tau2):
         env = Tau2Bench()

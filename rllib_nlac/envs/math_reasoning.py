@@ -124,6 +124,29 @@ class MathReasoning(TextEnv[Problem]):
         assert self._current is not None
         return rf"\boxed{{{self._current.task.answer}}}"
 
+    def expert_judgement(self, action: str) -> tuple[bool, str]:
+        """Works a sum or a difference out: an evaluator that only names the answer knows no more than the policy."""
+        assert self._current is not None
+        steps = worked_out(self._current.task.text)
+        if steps is None:
+            return super().expert_judgement(action)
+        said = boxed(action) or " ".join(action.split())
+        return said == self._current.task.answer, f"{steps}, and {said or 'nothing'} was said."
+
+
+def worked_out(text: str) -> str | None:
+    """A sum or a difference of two numbers below 100, step by step; None for any other problem."""
+    found = re.fullmatch(r"What is (\d{1,2}) ([+-]) (\d{1,2})\?", text)
+    if found is None:
+        return None
+    a, sign, b = int(found[1]), found[2], int(found[3])
+    swapped = sign == "-" and b > a
+    low, high = (b, a) if swapped else (a, b)  # the answer of a swapped difference is negative
+    tens = high // 10 * 10
+    middle, last = (low + tens, low + high) if sign == "+" else (low - tens, low - high)
+    steps = f"{low} {sign} {tens} = {middle}, {middle} {sign} {high % 10} = {last}"
+    return f"{steps}, so -{last}" if swapped else steps
+
 
 def _task(name: str, problem: Problem) -> TaskId[Problem]:
     return TaskId(name, problem, {"answer": problem.answer, "level": problem.level})

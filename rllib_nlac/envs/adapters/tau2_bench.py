@@ -59,12 +59,17 @@ class Tau2Bench(ForeignToolEnv[str]):
             raise ValueError(f"the environment Tau2Bench needs τ²-bench: {INSTALL}") from error
         try:
             tasks = registry.get_tasks_loader(domain)(task_split)
+            playable = {task.id for task in registry.get_tasks_loader(domain)()}  # AgentGymEnv looks for its task there
         except (KeyError, ValueError) as error:
             raise ValueError(f"τ²-bench has no tasks for domain {domain!r} and split {task_split!r}: {error}") from error
         except OSError as error:
             raise ValueError(
                 f"τ²-bench's data are missing, set TAU2_DATA_DIR to the folder data of a clone: {error}"
             ) from error
+        if not playable.issuperset(task.id for task in tasks):
+            raise ValueError(
+                f"τ²-bench's own interface lacks tasks of {domain!r}, split {task_split!r}: take 'train', 'test' or 'base'"
+            )
         self.domain = domain
         self._names = [str(task.id) for task in tasks]
         self._settings: dict[str, Any] = {"max_steps": 4 * max_turns}
