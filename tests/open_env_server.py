@@ -26,7 +26,7 @@ class OpenEnvServer:
         self.behaviours: list[Any] = []  # in place of the next answers: a frame, raw text, "close" or "silent"
         self.seen: list[dict[str, Any]] = []
         self.headers: list[str | None] = []
-        self.is_full = False
+        self.capacity, self._sessions = 1000, 0
         self._server = serve(self._play, "127.0.0.1", 0, process_request=self._page)
         self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -40,10 +40,17 @@ class OpenEnvServer:
         return Response(status, status.phrase, Headers({"Content-Length": str(len(body)), "Connection": "close"}), body)
 
     def _play(self, socket):
-        if self.is_full:
+        if self._sessions >= self.capacity:
             data = {"message": "Server at capacity", "code": "CAPACITY_REACHED"}
             socket.send(json.dumps({"type": "error", "data": data}))
             return
+        self._sessions += 1
+        try:
+            self._serve(socket)
+        finally:
+            self._sessions -= 1
+
+    def _serve(self, socket):
         for raw in socket:
             frame = json.loads(raw)
             self.seen.append(frame)

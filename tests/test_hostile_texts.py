@@ -27,7 +27,7 @@ from rllib_nlac.language.stages import LanguageStages
 from rllib_nlac.replay.dialogues import parse_dialogue, to_episode
 from rllib_nlac.replay.messages import REPLACED
 from rllib_nlac.sampling.env_runner import TextEnvRunner
-from rllib_nlac.types import Future, Message
+from rllib_nlac.types import ANSWER, Future, Message
 
 parse_future, parse_critique = FutureForm().parse, CritiqueForm().parse
 
@@ -78,6 +78,14 @@ class TestLength:
         assert max(len(text) for episode in episodes for text in episode.get_observations()) <= 512
         assert most < 20_000_000 and time.perf_counter() - started < 10
         assert ("observations_cut" in metrics) == (length > 512 * 64)
+
+    def test_a_tools_result_beyond_the_context_is_not_kept_either(self, play, chat):
+        result = {"role": "tool", "name": "read", "content": "a" * 1_000_000}
+        episodes, metrics = play(Says(info={ANSWER: [result]}))
+        assert {episode.get_infos(-1)["stop_reason"] for episode in episodes} == {"context_limit"}
+        kept = [said["content"] for episode in episodes for info in episode.get_infos() for said in info.get(ANSWER, ())]
+        assert kept and max(map(len, kept)) <= chat.max_characters + 1
+        assert int(metrics["observations_cut"]) >= 4
 
     def test_a_last_observation_is_not_kept_whole_either(self, play, chat):
         episodes, metrics = play(Says(reply="a" * 5_000_000, ends=True))

@@ -144,6 +144,18 @@ def test_a_transition_in_full_by_its_link(view, odd_run):
     assert "There is no transition 5.77 here." in view.text
 
 
+def test_a_long_dialogue_with_tools_keeps_its_opening(view, tmp_path):
+    """Fails where the tools on offer count as all of it: the task would be folded away."""
+    told = [("tools", '[{"function": {"name": "buy"}}]'), ("system", "You run a shop."), ("user", "The task.")]
+    turns = [(role, f"{role} {number}") for number in range(8) for role in ("assistant", "tool")]
+    dialogue = [{"role": role, "content": text} for role, text in told + turns]
+    line = transition(9, 0, 0, state=dialogue)
+    view.open(save(tmp_path, make_run(tmp_path / "run", more=(line,))) + f"#t={key(line)}")
+    roles = view.js("return [...document.querySelectorAll('.dialogue .role')].map((each) => each.textContent)")
+    assert roles == ["tools on offer", "system", "environment", *["agent", "tool"] * 3]
+    assert all(text in view.text for text in ("You run a shop.", "The task.", "10 messages between", "tool 7"))
+
+
 def test_the_refined_action_is_shown_as_a_difference_of_words(view, address):
     view.open(address)
     show = "return difference(arguments[0], arguments[1])"

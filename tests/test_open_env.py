@@ -17,6 +17,7 @@ from rllib_nlac.envs.adapters import open_env
 from rllib_nlac.envs.adapters.open_env import OpenEnv
 from rllib_nlac.envs.answers import checked_reset
 from rllib_nlac.envs.base import EpisodeLost
+from rllib_nlac.envs.contract import check_environment
 
 
 @pytest.fixture()
@@ -75,13 +76,24 @@ def test_an_outage_loses_the_episode_and_the_next_one_connects(server, behaviour
 
 def test_a_full_server_says_so(server):
     env = OpenEnv(server.url)
-    server.is_full = True
+    server.capacity = 0
     for _ in range(5):  # it closes at once, so that writing may fail before the reason is read
         with pytest.raises(EpisodeLost, match="CAPACITY_REACHED: Server at capacity") as lost:
             env.reset(seed=0)
         assert lost.value.reason == open_env.FULL
-    server.is_full = False
+    server.capacity = 1
     assert env.reset(options={"task_id": "3"})[0] == "{'seed': 3}"
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_a_server_with_room_for_few_passes_the_check(server, capacity):
+    """An environment is closed before the next one is built; only two at once need room for two."""
+    server.capacity = capacity
+    findings = {finding.check: finding for finding in check_environment(lambda: OpenEnv(server.url, max_turns=3), (0, 1))}
+    assert not [finding for finding in findings.values() if finding.verdict == "FAILED"] and len(findings) == 14
+    together = findings["instances do not disturb each other"]
+    assert together.verdict == ("note" if capacity == 1 else "ok")
+    assert capacity == 2 or "Server at capacity. A run needs room for num_envs_per_env_runner of them" in together.detail
 
 
 def test_what_the_server_refuses_of_an_action_is_no_way_out(server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import pickle
@@ -19,6 +20,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from rllib_nlac.envs.answers import AnswerError, checked_reset, checked_step
+from rllib_nlac.envs.base import EpisodeLost
 from rllib_nlac.envs.spaces import check_text_env
 from rllib_nlac.inputs.tool_calls import Call
 from rllib_nlac.types import ANSWER
@@ -55,6 +57,29 @@ class Noted(Exception):
     """Nothing is wrong, and yet somebody should know."""
 
 
+class Fresh:
+    """Builds environments. Each call closes those before, since a server or a process of its own may stand behind each."""
+
+    def __init__(self, make: Callable[[], gym.Env]) -> None:
+        self._make = make
+        self._open: list[gym.Env] = []
+
+    def __call__(self) -> gym.Env:
+        self.close()
+        return self.another()
+
+    def another(self) -> gym.Env:
+        """One more, beside those that are open."""
+        self._open.append(env := self._make())
+        return env
+
+    def close(self) -> None:
+        for env in self._open:
+            with contextlib.suppress(Exception):  # that close() can be called is a check of its own
+                env.close()
+        self._open = []
+
+
 def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(range(8))) -> Iterator[Finding]:
     """Puts an environment through all checks, one finding a check.
 
@@ -62,7 +87,7 @@ def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(
         make: Builds a fresh one.
         seeds: Seeds of the episodes played.
     """
-    checks: list[tuple[str, Callable[[Callable[[], gym.Env], Sequence[int]], None]]] = [
+    checks: list[tuple[str, Callable[[Fresh, Sequence[int]], None]]] = [
         ("can be built, and its spaces are text", _spaces),
         ("gymnasium's own checker", _gymnasium),
         ("what it returns can be read", _answers),
@@ -79,34 +104,36 @@ def check_environment(make: Callable[[], gym.Env], seeds: Sequence[int] = tuple(
         ("an episode takes less than 50 ms", _speed),
     ]
     for name, check in checks:
-        finding = Finding(name, "ok")
+        finding, fresh = Finding(name, "ok"), Fresh(make)
         try:
-            check(make, seeds)
+            check(fresh, seeds)
         except Noted as note:
             finding = Finding(name, "note", str(note))
         except Broken as broken:
             finding = Finding(name, "FAILED", str(broken))
         except Exception as error:
             finding = Finding(name, "FAILED", f"it raised {type(error).__name__}: {error}")
+        finally:
+            fresh.close()
         yield finding
         if check in (_spaces, _answers) and finding.verdict == "FAILED":
             return  # nothing else can be asked of it
 
 
-def _spaces(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _spaces(make: Fresh, seeds: Sequence[int]) -> None:
     try:
         check_text_env(make(), "it")
     except ValueError as error:
         raise Broken(str(error)) from error
 
 
-def _answers(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _answers(make: Fresh, seeds: Sequence[int]) -> None:
     for seed in seeds:
         for use_expert in (False, True):
             play(make(), seed, use_expert)
 
 
-def _tools(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _tools(make: Fresh, seeds: Sequence[int]) -> None:
     """Each tool is called without arguments, and one that does not exist: a call that fails is answered, too."""
     _, info = make().reset(seed=seeds[0])
     names = [tool["function"]["name"] for tool in info.get("tools") or ()]
@@ -122,7 +149,7 @@ def _tools(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
             )
 
 
-def _gymnasium(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _gymnasium(make: Fresh, seeds: Sequence[int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -131,7 +158,7 @@ def _gymnasium(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
             raise Broken(str(error)) from error
 
 
-def _info(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _info(make: Fresh, seeds: Sequence[int]) -> None:
     _, info = make().reset(seed=seeds[0])
     last = play(make(), seeds[0]).infos[-1]
     if info.get("system_prompt") is None:
@@ -143,7 +170,7 @@ def _info(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
         )
 
 
-def _seeds(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _seeds(make: Fresh, seeds: Sequence[int]) -> None:
     env = make()
     first = [play(env, seed).summary() for seed in seeds]
     for seed, episode in zip(seeds, first, strict=True):
@@ -153,20 +180,23 @@ def _seeds(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
         raise Noted(f"{len(seeds)} seeds gave the same episode each: is there only one task?")
 
 
-def _interleaved(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _interleaved(make: Fresh, seeds: Sequence[int]) -> None:
     pair = seeds[0], seeds[-1]
     alone = [play(make(), seed).summary() for seed in pair]
-    players = [_steps(make(), seed) for seed in pair]
+    players = [_steps(env, seed) for env, seed in zip((make(), make.another()), pair, strict=True)]
     together: list[Episode | None] = [None, None]
-    while not all(together):
-        for number, player in enumerate(players):
-            if together[number] is None:
-                together[number] = next(player)
+    try:
+        while not all(together):
+            for number, player in enumerate(players):
+                if together[number] is None:
+                    together[number] = next(player)
+    except EpisodeLost as lost:
+        raise Noted(f"two could not play at once: {lost.cause}. A run needs room for num_envs_per_env_runner of them") from None
     if [episode.summary() for episode in together if episode is not None] != alone:
         raise Broken("two instances played in turn behave differently than alone: they share state, such as a class attribute")
 
 
-def _global_states(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _global_states(make: Fresh, seeds: Sequence[int]) -> None:
     states = random.getstate(), np.random.get_state()
     try:
         summaries = []
@@ -184,7 +214,7 @@ def _global_states(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
         np.random.set_state(states[1])
 
 
-def _odd_texts(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _odd_texts(make: Fresh, seeds: Sequence[int]) -> None:
     # A child process says what it is about to do, so that what kills or stops it has a name. It is forked, because `make` may
     # be a function that cannot be pickled.
     context = multiprocessing.get_context("fork")
@@ -235,14 +265,14 @@ def _try_odd_texts(reports: Connection, make: Callable[[], gym.Env], seed: int) 
     reports.send(("", complaint))
 
 
-def _ends(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _ends(make: Fresh, seeds: Sequence[int]) -> None:
     for seed in seeds[:3]:
         episode = play(make(), seed, use_expert=False)
         if not episode.ended:
             raise Broken(f"an episode was not over after {MAX_STEPS} steps: set truncated at a limit of turns")
 
 
-def _hidden(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _hidden(make: Fresh, seeds: Sequence[int]) -> None:
     for seed in seeds:
         observation, info = make().reset(seed=seed)
         for key, value in (info.get("privileged") or {}).items():
@@ -254,7 +284,7 @@ def _hidden(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
                 raise Broken(f"info['task_id'] is info['privileged'][{key!r}], and task ids are shown in logs: {text!r:.60}")
 
 
-def _pickled(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _pickled(make: Fresh, seeds: Sequence[int]) -> None:
     env = make()
     env.reset(seed=seeds[0])
     if any(env.step(PLAIN_TEXTS[0])[2:4]):
@@ -271,7 +301,7 @@ def _pickled(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
             break
 
 
-def _expert(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _expert(make: Fresh, seeds: Sequence[int]) -> None:
     if not _has_expert(make(), seeds[0]):
         raise Noted(
             "it has no expert_action(), which says what a scripted policy would do: with one, this check can prove it solvable"
@@ -284,7 +314,7 @@ def _expert(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
             )
 
 
-def _speed(make: Callable[[], gym.Env], seeds: Sequence[int]) -> None:
+def _speed(make: Fresh, seeds: Sequence[int]) -> None:
     env, times = make(), []
     for seed in seeds:
         started = time.perf_counter()

@@ -309,12 +309,14 @@ class TextPlayer:
     def _received(self, outcome: Outcome) -> tuple[str, dict[str, Any]]:
         """Observation and info as the rest of the run sees them: without what no tokenizer reads or no prompt can hold."""
         limit = self._chat.max_characters
-        if len(outcome.observation) > limit:
+        told = outcome.info.get(ANSWER)
+        if max(len(outcome.observation), *(len(said["content"]) for said in told or ()), 0) > limit:
             self.count("observations_cut", 1)
         # One character more than any prompt may have, so that such an observation still ends its episode.
         observation, replaced = readable(outcome.observation[: limit + 1])
         info, more = readable_values(outcome.info)
-        if (told := info.get(ANSWER)) is not None:
+        if told is not None:
+            told = info[ANSWER]
             texts = [readable(said["content"][: limit + 1]) for said in told]
             info[ANSWER] = [{**said, "content": text} for said, (text, _) in zip(told, texts, strict=True)]
             more += sum(count for _, count in texts)
@@ -348,12 +350,14 @@ class TextPlayer:
 
     def _discard(self, slot: Slot, reason: str, cause: str) -> None:
         """Drops an episode that ended through no fault of the agent."""
+        task = slot.episode.get_infos(0).get("task_id") if slot.episode is not None and slot.episode.infos else None
         slot.episode, cause = None, f"{cause:.1000}"
         self._discarded_in_a_row += 1
         self.count("episodes_discarded", 1)
         self.count(f"stop_reason_{self.stop_reason(reason)}", 1)
         level = logging.WARNING if self._discarded_in_a_row <= 3 else logging.DEBUG  # the count is in the metrics
-        logger.log(level, "%s: an episode is left out (%s): %s", self._config.env, reason, cause)
+        which = "an episode" if task is None else f"an episode of task {task!r:.80}"
+        logger.log(level, "%s: %s is left out (%s): %s", self._config.env, which, reason, cause)
         if self._discarded_in_a_row >= self.MAX_FAILURES_IN_A_ROW + len(self.slots):
             raise RuntimeError(
                 f"the environment {self._config.env!r} lost {self._discarded_in_a_row} episodes in a row ({reason}), the last "

@@ -1,12 +1,13 @@
 // One transition in full: the dialogue, what the critic thought of the action, and what really came.
 
-const ROLES = { __proto__: null, system: "system", user: "environment", assistant: "agent", tool: "tool" };
+const ROLES = { __proto__: null, tools: "tools on offer", system: "system", user: "environment", assistant: "agent", tool: "tool" };
 const KEPT = 6;
 
 function dialogueView(messages) {
   const box = h("div", { class: "dialogue" });
   const one = (message) => h("div", { class: `message ${message.role in ROLES ? message.role : "user"}` }, h("span", { class: "role" }, ROLES[message.role] || inline(message.role, 20)), words(message.content));
-  const opening = messages.length && messages[0].role === "system" ? 2 : 1, hidden = messages.length - opening - KEPT;
+  const first = messages.findIndex((message) => message.role !== "tools" && message.role !== "system");
+  const opening = first + 1, hidden = messages.length - opening - KEPT;
   const draw = (all) => replace(box, hidden > 1 && !all
     ? [messages.slice(0, opening).map(one), h("button", { class: "more", type: "button", onclick: () => draw(true) }, `… ${hidden} messages between`), messages.slice(opening + hidden).map(one)]
     : messages.map(one));
