@@ -83,7 +83,7 @@ class TestLength:
         result = {"role": "tool", "name": "read", "content": "a" * 1_000_000}
         episodes, metrics = play(Says(info={ANSWER: [result]}))
         assert {episode.get_infos(-1)["stop_reason"] for episode in episodes} == {"context_limit"}
-        kept = [said["content"] for episode in episodes for info in episode.get_infos() for said in info.get(ANSWER, ())]
+        kept = [said["content"] for episode in episodes for info in episode.get_infos() for said in info.get(ANSWER) or ()]
         assert kept and max(map(len, kept)) <= chat.max_characters + 1
         assert int(metrics["observations_cut"]) >= 4
 

@@ -85,6 +85,7 @@ def test_a_full_server_says_so(server):
     assert env.reset(options={"task_id": "3"})[0] == "{'seed': 3}"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("capacity", [1, 2])
 def test_a_server_with_room_for_few_passes_the_check(server, capacity):
     """An environment is closed before the next one is built; only two at once need room for two."""
