@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib
 import importlib.util
 import inspect
@@ -12,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -144,6 +146,24 @@ def words_of_pages() -> dict[str, int]:
 
 def test_words_are_counted_without_directives_and_bars():
     assert number_of_words("| a | b-c |\n|---|---|\n```{include} x y z\n```\n```bash\nmake it\n```\n") == 5  # "```bash" is one
+
+
+def test_results_with_a_pretrained_model_are_those_of_the_rows():
+    """Fails where a run was repeated and a page still has the former figure."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    with (ROOT / "research/rows/real_model.csv").open() as file:
+        for row in csv.DictReader(file):
+            rows.setdefault((row["task"], row["method"]), []).append(float(row["success"]))
+    results, readme = ((ROOT / name).read_text().replace("**", "") for name in ("docs/results.md", "README.md"))
+    assert len(rows) >= 10
+    for cell, each in rows.items():
+        told = f"{statistics.fmean(each):.3f}"
+        if len(each) == 3:
+            told += f" ({', '.join(f'{success:.3f}' for success in each)})"
+        assert told in results or cell == ("guess_number", "sft"), (cell, told)
+    assert f"| {statistics.fmean(rows['guess_number', 'nlac']):.3f} (" in readme
+    path = (ROOT / "docs/real_model.md").read_text()
+    assert all(f"{rows['guess_number', method][0]:.3f}" in path for method in ("sft", "nlac"))
 
 
 def test_each_page_keeps_to_its_budget_of_words():

@@ -65,7 +65,12 @@ def diagnose(quick: bool, storage: Path, terminal: Terminal) -> bool:
         verdict, style = ("ok", "green") if each.is_fine else ("FAILED", "red") if each.is_needed else ("advice", "yellow")
         terminal.say(f"{verdict:>6}  {each.what:<12} {each.found}{'' if each.is_fine else f'; {each.advice}'}", style)
         failed += [each.what] if verdict == "FAILED" else []
-    terminal.say(f"\nFailed: {', '.join(failed)}" if failed else "\nEverything that training needs is here.")
+    well = (
+        "Nothing is missing. rllib doctor also starts vLLM, DeepSpeed and Ray."
+        if quick
+        else "Everything that training needs is here."
+    )
+    terminal.say(f"\nFailed: {', '.join(failed)}" if failed else f"\n{well}")
     return not failed
 
 
@@ -87,9 +92,9 @@ def check(quick: bool, storage: Path) -> Iterator[Finding]:
     told = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     advice = "end other programs: Ray kills a trial when memory is short"
     yield Finding("memory", told, memory.available >= 4 * GIB, advice, False)
-    size = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0
+    room = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
     advice = "Ray uses the disk in its place; in a container: docker run --shm-size=8g"
-    yield Finding("/dev/shm", f"{size / GIB:.1f} GiB", size >= 2 * GIB, advice, False)
+    yield Finding("/dev/shm", f"{room / GIB:.1f} GiB free", room >= 2 * GIB, advice, False)
     yield folder("storage", storage, 5 * GIB, "name another folder: --storage-path")
     yield folder("cache", cache_folder(), NEEDED_BYTES, "name another folder: XDG_CACHE_HOME")
     models = [path for path in (cache_folder() / "models").glob("*") if path.is_dir()]

@@ -21,9 +21,8 @@ def critic_knows_nothing(run: Run) -> str | None:
     if min(wins, losses) < 1 or area - 1.96 * math.sqrt((wins + losses + 1) / (12 * wins * losses)) > 0.5:
         return None
     return (
-        f"The critic tells won from lost turns no better than chance can (AUC {area:.2f}): the outcome that came as its "
-        "target (n_step: 1000), more training for it (num_epochs, or judged_fraction below 1), or longer futures "
-        "(max_future_tokens)."
+        f"The critic predicts who wins no better than chance (AUC {area:.2f}): try Monte Carlo targets (n_step: 1000), more "
+        "training for it (num_epochs, or judged_fraction below 1), or longer futures (max_future_tokens)."
     )
 
 

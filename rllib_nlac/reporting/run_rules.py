@@ -133,5 +133,6 @@ def few_seeds(run: Run) -> str | None:
     if not figure(last, f"{EVALUATION}/success_low") > figure(first, f"{EVALUATION}/success_high"):
         return None
     return (
-        "Success rose beyond chance. Run two more seeds before you compare it with anything: runs differ by more than tasks do."
+        "Success rose beyond chance. Run two more seeds before you compare it with anything: seeds can differ by more than "
+        "this interval."
     )
