@@ -113,7 +113,7 @@ def little_memory(monkeypatch, tmp_path):
         ("GPU", a_gpu_that_torch_does_not_see, "H100, 81559 MiB, 580.159 (name, memory, driver); torch does not see it", 1),
         ("CPU", lambda m, _: m.setattr(doctor.os, "sched_getaffinity", lambda process: {0}), "use two or more", 0),
         ("memory", little_memory, "3.0 of 16.0 GiB free; end other programs", 0),
-        ("/dev/shm", disk("shm", 0.06, 0.06), "0.1 GiB; Ray uses the disk in its place; in a container: docker run", 0),
+        ("/dev/shm", disk("shm", 0.06, 0.06), "0.1 GiB free; Ray uses the disk in its place; in a container: docker run", 0),
         ("storage", disk("ray_results", 2, 9), "2.0 GiB free; 5.0 GiB are needed; name another folder: --storage-path", 1),
         ("cache", disk("rllib_nlac", 0.5, 9), "0.5 GiB free; 0.8 GiB are needed; name another folder: XDG_CACHE_HOME", 1),
         ("models", a_half_written_model, "half-written: smollm2-0; write it again: rllib model smollm2", 0),

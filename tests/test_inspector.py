@@ -81,6 +81,8 @@ class TestRecord:
         assert (first["critic_loss"], first["policy_loss"], first["stopped"]) == (0.1, None, False)
         assert (second["critic_loss"], second["priority"], second["stopped"]) == (None, None, True)
         assert len(transition_lines(5, said, None, 1)) == 1
+        del by["target"]  # as where the package puts targets together
+        assert transition_lines(5, said, None, 1)[0]["by"]["target"] == ["package", 0]
 
     def test_files_are_whole_and_written_anew_after_a_restart(self, tmp_path):
         for text in ("lost", "kept"):

@@ -91,6 +91,7 @@ class TestWaves:
         assert going_on.future == form.parse(expected) and going_on.prompt_ids
         assert chat.decode(ended.generation.token_ids) == form.composed(ended.transition.observation, None, True)
         assert report.unparsed["target"] == 0
+        assert "target" not in stages.answered_by and stages.answered_by["critique"] == SETTINGS.judge_weights
 
     def test_without_a_bootstrap_the_target_is_what_came_next_and_nothing_later(self, chat, compact):
         """Fails where the outcome of the whole episode, or a prediction, reaches the target of a world model."""

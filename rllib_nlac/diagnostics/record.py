@@ -32,6 +32,7 @@ MAX_LINE = 64 << 20  # characters
 MAX_BYTES = 256 << 20  # of a run's whole record
 Line = dict[str, Any]  # of a file
 LOG = "input"  # stands where weights are named, of what nobody here wrote
+PACKAGE = "package"  # of a target that no model wrote
 
 
 @dataclass(frozen=True)
@@ -261,11 +262,11 @@ def future(each: Future | None) -> dict[str, Any] | None:
 def _by(t: Transition, target: BellmanTarget, refinement: Refinement, said: Said) -> dict[str, list]:
     """Which weights wrote each part, and their version: of ids that are kept what the engine said, else what was asked."""
     by = {role: [w.value, 0 if w is Weights.INITIAL else said.version] for role, w in said.answered_by.items()}
-    known: dict[str, Generation | None] = {"target": target.generation}
+    known: dict[str, Generation | None] = {"target": target.generation} if "target" in by else {}
     if not refinement.kept:
         known["refinement"] = refinement.generation
     by |= {role: [g.weights.value, g.weight_version] for role, g in known.items() if g is not None}
-    return by | {"action": author(t)}
+    return {"target": [PACKAGE, 0], **by, "action": author(t)}
 
 
 def author(t: Transition) -> list:

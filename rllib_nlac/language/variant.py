@@ -80,11 +80,12 @@ NLAC_AS_IT_IS = Variant()
 
 
 def answered_by(settings: StageSettings, variant: Variant) -> dict[str, Weights]:
-    """Which weights answer each role."""
+    """Which weights answer each role. A target that no model writes has none."""
+    asked = settings.backup_by == "written" and variant.bootstraps
     return {
         "next_action": Weights.POLICY,
         "next_future": variant.next_future_weights,
-        "target": settings.backup_weights,
+        **({"target": settings.backup_weights} if asked else {}),
         "future": variant.future_weights,
         "critique": settings.judge_weights,
         "refinement": settings.judge_weights,

@@ -95,8 +95,9 @@ function who(own) {
     target: "θ̄: the target weights, a moving average of θ",
     initial: "the weights that the run began with",
     input: "nobody here: read from a log",
+    package: "no model: put together from the reply and d′",
   }[weights] || "";
-  return h("span", { class: "who", title: meaning }, "by ", h("b", null, inline(String(weights), 20)), weights === "initial" || weights === "input" ? null : ` v${number(version)}`);
+  return h("span", { class: "who", title: meaning }, "by ", h("b", null, inline(String(weights), 20)), ["initial", "input", "package"].includes(weights) ? null : ` v${number(version)}`);
 }
 
 function card(title, extra, ...children) {
