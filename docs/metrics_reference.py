@@ -19,7 +19,7 @@ SECTION = re.compile(r"^Metrics \((.+)\):\n((?:    .*\n?)+)", re.MULTILINE)
 TOP = "top level"
 #: In the order of an iteration; what is not named here stands at the end.
 ORDER = (TOP, "evaluation", "evaluation/critic", "env_runners", "collection", "replay_buffer", "language_stages")
-ORDER += ("learners/default_policy", "sync", "seconds", "idle", "tokens and prompt_tokens", "faults")
+ORDER += ("learners/default_policy", "sync", "seconds", "idle", "tokens, prompt_tokens, cached_tokens", "faults")
 
 
 def sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -46,7 +46,12 @@ def reference() -> str:
     for prefix in sorted(entries, key=lambda prefix: (ORDER.index(prefix) if prefix in ORDER else len(ORDER), prefix)):
         rows = [(", ".join(f"`{name}`" for name in names.split(", ")), meaning) for names, meaning in entries[prefix]]
         parts += [f"### {prefix}" if prefix == TOP else f"### `{prefix}`", table(("metric", "meaning"), rows)]
-    return "\n\n".join(parts).replace("`tokens and prompt_tokens`", "`tokens` and `prompt_tokens`, by role") + "\n"
+    return (
+        "\n\n".join(parts).replace(
+            "`tokens, prompt_tokens, cached_tokens`", "`tokens`, `prompt_tokens` and `cached_tokens`, by role"
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -163,9 +163,9 @@ def main() -> None:
     cells += [Cell(task, method, seed) for seed in arguments.seeds for task in arguments.tasks for method in arguments.methods]
     there = [cell for cell in cells if cell.example.is_file()]
     rows = []
-    for cell in there:
+    for number, cell in enumerate(there, start=1):
         if not arguments.report and not cell.results(folder):
-            print(f"{cell.name} ...", flush=True)
+            print(f"{number} of {len(there)}: {cell.name} ...", flush=True)
             run(cell, folder)
         if results := cell.results(folder):
             rows.append(row_of(cell, results))

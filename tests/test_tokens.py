@@ -89,13 +89,15 @@ class TestIterationTokens:
         usage = IterationTokens(engine)
         ask = Request((1, 2, 3), 8, role="future")
         engine.token_usage.book(ask, answered(ask, 4))
-        engine.token_usage.book(ask, answered(ask, 1))
-        assert usage.since_last() == {"tokens": {"future": 5}, "prompt_tokens": {"future": 6}}
+        engine.token_usage.book(ask, replace(answered(ask, 1), cached_tokens=2))
+        expected = {"tokens": {"future": 5}, "prompt_tokens": {"future": 6}, "cached_tokens": {"future": 2}}
+        assert usage.since_last() == expected
         other = replace(ask, role="play", prompt_ids=(1,))
         engine.token_usage.book(other, answered(other, 2))
         assert usage.since_last() == {
             "tokens": {"future": 0, "play": 2},
             "prompt_tokens": {"future": 0, "play": 1},
+            "cached_tokens": {"future": 0, "play": 0},
         }
 
     def test_of_several_engines_one_that_started_again_counts_from_its_start(self):
@@ -109,16 +111,17 @@ class TestIterationTokens:
         usage = IterationTokens(
             Engines(
                 [],
-                [{"play": Tokens(10, 5)}, {"play": Tokens(8, 4)}],
+                [{"play": Tokens(10, 5, 9)}, {"play": Tokens(8, 4)}],
                 [],  # one did not answer
-                [{"play": Tokens(12, 6)}, {"play": Tokens(3, 1), "future": Tokens(2, 2)}],
+                [{"play": Tokens(12, 6, 10)}, {"play": Tokens(3, 1), "future": Tokens(2, 2)}],
             )
         )
-        assert usage.since_last() == {"tokens": {"play": 9}, "prompt_tokens": {"play": 18}}
+        assert usage.since_last() == {"tokens": {"play": 9}, "prompt_tokens": {"play": 18}, "cached_tokens": {"play": 9}}
         assert usage.since_last() == {}
         assert usage.since_last() == {
             "tokens": {"future": 2, "play": 1 + 1},
             "prompt_tokens": {"future": 2, "play": 2 + 3},
+            "cached_tokens": {"future": 0, "play": 1},
         }
 
     def test_one_that_started_again_is_known_by_any_role(self, monkeypatch):
@@ -127,7 +130,8 @@ class TestIterationTokens:
         monkeypatch.setattr(RemoteEngines, "tokens_so_far", lambda self: next(readings))
         usage = IterationTokens(RemoteEngines([], 1.0))
         usage.since_last()
-        assert usage.since_last() == {"tokens": {"future": 8, "play": 0}, "prompt_tokens": {"future": 9, "play": 0}}
+        found = usage.since_last()
+        assert (found["tokens"], found["prompt_tokens"]) == ({"future": 8, "play": 0}, {"future": 9, "play": 0})
 
     def test_an_actor_tells_what_its_engine_counts(self):
         class Engine:
@@ -191,7 +195,8 @@ def test_a_run_says_what_the_engine_counted(config, ray_session, lent_engine):
         algorithm.stop()
     for result, (generated, prompts) in results:
         assert (sum(result["tokens"].values()), sum(result["prompt_tokens"].values())) == (generated, prompts)
-        assert result["tokens"].keys() == result["prompt_tokens"].keys()
+        assert result["tokens"].keys() == result["prompt_tokens"].keys() == result["cached_tokens"].keys()
+        assert all(cached <= result["prompt_tokens"][role] for role, cached in result["cached_tokens"].items())
     first, second, third = (result for result, _ in results)
     waves = {"next_action", "next_future", "next_critique", "target", "future", "critique", "refinement", "verification"}
     assert {role for role, tokens in first["tokens"].items() if tokens} == {"play", "evaluation", "evaluation_critic", *waves}

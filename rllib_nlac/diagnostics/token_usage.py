@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from rllib_nlac.engine.protocol import Engine
-from rllib_nlac.engine.token_usage import PROMPT_TOKENS, TOKENS, Tokens
+from rllib_nlac.engine.token_usage import CACHED_TOKENS, PROMPT_TOKENS, TOKENS, Tokens
+
+FIELDS = {TOKENS: "generated", PROMPT_TOKENS: "prompt", CACHED_TOKENS: "cached"}
 
 
 class IterationTokens:
@@ -21,10 +23,11 @@ class IterationTokens:
         """Tokens since the last call, or since this was made.
 
         Returns:
-            By role, ``tokens`` that were generated and ``prompt_tokens``, prompts held by a prefix cache included. A role that
-            was asked before and is not now has 0. Nothing where an engine did not answer at once: the next call has it all.
+            By role, ``tokens`` that were generated, ``prompt_tokens``, and ``cached_tokens``, those of the prompts that a
+            prefix cache held. A role that was asked before and is not now has 0. Nothing where an engine did not answer at once: the
+            next call has it all.
 
-        Metrics (tokens and prompt_tokens):
+        Metrics (tokens, prompt_tokens, cached_tokens):
             play: The policy's turns in episodes.
             next_action, next_future, next_critique: a' in s', its future, and the critique that chooses among several a'
                 (`num_next_actions`).
@@ -40,7 +43,7 @@ class IterationTokens:
         now = self._engine.tokens_so_far()
         if not now:
             return {}
-        spent: dict[str, dict[str, int]] = {TOKENS: {}, PROMPT_TOKENS: {}}
+        spent: dict[str, dict[str, int]] = {name: {} for name in FIELDS}
         then = self._read or [{}] * len(now)
         for after, before in zip(now, then, strict=True):
             # It has started again and counts from there.
@@ -48,7 +51,7 @@ class IterationTokens:
                 before = dict.fromkeys(before, Tokens())
             for role in sorted(before.keys() | after.keys()):
                 new, old = after.get(role, Tokens()), before.get(role, Tokens())
-                spent[TOKENS][role] = spent[TOKENS].get(role, 0) + new.generated - old.generated
-                spent[PROMPT_TOKENS][role] = spent[PROMPT_TOKENS].get(role, 0) + new.prompt - old.prompt
+                for name, field in FIELDS.items():
+                    spent[name][role] = spent[name].get(role, 0) + getattr(new, field) - getattr(old, field)
         self._read = now
         return spent

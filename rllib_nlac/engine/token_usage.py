@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rllib_nlac.types import Generation, Request
 
-TOKENS, PROMPT_TOKENS = "tokens", "prompt_tokens"  # in the results, by role
+TOKENS, PROMPT_TOKENS, CACHED_TOKENS = "tokens", "prompt_tokens", "cached_tokens"  # in the results, by role
 
 
 class Tokens(NamedTuple):
@@ -16,10 +16,12 @@ class Tokens(NamedTuple):
     Attributes:
         prompt: Tokens of the prompts, including those that a prefix cache held.
         generated: Tokens of the answers.
+        cached: Tokens of the prompts that a prefix cache held.
     """
 
     prompt: int = 0
     generated: int = 0
+    cached: int = 0
 
 
 class TokenUsage:
@@ -34,8 +36,10 @@ class TokenUsage:
     def book(self, request: Request, generation: Generation) -> None:
         """Counts one answer; an engine calls it as soon as it has one."""
         with self._lock:
-            prompt, generated = self._by_role.get(request.role, Tokens())
-            self._by_role[request.role] = Tokens(prompt + len(request.prompt_ids), generated + len(generation.token_ids))
+            prompt, generated, cached = self._by_role.get(request.role, Tokens())
+            self._by_role[request.role] = Tokens(
+                prompt + len(request.prompt_ids), generated + len(generation.token_ids), cached + generation.cached_tokens
+            )
 
     def so_far(self) -> dict[str, Tokens]:
         """The tokens of each role, in a copy."""
