@@ -24,8 +24,8 @@ class IterationTokens:
 
         Returns:
             By role, ``tokens`` that were generated, ``prompt_tokens``, and ``cached_tokens``, those of the prompts that a
-            prefix cache held. A role that was asked before and is not now has 0. Nothing where an engine did not answer at once: the
-            next call has it all.
+            prefix cache held. A role that was asked before and is not now has 0. Nothing where an engine did not answer at
+            once: the next call has it all.
 
         Metrics (tokens, prompt_tokens, cached_tokens):
             play: The policy's turns in episodes.
