@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllib_nlac.envs.math_problems import generate, latex
-from rllib_nlac.envs.math_reasoning import MathReasoning
+from rllib_nlac.envs.math_reasoning import MathReasoning, worked_out
 from rllib_nlac.rewards.grading import after_hashes, as_number, boxed, exact_equal, math_equal
 
 fractions = st.fractions(min_value=-1000, max_value=1000, max_denominator=500)
@@ -301,3 +302,26 @@ class TestFiles:
         (tmp_path / "a.csv").write_text("no")
         with pytest.raises(ValueError, match=r"tasks are read from .jsonl and .parquet"):
             MathReasoning(files=str(tmp_path / "a.csv"))
+
+
+class TestWorkedOut:
+    @given(st.integers(0, 99), st.integers(0, 99), st.sampled_from("+-"))
+    def test_each_step_is_true_and_the_last_is_the_answer(self, a, b, sign):
+        text = worked_out(f"What is {a} {sign} {b}?")
+        steps = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)", text)
+        assert len(steps) == 2
+        for left, operation, right, said in steps:
+            assert int(said) == (int(left) + int(right) if operation == "+" else int(left) - int(right))
+        assert int(re.split(" = | so ", text)[-1]) == (a + b if sign == "+" else a - b)
+
+    @pytest.mark.parametrize("text", ["What is 3 * 4?", "What is 100 + 1?", "Add 3 + 4."])
+    def test_other_problems_have_none(self, text):
+        assert worked_out(text) is None
+
+    def test_the_expert_judges_by_the_steps(self):
+        env = MathReasoning(level=1)
+        env.reset(options={"task_id": "level-1-3"})
+        answer = boxed(env.expert_action())
+        is_best, why = env.expert_judgement(env.expert_action())
+        assert is_best and why == f"{worked_out(env._current.task.text)}, and {answer} was said."
+        assert env.expert_judgement("I do not know.") == (False, why.replace(f"{answer} was said", "I do not know. was said"))

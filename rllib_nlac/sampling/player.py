@@ -316,9 +316,8 @@ class TextPlayer:
         observation, replaced = readable(outcome.observation[: limit + 1])
         info, more = readable_values(outcome.info)
         if told is not None:
-            told = info[ANSWER]
-            texts = [readable(said["content"][: limit + 1]) for said in told]
-            info[ANSWER] = [{**said, "content": text} for said, (text, _) in zip(told, texts, strict=True)]
+            texts = [readable(said["content"][: limit + 1]) for said in info[ANSWER]]
+            info[ANSWER] = [{**said, "content": text} for said, (text, _) in zip(info[ANSWER], texts, strict=True)]
             more += sum(count for _, count in texts)
         self.count("characters_replaced", replaced + more)
         return observation, info
