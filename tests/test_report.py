@@ -137,6 +137,11 @@ class TestWhatIsTold:
         own = run_of(*(result(i) for i in range(9, 13)))  # 32 episodes each, after 256 of another run
         assert "4 iterations, 128 episodes in" in summary(own)[0]
 
+    def test_the_evaluation_before_training_is_no_iteration(self):
+        begun = {"training_iteration": 0, "evaluation": evaluation(0.1), "env_runners": {"num_episodes_lifetime": 0}}
+        assert ": 2 iterations, 64 episodes in" in summary(run_of(begun, result(1), result(2)))[0]
+        assert "no iteration was ended" in summary(run_of(begun))[0]
+
     def test_a_stage_that_nobody_timed_has_no_share(self):
         """As of RLlib's own algorithms. Fails where NaN counts as a time."""
         plain = [result(i, seconds={"learner": 2.5}) for i in (1, 2)]

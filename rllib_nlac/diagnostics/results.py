@@ -148,6 +148,11 @@ class Run:
     unreadable: int = 0
 
     @property
+    def num_iterations(self) -> int:
+        """Iterations that trained; the evaluation before them is none."""
+        return sum(figure(r, "training_iteration") > 0 for r in self.results)
+
+    @property
     def last(self) -> Results:
         """The results of the last iteration; empty where there is none."""
         return self.results[-1] if self.results else {}

@@ -202,13 +202,13 @@ def _name(run: Run) -> str:
 
 
 def _length(run: Run) -> str:
-    if not run.results:
+    count = run.num_iterations
+    if not count:
         return "no iteration was ended"
     episodes = run.total("env_runners/num_episodes")  # its own, without those before a checkpoint that it began from
     played = f", {episodes:.0f} episodes" if run.plays else ""
     minutes = run.total("time_this_iter_s") / 60
     took = f"{minutes:.0f} minutes" if minutes >= 10 else f"{minutes:.1f} minutes"
-    count = len(run.results)
     return f"{count} iteration{'s' if count > 1 else ''}{played} in {took}"
 
 

@@ -83,8 +83,8 @@ def never_won(run: Run) -> str | None:
     if any(figure(r, path) > 0 for r in run.results for path in (run.score, f"evaluation/{run.score}")):
         return None
     return (
-        f"No episode was won in {len(run.results)} iterations: begin with easier tasks (env_config), a model that wins now and "
-        "then, or logged dialogues that hold successes (input_)."
+        f"No episode was won in {run.num_iterations} iterations: begin with easier tasks (env_config), a model that wins now "
+        "and then, or logged dialogues that hold successes (input_)."
     )
 
 
