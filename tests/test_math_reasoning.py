@@ -13,8 +13,8 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rllib_nlac.envs.math_problems import generate, latex
-from rllib_nlac.envs.math_reasoning import MathReasoning, worked_out
+from rllib_nlac.envs.math_problems import generate, latex, worked_out
+from rllib_nlac.envs.math_reasoning import MathReasoning
 from rllib_nlac.rewards.grading import after_hashes, as_number, boxed, exact_equal, math_equal
 
 fractions = st.fractions(min_value=-1000, max_value=1000, max_denominator=500)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -53,6 +54,20 @@ def _sum(draw: Draw) -> Made:
 def _difference(draw: Draw) -> Made:
     a, b = draw(2, 99), draw(2, 99)
     return f"What is {a} - {b}?", a - b
+
+
+def worked_out(text: str) -> str | None:
+    """A sum or a difference of two numbers below 100, step by step; None for any other problem."""
+    found = re.fullmatch(r"What is (\d{1,2}) ([+-]) (\d{1,2})\?", text)
+    if found is None:
+        return None
+    a, sign, b = int(found[1]), found[2], int(found[3])
+    swapped = sign == "-" and b > a
+    low, high = (b, a) if swapped else (a, b)  # the answer of a swapped difference is negative
+    tens = high // 10 * 10
+    middle, last = (low + tens, low + high) if sign == "+" else (low - tens, low - high)
+    steps = f"{low} {sign} {tens} = {middle}, {middle} {sign} {high % 10} = {last}"
+    return f"{steps}, so -{last}" if swapped else steps
 
 
 def _product(draw: Draw) -> Made:

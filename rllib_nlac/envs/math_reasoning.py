@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rllib_nlac.envs.base import MAX_TURNS, SPLIT, Reply, TaskId, TextEnv
-from rllib_nlac.envs.math_problems import KINDS, Problem, generate
+from rllib_nlac.envs.math_problems import KINDS, Problem, generate, worked_out
 from rllib_nlac.envs.rows import Row, id_field, read_rows, text_field
 from rllib_nlac.rewards.grading import GRADERS, MAX_ANSWER, after_hashes, boxed
 from rllib_nlac.rewards.math_verify_worker import UnreadableTruth
@@ -132,20 +132,6 @@ class MathReasoning(TextEnv[Problem]):
             return super().expert_judgement(action)
         said = boxed(action) or " ".join(action.split())
         return said == self._current.task.answer, f"{steps}, and {said or 'nothing'} was said."
-
-
-def worked_out(text: str) -> str | None:
-    """A sum or a difference of two numbers below 100, step by step; None for any other problem."""
-    found = re.fullmatch(r"What is (\d{1,2}) ([+-]) (\d{1,2})\?", text)
-    if found is None:
-        return None
-    a, sign, b = int(found[1]), found[2], int(found[3])
-    swapped = sign == "-" and b > a
-    low, high = (b, a) if swapped else (a, b)  # the answer of a swapped difference is negative
-    tens = high // 10 * 10
-    middle, last = (low + tens, low + high) if sign == "+" else (low - tens, low - high)
-    steps = f"{low} {sign} {tens} = {middle}, {middle} {sign} {high % 10} = {last}"
-    return f"{steps}, so -{last}" if swapped else steps
 
 
 def _task(name: str, problem: Problem) -> TaskId[Problem]:
