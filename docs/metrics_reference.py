@@ -45,13 +45,9 @@ def reference() -> str:
     parts = []
     for prefix in sorted(entries, key=lambda prefix: (ORDER.index(prefix) if prefix in ORDER else len(ORDER), prefix)):
         rows = [(", ".join(f"`{name}`" for name in names.split(", ")), meaning) for names, meaning in entries[prefix]]
-        parts += [f"### {prefix}" if prefix == TOP else f"### `{prefix}`", table(("metric", "meaning"), rows)]
-    return (
-        "\n\n".join(parts).replace(
-            "`tokens, prompt_tokens, cached_tokens`", "`tokens`, `prompt_tokens` and `cached_tokens`, by role"
-        )
-        + "\n"
-    )
+        heading = prefix if prefix == TOP else ", ".join(f"`{name}`" for name in prefix.split(", "))
+        parts += [f"### {heading}", table(("metric", "meaning"), rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -367,6 +367,10 @@ class TestCommand:
         folder = make_run(tmp_path / "run")
         inspect([folder, folder], tmp_path / "page.html", False, 100, Terminal())
         assert (tmp_path / "page.html").stat().st_size > 50_000 and "40 transitions recorded" in capsys.readouterr().out
+        begun = {**result(1, False), "before_training": result(2, True)["evaluation"]}
+        write_lines(folder / "result.json", [begun, result(2, True)])
+        inspect([folder], tmp_path / "page.html", False, 100, Terminal())
+        assert "2 iterations" in capsys.readouterr().out  # the evaluation before training is none
         with pytest.raises(ValueError, match=r"cannot write .*Give another --output"):
             inspect([folder], tmp_path / "page.html" / "x", False, 100, Terminal())
 

@@ -30,6 +30,8 @@ def inspect(paths: list[Path], output: Path | None, open_: bool, most: int, term
     terminal.say(f"Page:        {file} ({len(page) / 1e6:.1f} MB)")
     for run in runs:
         count = sum(line["kind"] == "transition" for line in run.lines)
-        terminal.say(f"             {run.name}: {count} transitions recorded, {sum(map(bool, run.iterations))} iterations")
+        terminal.say(
+            f"             {run.name}: {count} transitions recorded, {sum(number > 0 for number in run.iterations)} iterations"
+        )
     if open_:
         webbrowser.open(file.absolute().as_uri())

@@ -310,7 +310,7 @@ class TextPlayer:
         """Observation and info as the rest of the run sees them: without what no tokenizer reads or no prompt can hold."""
         limit = self._chat.max_characters
         told = outcome.info.get(ANSWER)
-        if max(len(outcome.observation), *(len(said["content"]) for said in told or ()), 0) > limit:
+        if any(len(text) > limit for text in (outcome.observation, *(said["content"] for said in told or ()))):
             self.count("observations_cut", 1)
         # One character more than any prompt may have, so that such an observation still ends its episode.
         observation, replaced = readable(outcome.observation[: limit + 1])
@@ -381,7 +381,8 @@ class TextPlayer:
                 a first prompt that is too long).
             episodes_with_tools, tool_calls, tool_call_parse_failures, tool_call_errors: Episodes that offer tools, calls, calls
                 that cannot be read, results that are errors.
-            observations_cut, characters_replaced: Observations that were cut, and characters that no tokenizer reads.
+            observations_cut, characters_replaced: Observations, with tools' results, that were cut, and characters that no
+                tokenizer reads.
             retokenised_turns: Turns after which the whole prompt was encoded again, because the template or `history_turns`
                 changes earlier turns.
             num_env_steps_sampled, num_episodes, num_generated_tokens: Turns, episodes and generated tokens of this iteration.
